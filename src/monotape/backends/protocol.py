@@ -1,0 +1,104 @@
+"""What every backend offers: sequences that hold KV, and jobs that turn a prompt into tokens.
+
+A job is one unit of work for the machine: prefill what is new, then decode until a stop id, the length or a
+cancellation ends it. On a GPU it is one launch, on a CPU one call; nothing of Python runs between two tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.models.spec import ModelSpec
+from monotape.plan.types import Plan
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. backends/reference/sampler.py is the definition; every backend must match it."""
+
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output
+    frequency_penalty: float = 0.0  # over output
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0  # 64 bits; the noise of a token is a function of (seed, position, token id)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request as a backend sees it."""
+
+    prompt: tuple[int, ...]  # the whole prompt, cached part included (penalties look at all of it)
+    cached: int  # how many leading prompt tokens the sequence's KV already holds; at least one token is left
+    max_tokens: int
+    stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0  # stop ids cannot be chosen before this many tokens
+    sampling: Sampling = field(default_factory=Sampling)
+    logprobs: int | None = None  # None: none; n: the chosen token's and those of the n most likely
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. Log-probabilities are those of the model itself, before penalties and temperature."""
+
+    id: int
+    time_ns: int  # the backend's own steady clock
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+class KvSequence(Protocol):
+    """The KV of one conversation. `length` positions of it are valid."""
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    def truncate(self, length: int) -> None:
+        """Forgets everything from position `length` on."""
+        ...
+
+
+class Generation(Protocol):
+    """A running job. Iterating yields tokens as they come; the stop id, if one ended it, is the last of them.
+
+    When it has ended, `finish_reason` is set and the sequence holds KV for the prompt and all tokens but the last.
+    """
+
+    finish_reason: FinishReason | None
+    start_ns: int  # when the backend began, on the clock of Token.time_ns
+
+    def __iter__(self) -> Iterator[Token]: ...
+    def cancel(self) -> None:
+        """Ends the job within one token; safe from any thread."""
+        ...
+
+
+class Backend(Protocol):
+    """A loaded model that can run jobs, one at a time."""
+
+    name: str
+    spec: ModelSpec
+    plan: Plan
+
+    def new_sequence(self) -> KvSequence: ...
+    def start(self, job: Job, sequence: KvSequence) -> Generation: ...
+    def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
+        """Appends `tokens` to the sequence and gives the logits after each: shape (len(tokens), vocab)."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,81 @@
+"""Every exception that Monotape raises on purpose, as one tree.
+
+MonotapeError            one sentence that says what is wrong, and a hint that says what to do
+├── UsageError           a flag, an argument or a setting that cannot be
+├── ModelError           a model that this engine does not run, or a config.json that does not make sense
+│   └── UnsupportedModel an architecture, or a field of it, that no family file describes
+├── CheckpointError      a weight file that is missing, truncated, lying or not what the config says
+├── RequestError         a prompt or sampling setting that cannot be served
+├── ResourceError        memory or disk that is not there
+├── PlanError            a plan that breaks one of its own rules (our mistake, not the user's)
+└── BackendError         what runs the plan
+    ├── BackendUnavailable  this machine cannot run that backend
+    ├── NumericalFault      a NaN or infinity where a number must be
+    └── DeadlineFault       a worker waited too long for another
+
+`assert` is for our own mistakes; these are for everything a user can meet.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MonotapeError(Exception):
+    """One sentence for the user; `hint` says what to do about it."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message} {hint}".strip())
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(MonotapeError):
+    """A flag, an argument or a setting that cannot be."""
+
+
+class ModelError(MonotapeError):
+    """A model description that does not make sense."""
+
+
+class UnsupportedModel(ModelError):
+    """An architecture, or a field of it, that no family file describes."""
+
+
+class CheckpointError(MonotapeError):
+    """A weight file that is missing, truncated, lying or not what the config says."""
+
+
+class RequestError(MonotapeError):
+    """A prompt or sampling setting that cannot be served."""
+
+
+class ResourceError(MonotapeError):
+    """Memory or disk that is not there."""
+
+
+class PlanError(MonotapeError):
+    """A plan that breaks one of its own rules."""
+
+
+class BackendError(MonotapeError):
+    """Something that happened while a backend ran a plan."""
+
+
+class BackendUnavailable(BackendError):
+    """This machine cannot run that backend."""
+
+
+class NumericalFault(BackendError):
+    """A NaN or an infinity where a number must be."""
+
+
+class DeadlineFault(BackendError):
+    """A worker waited too long for another."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that looks most like `name`; the first one when nothing does."""
+    names = sorted(known)
+    return (difflib.get_close_matches(name, names, n=1, cutoff=0.0) or names[:1])[0]

@@ -1,0 +1,106 @@
+"""What a model is, whatever runs it: the one type that every family file produces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: The tensors of one layer, by role. A role that a family does not have is absent from its table.
+LAYER_ROLES = (
+    "attention_norm", "q", "k", "v", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "output",
+    "ffn_norm", "gate", "up", "down",
+)  # fmt: skip
+#: The tensors outside the layers. A tied model has no "head".
+MODEL_ROLES = ("embedding", "final_norm", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """Where a role's tensor lies: a name in the checkpoint, and the rows of it when several roles share one."""
+
+    name: str  # "{layer}" stands for the layer's number
+    rows: tuple[int, int] | None = None  # None: all rows
+
+    def in_layer(self, layer: int) -> str:
+        return self.name.replace("{layer}", str(layer))
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions: angle = position * frequency, on halves (i, i + dims / 2) of a head's first `dims` values.
+
+    Every scaling rule (linear, llama3, longrope, ...) ends as one list of frequencies, so nothing after the
+    family file needs to know the rule. Only longrope has two lists: contexts past `short_context` use the second.
+    """
+
+    dims: int  # how many values of a head rotate; the rest pass through
+    frequencies: tuple[float, ...]  # dims / 2 of them
+    magnitude: float = 1.0  # scales cos and sin
+    short_context: int | None = None
+    long_frequencies: tuple[float, ...] | None = None
+    rule: str = "none"  # for people
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A dense decoder: everything that decides its numbers, and where its tensors lie."""
+
+    family: str
+    architecture: str
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context: int
+    norm_eps: float
+    rope: Rope
+    tied: bool
+    qkv_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]  # per layer: how many positions it sees, itself included; None: all
+    layer_tensors: dict[str, TensorSource]
+    model_tensors: dict[str, TensorSource]
+    bos_ids: tuple[int, ...] = ()
+    eos_ids: tuple[int, ...] = ()
+    dtype: str = "bfloat16"  # what the checkpoint says of itself
+    notes: tuple[str, ...] = field(default=())  # choices a user should be able to see
+
+    @property
+    def q_rows(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_rows(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def attention_scale(self) -> float:
+        return float(self.head_dim) ** -0.5
+
+    @property
+    def parameters(self) -> int:
+        """Total parameters, the tied embedding counted once."""
+        return self.vocab * self.width * (1 if self.tied else 2) + self.width + self.layers * self.layer_parameters
+
+    @property
+    def layer_parameters(self) -> int:
+        qkv = self.q_rows + 2 * self.kv_rows
+        matrices = self.width * (qkv + self.q_rows + 3 * self.ffn)
+        vectors = 2 * self.width + (qkv if self.qkv_bias else 0) + (2 * self.head_dim if self.qk_norm else 0)
+        return matrices + vectors
+
+    def shape_of(self, role: str) -> tuple[int, ...]:
+        """The shape that a role's tensor must have."""
+        matrices = {
+            "q": (self.q_rows, self.width), "k": (self.kv_rows, self.width), "v": (self.kv_rows, self.width),
+            "output": (self.width, self.q_rows), "gate": (self.ffn, self.width), "up": (self.ffn, self.width),
+            "down": (self.width, self.ffn), "embedding": (self.vocab, self.width), "head": (self.vocab, self.width),
+        }  # fmt: skip
+        vectors = {
+            "attention_norm": self.width, "ffn_norm": self.width, "final_norm": self.width,
+            "q_bias": self.q_rows, "k_bias": self.kv_rows, "v_bias": self.kv_rows,
+            "q_norm": self.head_dim, "k_norm": self.head_dim,
+        }  # fmt: skip
+        return matrices[role] if role in matrices else (vectors[role],)

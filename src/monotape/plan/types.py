@@ -1,0 +1,183 @@
+"""The plan: everything about a token that is known before it is computed. Frozen, hashed, printable.
+
+A plan names no weights and runs nothing. It says which stages a token passes, which rows of each stage a worker
+owns, in which order those rows lie on the worker's tape, and which buffers carry activations between stages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import Enum
+
+TILE_ROWS = 8  # output rows that are packed, read and summed together; the lanes of one wide register
+
+
+class Format(Enum):
+    """How weights lie on a tape."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    Q8 = "q8"  # blocks of 32 along k: int8 values and one f16 scale a row
+
+    @property
+    def block(self) -> int:
+        """Values along k that share a scale; k is padded to a multiple of it."""
+        return 32 if self is Format.Q8 else 1
+
+    def tile_bytes(self, k: int) -> int:
+        """Bytes of one tile: TILE_ROWS rows of k (padded) values."""
+        if self is Format.Q8:
+            return TILE_ROWS * (k + 2 * (k // self.block))
+        return TILE_ROWS * k * (4 if self is Format.F32 else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run of rows of a stage that comes from one tensor."""
+
+    role: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tiles of a stage that one worker owns."""
+
+    first: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A matrix that all workers multiply together, each its own rows."""
+
+    name: str
+    parts: tuple[Part, ...]
+    interleaved: bool  # tiles alternate between the parts (gate, up, gate, up) instead of following each other
+    k: int  # values of the input
+    padded_k: int  # k rounded up to the format's block
+    tiles: int
+    unit: int  # tiles that must stay with one owner (a head, a gate tile and its up tile)
+    spans: tuple[Span, ...]  # one a worker
+    reads: str  # buffer
+    writes: str  # buffer
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of a tape that holds one stage's tiles of one worker."""
+
+    stage: str
+    offset: int  # from the start of the layer's run, or of the tape for the head
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """One worker's weights in reading order: `layers` equal runs, then the head."""
+
+    worker: int
+    layer_bytes: int
+    layer_segments: tuple[Segment, ...]
+    head_segment: Segment
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory through which stages pass activations: `rows` rows of `width` float32."""
+
+    name: str
+    rows: int
+    width: int
+
+    @property
+    def bytes(self) -> int:
+        return 4 * self.rows * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Where keys and values lie: [layer][kv head][position][head_dim], keys and values apart."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    format: Format
+    block: int  # positions that one worker takes at a time; partial results are combined in block order
+
+    @property
+    def position_bytes(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * (4 if self.format is Format.F32 else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a plan needs to know of the hardware."""
+
+    kind: str  # "cpu" or "cuda"
+    workers: int
+    alignment: int = 64  # bytes; every segment starts on it
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """One device's share of the plan."""
+
+    rank: int
+    layer_stages: tuple[Stage, ...]
+    head: Stage
+    tapes: tuple[Tape, ...]
+    buffers: tuple[Buffer, ...]
+    kv: KvLayout
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (*self.layer_stages, self.head)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A token's whole schedule."""
+
+    model: str
+    layers: int
+    format: Format
+    machine: Machine
+    context: int
+    chunk: int  # rows that one prefill pass computes
+    ranks: tuple[RankPlan, ...]
+    small_bytes: int  # norms, biases, position tables: read by everybody, on no tape
+    embedding_bytes: int  # an untied embedding's own table; 0 when it is read off the head's tape
+
+    @property
+    def digest(self) -> str:
+        """Names the schedule: equal plans have equal digests, on every machine."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True, default=lambda value: value.value)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def tape_bytes(self) -> int:
+        return sum(tape.bytes for rank in self.ranks for tape in rank.tapes)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take in memory."""
+        return self.tape_bytes + self.small_bytes + self.embedding_bytes
+
+    def token_bytes(self, context: int) -> int:
+        """What one decoded token reads: every tape once, the small tensors, and the KV of `context` positions."""
+        kv = sum(rank.kv.position_bytes for rank in self.ranks)
+        return self.tape_bytes + self.small_bytes + kv * context
