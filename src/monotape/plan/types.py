@@ -37,10 +37,15 @@ class Format(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A run of rows of a stage that comes from one tensor."""
+    """A run of rows of a stage that comes from one tensor: groups of rows, each padded to whole tiles."""
 
     role: str
     rows: int
+    group: int  # a head's rows in q, k and v; all rows elsewhere
+
+    @property
+    def tiles(self) -> int:
+        return self.rows // self.group * -(-self.group // TILE_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +164,8 @@ class Plan:
     context: int
     chunk: int  # rows that one prefill pass computes
     ranks: tuple[RankPlan, ...]
-    small_bytes: int  # norms, biases, position tables: read by everybody, on no tape
+    small_bytes: int  # norms and biases: read by everybody, on no tape
+    table_bytes: int  # cos and sin of every position; a token reads one row
     embedding_bytes: int  # an untied embedding's own table; 0 when it is read off the head's tape
 
     @property
@@ -175,7 +181,7 @@ class Plan:
     @property
     def weight_bytes(self) -> int:
         """What the weights take in memory."""
-        return self.tape_bytes + self.small_bytes + self.embedding_bytes
+        return self.tape_bytes + self.small_bytes + self.table_bytes + self.embedding_bytes
 
     def token_bytes(self, context: int) -> int:
         """What one decoded token reads: every tape once, the small tensors, and the KV of `context` positions."""

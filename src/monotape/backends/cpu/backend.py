@@ -1,0 +1,224 @@
+"""The CPU backend: one native call runs a whole generation on persistent threads, each playing its own tape."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.backends.cpu.bridge import (
+    FINISH_CANCELLED, FINISH_DEADLINE, FINISH_LENGTH, FINISH_NUMERICAL, FINISH_RUNNING, FINISH_STOP,
+    KIND_GENERATE, KIND_LOGITS, STAGE_NAMES, JobStruct, SamplingStruct, StatusStruct, isa_name, library,
+)  # fmt: skip
+from monotape.backends.cpu.model import LoadedModel, load_model
+from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
+from monotape.errors import BackendError, DeadlineFault, NumericalFault, ResourceError
+from monotape.models.spec import ModelSpec
+from monotape.plan.types import Format, KvLayout, Plan
+from monotape.weights.checkpoint import Checkpoint
+from monotape.weights.tapes import Progress
+
+_GROWTH = 256  # positions; KV grows in steps of this
+_WAIT_MS = 100  # how long to wait natively before Python may look at signals
+_FINISH: dict[int, FinishReason] = {FINISH_STOP: "stop", FINISH_LENGTH: "length", FINISH_CANCELLED: "cancelled"}
+
+
+class CpuSequence:
+    """KV of one conversation, in arrays that grow when a request needs more positions."""
+
+    def __init__(self, layout: KvLayout) -> None:
+        self._layout = layout
+        self._dtype = np.float32 if layout.format is Format.F32 else np.float16
+        self.length = 0
+        self.capacity = 0
+        self.keys = self._empty(0)
+        self.values = self._empty(0)
+
+    @property
+    def bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= self.length
+        self.length = length
+
+    def reserve(self, positions: int) -> None:
+        """Makes room for `positions`, keeping what is there."""
+        if positions <= self.capacity:
+            return
+        capacity = -(-positions // _GROWTH) * _GROWTH
+        try:
+            keys, values = self._empty(capacity), self._empty(capacity)
+        except MemoryError as error:
+            raise ResourceError(
+                f"The KV of {positions} positions takes {positions * self._layout.position_bytes:,} bytes, "
+                "which this machine does not have.",
+                "Ask for fewer tokens or set a smaller --max-model-len.",
+            ) from error
+        keys[:, :, : self.length] = self.keys[:, :, : self.length]
+        values[:, :, : self.length] = self.values[:, :, : self.length]
+        self.keys, self.values, self.capacity = keys, values, capacity
+
+    def _empty(self, capacity: int) -> NDArray[Any]:
+        layout = self._layout
+        return np.empty((layout.layers, layout.kv_heads, capacity, layout.head_dim), self._dtype)
+
+
+class CpuBackend:
+    """A model on this machine's cores."""
+
+    name = "cpu"
+
+    def __init__(self, spec: ModelSpec, plan: Plan, model: LoadedModel) -> None:
+        self.spec, self.plan, self.isa = spec, plan, isa_name()
+        self._model = model
+        self._engine = library().monotape_open(ctypes.byref(model.struct), self.isa.encode())
+        self._running: CpuGeneration | None = None  # its arrays must outlive the native side's use of them
+
+    @classmethod
+    def load(
+        cls, spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None
+    ) -> CpuBackend:
+        return cls(spec, plan, load_model(spec, plan, checkpoint, progress))
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the loaded model takes in memory."""
+        return self._model.bytes
+
+    def new_sequence(self) -> CpuSequence:
+        return CpuSequence(self.plan.ranks[0].kv)
+
+    def start(self, job: Job, sequence: KvSequence) -> CpuGeneration:
+        assert isinstance(sequence, CpuSequence) and self._engine, "a sequence of another backend, or a closed one"
+        assert job.cached <= sequence.length and job.cached < len(job.prompt)
+        sequence.truncate(job.cached)
+        sequence.reserve(len(job.prompt) + job.max_tokens)
+        self._running = CpuGeneration(self._engine, job, sequence)
+        return self._running
+
+    def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
+        assert isinstance(sequence, CpuSequence) and self._engine
+        # Positions before `cached` are not read from the prompt, only counted.
+        prompt = np.zeros(sequence.length + len(tokens), np.int32)
+        prompt[sequence.length :] = tokens
+        sequence.reserve(prompt.size)
+        out = np.empty((len(tokens), self.spec.vocab), np.float32)
+        struct = JobStruct(
+            kind=KIND_LOGITS, prompt_length=prompt.size, cached=sequence.length, prompt=prompt.ctypes.data,
+            keys=sequence.keys.ctypes.data, values=sequence.values.ctypes.data, kv_capacity=sequence.capacity,
+            logits=out.ctypes.data, top_logprobs=-1,
+        )  # fmt: skip
+        _start(self._engine, struct)
+        while (status := _wait(self._engine, 0)).finish == FINISH_RUNNING:
+            pass
+        _raise_fault(status)
+        sequence.length = prompt.size
+        return out
+
+    def close(self) -> None:
+        if self._engine:
+            library().monotape_close(self._engine)
+            self._engine = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None):
+            self.close()
+
+
+class CpuGeneration:
+    """A job that runs on the workers; iterating waits for its tokens."""
+
+    def __init__(self, engine: int, job: Job, sequence: CpuSequence) -> None:
+        self.finish_reason: FinishReason | None = None
+        self._engine, self._job, self._sequence = engine, job, sequence
+        count, top = job.max_tokens, max(0, job.logprobs or 0)
+        self._prompt = np.array(job.prompt, np.int32)
+        self._stop_ids = np.array(job.stop_ids, np.int32)
+        self._bias_ids = np.array([token for token, _ in job.sampling.logit_bias], np.int32)
+        self._bias_values = np.array([bias for _, bias in job.sampling.logit_bias], np.float32)
+        self._ids, self._times = np.empty(count, np.int32), np.empty(count, np.int64)
+        self._logprobs = np.empty(count if job.logprobs is not None else 0, np.float32)
+        self._top_ids, self._top_values = np.empty((count, top), np.int32), np.empty((count, top), np.float32)
+        _start(engine, self._struct(top))
+        self.start_ns = int(_wait(engine, -1).start_ns)
+
+    def _struct(self, top: int) -> JobStruct:
+        job, sequence = self._job, self._sequence
+        return JobStruct(
+            kind=KIND_GENERATE, prompt_length=len(job.prompt), cached=job.cached, max_tokens=job.max_tokens,
+            min_tokens=job.min_tokens, stop_count=len(job.stop_ids),
+            top_logprobs=-1 if job.logprobs is None else top,
+            prompt=self._prompt.ctypes.data, stop_ids=self._stop_ids.ctypes.data,
+            keys=sequence.keys.ctypes.data, values=sequence.values.ctypes.data, kv_capacity=sequence.capacity,
+            sampling=self._sampling(), ids=self._ids.ctypes.data, times_ns=self._times.ctypes.data,
+            logprobs=self._logprobs.ctypes.data, top_ids=self._top_ids.ctypes.data,
+            top_values=self._top_values.ctypes.data,
+        )  # fmt: skip
+
+    def _sampling(self) -> SamplingStruct:
+        sampling = self._job.sampling
+        return SamplingStruct(
+            temperature=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty, presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty, top_k=sampling.top_k,
+            bias_count=self._bias_ids.size, bias_ids=self._bias_ids.ctypes.data,
+            bias_values=self._bias_values.ctypes.data, seed=sampling.seed,
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[Token]:
+        seen = 0
+        while True:
+            status = _wait(self._engine, seen)
+            while seen < status.tokens:
+                yield self._token(seen)
+                seen += 1
+            if status.finish != FINISH_RUNNING:
+                return self._finished(status)
+
+    def cancel(self) -> None:
+        library().monotape_cancel(self._engine)
+
+    def _token(self, index: int) -> Token:
+        if self._job.logprobs is None:
+            return Token(int(self._ids[index]), int(self._times[index]))
+        top = zip(self._top_ids[index].tolist(), self._top_values[index].tolist(), strict=True)
+        return Token(int(self._ids[index]), int(self._times[index]), float(self._logprobs[index]), tuple(top))
+
+    def _finished(self, status: StatusStruct) -> None:
+        if self.finish_reason is None:
+            _raise_fault(status)
+            # Cancelled in prefill there is no token, and only whole chunks are known to be there: keep what was cached.
+            known = len(self._job.prompt) + status.tokens - 1 if status.tokens else self._job.cached
+            self._sequence.length = known
+            self.finish_reason = _FINISH[status.finish]
+
+
+def _start(engine: int, struct: JobStruct) -> None:
+    if not library().monotape_start(engine, ctypes.byref(struct)):
+        raise BackendError(
+            "The CPU backend runs one job at a time and is busy.", "Wait for the running generation, or cancel it."
+        )
+
+
+def _wait(engine: int, seen: int) -> StatusStruct:
+    status = StatusStruct()
+    library().monotape_wait(engine, seen, _WAIT_MS, ctypes.byref(status))
+    return status
+
+
+def _raise_fault(status: StatusStruct) -> None:
+    if status.finish == FINISH_NUMERICAL:
+        raise NumericalFault(
+            f"The logits at position {status.fault_position} are not numbers.",
+            "The weights or the prompt drive the model out of range; try --dtype f32.",
+        )
+    if status.finish == FINISH_DEADLINE:
+        raise DeadlineFault(
+            f"Worker {status.fault_worker} waited too long for worker {status.fault_waited_for} "
+            f"in stage {STAGE_NAMES[status.fault_stage]}.",
+            "The machine is overloaded, or this is a fault in Monotape; try fewer --workers.",
+        )

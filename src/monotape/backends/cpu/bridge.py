@@ -1,0 +1,115 @@
+"""The native library as Python sees it: the structures of abi.h, and a library that is found, built or refused."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+from monotape.backends.cpu.build import BuildError, build, find_compiler, library_name
+from monotape.config import cache_dir, cxx_compiler, forced_isa
+from monotape.errors import BackendUnavailable
+from monotape.plan.types import Format
+
+FORMAT_CODES = {Format.F32: 0, Format.F16: 1, Format.BF16: 2, Format.Q8: 3}
+STAGE_NAMES = ("qkv", "output", "gate_up", "down", "head")
+FINISH_RUNNING, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_NUMERICAL, FINISH_DEADLINE = range(6)
+KIND_GENERATE, KIND_LOGITS = 0, 1
+
+
+class SpanStruct(Structure):
+    _fields_ = (("first", c_int32), ("count", c_int32), ("offset", c_int64))
+
+
+class ModelStruct(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab")),
+        *((name, c_int32) for name in ("rope_dims", "context", "chunk", "kv_block", "workers")),
+        ("weight_format", c_int32), ("kv_format", c_int32), ("norm_eps", c_float), ("attention_scale", c_float),
+        ("deadline_us", c_int64),
+        *((name, c_void_p) for name in ("windows", "cosines", "sines", "attention_norm", "ffn_norm", "final_norm")),
+        *((name, c_void_p) for name in ("qkv_bias", "q_norm", "k_norm", "embedding")),
+        *((name, c_void_p) for name in ("tapes", "layer_bytes", "spans")),
+    )  # fmt: skip
+
+
+class SamplingStruct(Structure):
+    _fields_ = (
+        *((name, c_float) for name in ("temperature", "top_p", "min_p")),
+        *((name, c_float) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")),
+        ("top_k", c_int32), ("bias_count", c_int32), ("bias_ids", c_void_p), ("bias_values", c_void_p),
+        ("seed", c_uint64),
+    )  # fmt: skip
+
+
+class JobStruct(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "prompt_length", "cached", "max_tokens", "min_tokens")),
+        *((name, c_int32) for name in ("stop_count", "top_logprobs")),
+        *((name, c_void_p) for name in ("prompt", "stop_ids", "keys", "values")),
+        ("kv_capacity", c_int64), ("sampling", SamplingStruct),
+        *((name, c_void_p) for name in ("logits", "ids", "times_ns", "logprobs", "top_ids", "top_values")),
+    )  # fmt: skip
+
+
+class StatusStruct(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("finish", "tokens", "fault_worker", "fault_stage", "fault_position")),
+        ("fault_waited_for", c_int32), ("start_ns", c_int64),
+    )  # fmt: skip
+
+
+_SIGNATURES = {
+    "monotape_size_of": (c_int32, [c_int32]),
+    "monotape_isa": (c_char_p, [c_char_p]),
+    "monotape_open": (c_void_p, [POINTER(ModelStruct), c_char_p]),
+    "monotape_close": (None, [c_void_p]),
+    "monotape_start": (c_int32, [c_void_p, POINTER(JobStruct)]),
+    "monotape_cancel": (None, [c_void_p]),
+    "monotape_wait": (None, [c_void_p, c_int32, c_int32, POINTER(StatusStruct)]),
+    "monotape_pack_tiles": (c_int64, [c_int32, c_void_p, c_int64, c_int32, c_void_p]),
+    "monotape_pack_q8_tiles": (c_int64, [c_void_p, c_void_p, c_int64, c_int32, c_void_p]),
+    "monotape_pack_table": (c_int64, [c_int32, c_void_p, c_int64, c_int32, c_void_p]),
+    "monotape_read_bandwidth": (c_double, [c_void_p, c_int64, c_int32, c_int32]),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The native library, built first if need be. Raises BackendUnavailable with the cause and the cure."""
+    try:
+        loaded = ctypes.CDLL(str(_locate()))
+    except (BuildError, OSError) as error:
+        raise BackendUnavailable(
+            f"The native CPU library cannot be used: {error}.",
+            "Install a C++ compiler (for example the package g++ or the Xcode command line tools) and try again, "
+            "or use the slow reference with --backend reference.",
+        ) from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    for code, structure in enumerate((SpanStruct, ModelStruct, SamplingStruct, JobStruct, StatusStruct)):
+        assert loaded.monotape_size_of(code) == ctypes.sizeof(structure), structure.__name__
+    return loaded
+
+
+def _locate() -> Path:
+    name = library_name()
+    cached = cache_dir() / "native" / name
+    for candidate in (Path(__file__).parent / name, cached):
+        if candidate.exists():
+            return candidate
+    return build(cached.parent, find_compiler(cxx_compiler()))
+
+
+def isa_name() -> str:
+    """The instruction set whose kernels will run; MONOTAPE_ISA can ask for another than the best."""
+    wanted = forced_isa() or ""
+    found = library().monotape_isa(wanted.encode())
+    if found is None:
+        raise BackendUnavailable(
+            f"This machine or build has no '{wanted}' kernels.",
+            "Unset MONOTAPE_ISA, or set it to portable, neon or avx2.",
+        )
+    return str(found.decode())

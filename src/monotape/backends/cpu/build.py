@@ -1,0 +1,87 @@
+"""Builds the native library: when the package is installed, and again whenever its sources have changed.
+
+A library is named after the hash of its sources, flags and compiler target, so a stale one can never be loaded. The
+installed package carries one; a checkout builds its own into the cache directory on first use (about ten seconds).
+This module needs nothing but the standard library, because the installer runs it by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "native"
+COMMON_FLAGS = (
+    "-std=c++17", "-O3", "-fPIC", "-fvisibility=default", "-pthread", "-Wall", "-Wextra",
+    "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=off",  # a fused multiply-add only where the source says so: sums must not depend on inlining
+)  # fmt: skip
+#: Extra flags of the files that hold one instruction set's kernels, by machine.
+KERNEL_FLAGS = {
+    "aarch64": {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)},
+    "arm64": {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)},
+    "x86_64": {"kernels_avx2.cpp": ("-mavx2", "-mfma", "-mf16c")},
+}
+
+
+class BuildError(Exception):
+    """The library could not be built; the message says why."""
+
+
+def library_name() -> str:
+    """The file name that the library must have to belong to these sources."""
+    digest = hashlib.sha256(repr((COMMON_FLAGS, KERNEL_FLAGS, platform.machine(), platform.system())).encode())
+    for source in sorted(SOURCES.iterdir()):
+        if source.suffix in (".h", ".cpp"):
+            digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return f"monotape-{digest.hexdigest()[:16]}.so"
+
+
+def find_compiler(preferred: str | None = None) -> list[str] | None:
+    """The C++ compiler's command line, or None where there is none."""
+    for candidate in filter(None, (preferred, "c++", "g++", "clang++")):
+        command = shlex.split(candidate)
+        if command and shutil.which(command[0]):
+            return command
+    return None
+
+
+def build(folder: Path, compiler: list[str] | None) -> Path:
+    """Compiles the library into `folder`, published by an atomic rename."""
+    if compiler is None:
+        raise BuildError("no C++ compiler (c++, g++ or clang++) was found")
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / library_name()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        objects = _compile_all(compiler, Path(scratch))
+        library = Path(scratch) / target.name
+        _run([*compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
+        os.replace(library, target)
+    return target
+
+
+def _compile_all(compiler: list[str], scratch: Path) -> list[Path]:
+    extra = KERNEL_FLAGS.get(platform.machine(), {})
+
+    def compile_one(source: Path) -> Path:
+        target = scratch / f"{source.stem}.o"
+        flags = (*COMMON_FLAGS, *extra.get(source.name, ()))
+        _run([*compiler, *flags, "-c", str(source), "-o", str(target)])
+        return target
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        return list(pool.map(compile_one, sorted(SOURCES.glob("*.cpp"))))
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
+        raise BuildError(f"{command[0]} failed: {first}")

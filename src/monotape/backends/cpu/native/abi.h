@@ -1,0 +1,81 @@
+// The structures that cross the boundary between Python and C++. bridge.py declares the same fields in the same order
+// and compares the sizes when it loads the library.
+#pragma once
+#include <cstdint>
+
+namespace monotape {
+
+constexpr int kTileRows = 8;   // plan/types.py: TILE_ROWS
+constexpr int kQ8Block = 32;   // plan/types.py: Format.Q8.block
+constexpr int kStages = 5;     // qkv, output, gate_up, down, head
+
+enum class Format : int32_t { f32 = 0, f16 = 1, bf16 = 2, q8 = 3 };
+enum class Stage : int32_t { qkv = 0, output = 1, gate_up = 2, down = 3, head = 4 };
+enum class JobKind : int32_t { generate = 0, logits = 1 };
+enum class Finish : int32_t { running = 0, stop = 1, length = 2, cancelled = 3, numerical_fault = 4, deadline_fault = 5 };
+
+// One worker's share of one stage: its tiles, and where they lie on its tape.
+struct Span {
+  int32_t first;
+  int32_t count;
+  int64_t offset;
+};
+
+struct Model {
+  int32_t layers, width, heads, kv_heads, head_dim, ffn, vocab;
+  int32_t rope_dims, context, chunk, kv_block, workers;
+  Format weight_format, kv_format;
+  float norm_eps, attention_scale;
+  int64_t deadline_us;             // how long a worker may wait for another
+  const int32_t* windows;          // [layers]; 0: the layer sees every position
+  const float* cosines;            // [context][rope_dims / 2]
+  const float* sines;
+  const float* attention_norm;     // [layers][width]
+  const float* ffn_norm;           // [layers][width]
+  const float* final_norm;         // [width]
+  const float* qkv_bias;           // [layers][q rows + 2 kv rows], or null
+  const float* q_norm;             // [layers][head_dim], or null
+  const float* k_norm;             // [layers][head_dim], or null
+  const uint8_t* embedding;        // [vocab] packed rows, or null: the embedding is read off the head's tiles
+  const uint8_t* const* tapes;     // [workers]
+  const int64_t* layer_bytes;      // [workers]
+  const Span* spans;               // [workers][kStages]
+};
+
+struct Sampling {
+  float temperature, top_p, min_p;
+  float repetition_penalty, presence_penalty, frequency_penalty;
+  int32_t top_k, bias_count;
+  const int32_t* bias_ids;
+  const float* bias_values;
+  uint64_t seed;
+};
+
+struct Job {
+  JobKind kind;
+  int32_t prompt_length, cached, max_tokens, min_tokens, stop_count, top_logprobs;  // top_logprobs -1: none at all
+  const int32_t* prompt;
+  const int32_t* stop_ids;
+  void* keys;                      // [layers][kv_heads][kv_capacity][head_dim]
+  void* values;
+  int64_t kv_capacity;             // positions
+  Sampling sampling;
+  float* logits;                   // kind logits: [prompt_length - cached][vocab]
+  int32_t* ids;                    // [max_tokens]
+  int64_t* times_ns;               // [max_tokens]
+  float* logprobs;                 // [max_tokens]
+  int32_t* top_ids;                // [max_tokens][top_logprobs]
+  float* top_values;
+};
+
+struct Status {
+  Finish finish;
+  int32_t tokens;                  // published so far
+  int32_t fault_worker, fault_stage, fault_position, fault_waited_for;
+  int64_t start_ns;
+};
+
+static_assert(sizeof(Span) == 16 && sizeof(Model) == 176 && sizeof(Sampling) == 56 && sizeof(Job) == 176 &&
+              sizeof(Status) == 32);
+
+}  // namespace monotape

@@ -1,0 +1,45 @@
+// How fast this machine reads memory: the ceiling of everything else.
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "rendezvous.h"
+
+namespace {
+
+uint64_t read_all(const uint64_t* data, size_t count) {
+  uint64_t a = 0, b = 0, c = 0, d = 0;
+  for (size_t i = 0; i + 32 <= count; i += 32)  // several sums, so that loads never wait for an addition
+    for (int j = 0; j < 32; j += 4) {
+      a ^= data[i + j], b ^= data[i + j + 1], c ^= data[i + j + 2], d ^= data[i + j + 3];
+    }
+  return a ^ b ^ c ^ d;
+}
+
+}  // namespace
+
+// Bytes per second that `threads` threads read together from `words` 64-bit words, the best of `rounds` passes.
+extern "C" double monotape_read_bandwidth(const uint64_t* words, int64_t count, int32_t threads, int32_t rounds) {
+  double best = 0;
+  static std::atomic<uint64_t> sink;
+  for (int round = 0; round < rounds; round++) {
+    std::atomic<int> ready{0};
+    std::atomic<bool> go{false};
+    std::vector<std::thread> readers;
+    for (int t = 0; t < threads; t++)
+      readers.emplace_back([&, t] {
+        const int64_t first = count * t / threads, end = count * (t + 1) / threads;
+        ready++;
+        while (!go) monotape::relax();
+        sink ^= read_all(words + first, end - first);
+      });
+    while (ready < threads) std::this_thread::yield();
+    const int64_t start = monotape::now_ns();
+    go = true;
+    for (auto& reader : readers) reader.join();
+    const double bandwidth = 8.0 * count / ((monotape::now_ns() - start) * 1e-9);
+    best = bandwidth > best ? bandwidth : best;
+  }
+  return best;
+}

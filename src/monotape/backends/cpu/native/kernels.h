@@ -1,0 +1,55 @@
+// The arithmetic of one instruction set, as a table of functions: everything that touches a weight or a key.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "abi.h"
+
+namespace monotape {
+
+// Softmax over one block of positions, not yet normalised: sum of exp(score - peak), and values weighted by it.
+// In memory: peak, sum, then head_dim accumulated values.
+constexpr int kPartialHeader = 2;
+
+constexpr size_t value_bytes(Format format) { return format == Format::f32 ? 4 : 2; }
+// plan/types.py: Format.tile_bytes
+constexpr size_t tile_bytes(Format format, int padded_k) {
+  return format == Format::q8 ? kTileRows * (padded_k + 2 * static_cast<size_t>(padded_k / kQ8Block))
+                              : kTileRows * padded_k * value_bytes(format);
+}
+
+struct Kernels {
+  const char* name;
+
+  // Bytes of one prepared row of k values: float formats keep float32, q8 keeps 16-bit integers with scales.
+  size_t (*prepared_bytes)(Format format, int padded_k);
+  // Turns a row of activations into what multiply() reads; values past k become zeros.
+  void (*prepare)(Format format, const float* x, int k, int padded_k, uint8_t* prepared);
+  // y[row][8 * tile + lane] = sum over k. The order of that sum depends on k alone, never on `rows` or `tiles`.
+  void (*multiply)(Format format, const uint8_t* tiles, int count, int padded_k, const uint8_t* prepared,
+                   size_t prepared_stride, int rows, float* y, size_t y_stride);
+  // One row of a tile matrix as float32 (a tied embedding), or of a row-major table (an untied one).
+  void (*unpack_tile_row)(Format format, const uint8_t* tile, int lane, int k, float* row);
+  void (*unpack_table_row)(Format format, const uint8_t* table, int64_t row, int k, int padded_k, float* out);
+
+  // out = x / rms(x) * gain
+  void (*normalise)(const float* x, const float* gain, int count, float eps, float* out);
+  // out[i] = silu(gate[i]) * up[i] for 8 values
+  void (*gated_tile)(const float* gate, const float* up, float* out);
+  void (*store_kv)(Format format, const float* x, int count, void* out);
+  // Partial results of `group` query heads (q, scaled, [group][head_dim]) over `count` positions of one KV head.
+  void (*attend)(Format format, const float* q, int group, int head_dim, const void* keys, const void* values,
+                 int count, float* scores, float* partials, size_t partial_stride);
+  // out = the partial results of `blocks` blocks, combined in their order.
+  void (*combine)(const float* partials, int blocks, size_t block_stride, int head_dim, float* out);
+  // exp(x - peak) for a run of values.
+  void (*exponentials)(const float* x, int count, float peak, float* out);
+};
+
+const Kernels& portable_kernels();
+const Kernels* neon_kernels();  // null where this build or this machine lacks them
+const Kernels* avx2_kernels();
+// The best set for this machine, or the one that was asked for by name; null when that one is not there.
+const Kernels* choose_kernels(const char* name);
+
+}  // namespace monotape

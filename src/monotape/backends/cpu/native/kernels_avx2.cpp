@@ -1,0 +1,17 @@
+// The kernels for x86 machines with AVX2, FMA and F16C.
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#define MONOTAPE_ISA avx2
+#define MONOTAPE_ISA_NAME "avx2"
+#include "simd_avx2.h"
+
+#include "kernels_impl.h"
+
+const monotape::Kernels* monotape::avx2_kernels() {
+  const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return has ? &avx2::kKernels : nullptr;
+}
+#else
+const monotape::Kernels* monotape::avx2_kernels() { return nullptr; }
+#endif

@@ -1,0 +1,229 @@
+// The stages of a layer, in the order in which a token passes them.
+#include "worker.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace monotape {
+namespace {
+
+size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+}  // namespace
+
+Shared::Shared(const Model& m, const Kernels& k)
+    : model(m), kernels(k), rendezvous(m.workers, m.deadline_us), sampler(k, m.vocab) {
+  q_rows = m.heads * m.head_dim;
+  kv_rows = m.kv_heads * m.head_dim;
+  group = m.heads / m.kv_heads;
+  width_stride = round_up(m.width, kTileRows);
+  query_stride = round_up(q_rows, kTileRows);
+  ffn_stride = round_up(m.ffn, kTileRows);
+  const int widest = static_cast<int>(round_up(std::max({m.width, q_rows, m.ffn}), kQ8Block));
+  prepared_stride = k.prepared_bytes(m.weight_format, widest);
+  partial_stride = m.head_dim + kPartialHeader;
+  blocks = (m.context + m.kv_block - 1) / m.kv_block;
+  residual.resize(m.chunk * width_stride);
+  query.resize(m.chunk * query_stride);
+  attended.resize(m.chunk * query_stride);
+  activation.resize(m.chunk * ffn_stride);
+  logits.resize(round_up(m.vocab, kTileRows));
+  partials.resize(m.heads * blocks * partial_stride);
+  prepared.resize(m.chunk * prepared_stride);
+}
+
+Worker::Worker(Shared& shared, int index)
+    : shared_(shared), model_(shared.model), kernels_(shared.kernels), index_(index) {
+  const Model& m = model_;
+  const size_t unit = std::max<size_t>(round_up(m.head_dim, kTileRows), 2 * kTileRows);
+  prepared_.resize(shared.prepared_stride);
+  normalised_.resize(std::max({shared.width_stride, shared.ffn_stride, shared.query_stride}));
+  product_.resize(m.chunk * unit);
+  scores_.resize(shared.group * round_up(m.kv_block, kTileRows));
+  partials_.resize(shared.group * shared.blocks * shared.partial_stride);
+}
+
+bool Worker::meet(Stage stage) {
+  return shared_.rendezvous.meet(index_, static_cast<int>(stage), shared_.fault,
+                                 static_cast<int>(Finish::deadline_fault));
+}
+
+int Worker::padded(int k) const {
+  return model_.weight_format == Format::q8 ? static_cast<int>(round_up(k, kQ8Block)) : k;
+}
+
+const uint8_t* Worker::tiles(Stage stage, int layer) const {
+  return model_.tapes[index_] + layer * model_.layer_bytes[index_] + span(stage).offset;
+}
+
+bool Worker::forward(const Rows& rows) {
+  if (!embed(rows)) return false;
+  for (int i = 0; i < model_.layers; i++)
+    if (!layer(i, rows)) return false;
+  return true;
+}
+
+bool Worker::layer(int index, const Rows& rows) {
+  return qkv(index, rows) && attention(index, rows) && output(index, rows) && gate_up(index, rows) && down(index, rows);
+}
+
+// A tied embedding is read off the tiles of the head, wherever their owner keeps them.
+bool Worker::embed(const Rows& rows) {
+  for (int r = index_; r < rows.count; r += model_.workers) {
+    float* out = shared_.residual.data() + r * shared_.width_stride;
+    const int32_t token = rows.tokens[r], width = model_.width;
+    if (model_.embedding) {
+      kernels_.unpack_table_row(model_.weight_format, model_.embedding, token, width, padded(width), out);
+      continue;
+    }
+    const int tile = token / kTileRows;
+    int owner = 0;
+    const auto head_of = [&](int worker) -> const Span& {
+      return model_.spans[worker * kStages + static_cast<int>(Stage::head)];
+    };
+    while (tile >= head_of(owner).first + head_of(owner).count) owner++;
+    const uint8_t* base = model_.tapes[owner] + head_of(owner).offset +
+                          (tile - head_of(owner).first) * tile_bytes(model_.weight_format, padded(width));
+    kernels_.unpack_tile_row(model_.weight_format, base, token % kTileRows, width, out);
+  }
+  return meet(Stage::qkv);
+}
+
+void Worker::prepare_row(const float* x, const float* gain, int k, int padded_k, uint8_t* out) {
+  if (gain) {
+    kernels_.normalise(x, gain, k, model_.norm_eps, normalised_.data());
+    x = normalised_.data();
+  }
+  kernels_.prepare(model_.weight_format, x, k, padded_k, out);
+}
+
+bool Worker::prepare(Stage stage, const float* x, size_t stride, const float* gain, int k, int rows, Input& input) {
+  input.padded_k = padded(k);
+  if (rows == 1) {
+    input.rows = prepared_.data();
+    prepare_row(x, gain, k, input.padded_k, prepared_.data());
+    return true;
+  }
+  input.rows = shared_.prepared.data();
+  for (int r = index_; r < rows; r += model_.workers)
+    prepare_row(x + r * stride, gain, k, input.padded_k, shared_.prepared.data() + r * shared_.prepared_stride);
+  return meet(stage);
+}
+
+// RMSNorm, then q, k and v. The owner of a head also normalises and rotates it; k and v go straight into the KV.
+bool Worker::qkv(int layer, const Rows& rows) {
+  Input input;
+  if (!prepare(Stage::qkv, shared_.residual.data(), shared_.width_stride,
+               model_.attention_norm + static_cast<size_t>(layer) * model_.width, model_.width, rows.count, input))
+    return false;
+  const int head_tiles = (model_.head_dim + kTileRows - 1) / kTileRows;
+  const Span& owned = span(Stage::qkv);
+  const uint8_t* tape = tiles(Stage::qkv, layer);
+  const size_t unit_bytes = head_tiles * tile_bytes(model_.weight_format, input.padded_k);
+  for (int unit = owned.first / head_tiles; unit < (owned.first + owned.count) / head_tiles; unit++, tape += unit_bytes) {
+    kernels_.multiply(model_.weight_format, tape, head_tiles, input.padded_k, input.rows, shared_.prepared_stride,
+                      rows.count, product_.data(), head_tiles * kTileRows);
+    finish_head(layer, unit, rows);
+  }
+  return meet(Stage::qkv);
+}
+
+void Worker::finish_head(int layer, int unit, const Rows& rows) {
+  const int dim = model_.head_dim, heads = model_.heads, kv_heads = model_.kv_heads;
+  const size_t stride = round_up(dim, kTileRows);
+  const bool is_query = unit < heads, is_value = unit >= heads + kv_heads;
+  const float* bias = model_.qkv_bias;
+  if (bias) bias += static_cast<size_t>(layer) * (heads + 2 * kv_heads) * dim + static_cast<size_t>(unit) * dim;
+  const float* gain = is_query ? model_.q_norm : is_value ? nullptr : model_.k_norm;
+  if (gain) gain += static_cast<size_t>(layer) * dim;
+  for (int r = 0; r < rows.count; r++) {
+    float* head = product_.data() + r * stride;
+    for (int d = 0; bias && d < dim; d++) head[d] += bias[d];
+    if (gain) kernels_.normalise(head, gain, dim, model_.norm_eps, head);
+    if (!is_value) rotate(head, rows.position + r);
+    if (is_query) {
+      float* out = shared_.query.data() + r * shared_.query_stride + unit * dim;
+      for (int d = 0; d < dim; d++) out[d] = head[d] * model_.attention_scale;
+      continue;
+    }
+    const int kv_head = is_value ? unit - heads - kv_heads : unit - heads;
+    const size_t at = ((static_cast<size_t>(layer) * kv_heads + kv_head) * shared_.job.kv_capacity + rows.position + r) * dim;
+    auto* cache = static_cast<uint8_t*>(is_value ? shared_.job.values : shared_.job.keys);
+    kernels_.store_kv(model_.kv_format, head, dim, cache + at * value_bytes(model_.kv_format));
+  }
+}
+
+void Worker::rotate(float* head, int position) const {
+  const int half = model_.rope_dims / 2;
+  const float* cosines = model_.cosines + static_cast<size_t>(position) * half;
+  const float* sines = model_.sines + static_cast<size_t>(position) * half;
+  for (int d = 0; d < half; d++) {
+    const float a = head[d], b = head[d + half];
+    head[d] = a * cosines[d] - b * sines[d];
+    head[d + half] = b * cosines[d] + a * sines[d];
+  }
+}
+
+void Worker::add_to_residual(Stage stage, int layer, const Input& input, int rows) {
+  const Span& owned = span(stage);
+  const uint8_t* tape = tiles(stage, layer);
+  for (int t = 0; t < owned.count; t++, tape += tile_bytes(model_.weight_format, input.padded_k)) {
+    kernels_.multiply(model_.weight_format, tape, 1, input.padded_k, input.rows, shared_.prepared_stride, rows,
+                      product_.data(), kTileRows);
+    for (int r = 0; r < rows; r++) {
+      float* out = shared_.residual.data() + r * shared_.width_stride + (owned.first + t) * kTileRows;
+      for (int lane = 0; lane < kTileRows; lane++) out[lane] += product_[r * kTileRows + lane];
+    }
+  }
+}
+
+bool Worker::output(int layer, const Rows& rows) {
+  Input input;
+  if (!prepare(Stage::output, shared_.attended.data(), shared_.query_stride, nullptr, shared_.q_rows, rows.count, input))
+    return false;
+  add_to_residual(Stage::output, layer, input, rows.count);
+  return meet(Stage::output);
+}
+
+// RMSNorm, then gate and up; tiles of the two alternate, so their owner can multiply them on the spot.
+bool Worker::gate_up(int layer, const Rows& rows) {
+  Input input;
+  if (!prepare(Stage::gate_up, shared_.residual.data(), shared_.width_stride,
+               model_.ffn_norm + static_cast<size_t>(layer) * model_.width, model_.width, rows.count, input))
+    return false;
+  const Span& owned = span(Stage::gate_up);
+  const uint8_t* tape = tiles(Stage::gate_up, layer);
+  const size_t pair_bytes = 2 * tile_bytes(model_.weight_format, input.padded_k);
+  for (int pair = owned.first / 2; pair < (owned.first + owned.count) / 2; pair++, tape += pair_bytes) {
+    kernels_.multiply(model_.weight_format, tape, 2, input.padded_k, input.rows, shared_.prepared_stride, rows.count,
+                      product_.data(), 2 * kTileRows);
+    for (int r = 0; r < rows.count; r++) {
+      const float* gate = product_.data() + r * 2 * kTileRows;
+      kernels_.gated_tile(gate, gate + kTileRows, shared_.activation.data() + r * shared_.ffn_stride + pair * kTileRows);
+    }
+  }
+  return meet(Stage::gate_up);
+}
+
+bool Worker::down(int layer, const Rows& rows) {
+  Input input;
+  if (!prepare(Stage::down, shared_.activation.data(), shared_.ffn_stride, nullptr, model_.ffn, rows.count, input))
+    return false;
+  add_to_residual(Stage::down, layer, input, rows.count);
+  return meet(Stage::down);
+}
+
+bool Worker::head(int row, float* out) {
+  Input input;
+  if (!prepare(Stage::head, shared_.residual.data() + row * shared_.width_stride, 0, model_.final_norm, model_.width, 1,
+               input))
+    return false;
+  const Span& owned = span(Stage::head);
+  const uint8_t* tape = model_.tapes[index_] + owned.offset;
+  kernels_.multiply(model_.weight_format, tape, owned.count, input.padded_k, input.rows, shared_.prepared_stride, 1,
+                    out + owned.first * kTileRows, 0);
+  return meet(Stage::head);
+}
+
+}  // namespace monotape

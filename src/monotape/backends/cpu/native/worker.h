@@ -1,0 +1,91 @@
+// One worker: a thread that plays its own tape through every stage of every layer, for 1 to `chunk` rows at a time.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "abi.h"
+#include "kernels.h"
+#include "rendezvous.h"
+#include "sampler.h"
+
+namespace monotape {
+
+// What all workers share: the exchange buffers of the plan, and the state of the running job.
+struct Shared {
+  Shared(const Model& model, const Kernels& kernels);
+
+  Model model;
+  const Kernels& kernels;
+  Rendezvous rendezvous;
+  Sampler sampler;
+  Fault fault;
+  std::atomic<bool> cancelled{false};
+  Job job{};
+
+  int q_rows, kv_rows, group;                  // group: query heads that share a KV head
+  size_t width_stride, query_stride, ffn_stride;  // floats a row
+  size_t prepared_stride;                      // bytes a row, of the widest input
+  size_t partial_stride, blocks;               // floats a partial result; KV blocks in a whole context
+  std::vector<float> residual, query, attended, activation, logits;
+  std::vector<float> partials;                 // [heads][blocks][partial]: decode, where workers share a head's blocks
+  std::vector<uint8_t> prepared;               // [chunk] rows: prefill, where workers share the preparing
+  int32_t next_token = 0;                      // chosen by worker 0, read by all after they meet
+  Finish finish = Finish::running;
+};
+
+// The rows of one pass: consecutive tokens of the sequence.
+struct Rows {
+  const int32_t* tokens;
+  int count;
+  int position;  // of the first
+};
+
+class Worker {
+ public:
+  Worker(Shared& shared, int index);
+
+  // Runs the job's tokens through the model. False: a fault ended it.
+  bool forward(const Rows& rows);
+  // The head, for one row of the pass that was computed last; the logits land in `out` (vocab floats, padded to tiles).
+  bool head(int row, float* out);
+  bool meet(Stage stage);
+
+ private:
+  struct Input {
+    const uint8_t* rows;
+    int padded_k;
+  };
+
+  bool embed(const Rows& rows);
+  bool layer(int index, const Rows& rows);
+  bool qkv(int layer, const Rows& rows);
+  bool attention(int layer, const Rows& rows);
+  bool output(int layer, const Rows& rows);
+  bool gate_up(int layer, const Rows& rows);
+  bool down(int layer, const Rows& rows);
+
+  // Normalises (gain != null) and prepares the rows of a stage's input. One row: everybody does it alone, which is
+  // cheaper than meeting. Many rows: everybody does some, then all meet.
+  bool prepare(Stage stage, const float* x, size_t stride, const float* gain, int k, int rows, Input& input);
+  void prepare_row(const float* x, const float* gain, int k, int padded_k, uint8_t* out);
+  void finish_head(int layer, int unit, const Rows& rows);
+  void rotate(float* head, int position) const;
+  void add_to_residual(Stage stage, int layer, const Input& input, int rows);
+  void share_decode_attention(int layer, int position);
+  void attend_row(int layer, int row, int position, int kv_head);
+  void attend_block(int layer, const float* q, int kv_head, int position, int block, float* partials);
+  int first_position(int layer, int position) const;
+  const Span& span(Stage stage) const { return shared_.model.spans[index_ * kStages + static_cast<int>(stage)]; }
+  const uint8_t* tiles(Stage stage, int layer) const;
+  int padded(int k) const;
+
+  Shared& shared_;
+  const Model& model_;
+  const Kernels& kernels_;
+  int index_;
+  std::vector<uint8_t> prepared_;              // one row
+  std::vector<float> normalised_, product_, scores_, partials_;
+};
+
+}  // namespace monotape

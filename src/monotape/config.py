@@ -1,0 +1,24 @@
+"""The one place where environment variables are read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """Where downloads, built libraries and measured machine figures are kept."""
+    if override := os.environ.get("MONOTAPE_CACHE"):
+        return Path(override)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "monotape"
+
+
+def cxx_compiler() -> str | None:
+    """The C++ compiler the user asked for, if any."""
+    return os.environ.get("CXX") or None
+
+
+def forced_isa() -> str | None:
+    """A CPU kernel set to use instead of the best one ("portable", "neon", "avx2"), for tests and comparisons."""
+    return os.environ.get("MONOTAPE_ISA") or None

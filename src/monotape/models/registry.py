@@ -1,0 +1,55 @@
+"""Which family describes which model: from the architecture that a config.json names to a ModelSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from monotape.errors import ModelError, UnsupportedModel, nearest
+from monotape.models.dense import Family
+from monotape.models.fields import shown
+from monotape.models.llama import LLAMA
+from monotape.models.mistral import MISTRAL
+from monotape.models.phi3 import PHI3
+from monotape.models.qwen2 import QWEN2
+from monotape.models.qwen3 import QWEN3
+from monotape.models.spec import ModelSpec
+
+FAMILIES: Mapping[str, Family] = {
+    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3)
+}
+_BY_TYPE: Mapping[str, Family] = {family.name: family for family in FAMILIES.values()}
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """What a config.json describes. Raises UnsupportedModel for what no family file describes, by name."""
+    if not isinstance(config, Mapping):
+        raise ModelError(f"config.json holds {shown(config)}, but must hold an object.")
+    return _family(config).spec(config)
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    """By architecture; a file without one is known by its model_type."""
+    name, known = _architecture(config), FAMILIES
+    if name is None:
+        name, known = config.get("model_type"), _BY_TYPE
+    if type(name) is not str:
+        raise ModelError(
+            "config.json names no architecture.",
+            'It needs a field like "architectures": ["LlamaForCausalLM"].',
+        )
+    if name not in known:
+        raise UnsupportedModel(
+            f"The architecture {name} is not supported; the nearest that is: {nearest(name, known)}.",
+            f"Supported: {', '.join(FAMILIES)}.",
+        )
+    return known[name]
+
+
+def _architecture(config: Mapping[str, Any]) -> str | None:
+    names = config.get("architectures")
+    if names in (None, []):
+        return None
+    if not isinstance(names, list | tuple) or len(names) != 1 or type(names[0]) is not str:
+        raise ModelError(f"config.json: architectures is {shown(names)}, but must list one name.")
+    return names[0]

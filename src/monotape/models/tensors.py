@@ -1,0 +1,51 @@
+"""Where the tensors of the dense families lie in a checkpoint."""
+
+from __future__ import annotations
+
+from monotape.models.spec import TensorSource
+
+Tensors = dict[str, TensorSource]
+
+LAYER = "model.layers.{layer}."
+_EVERYWHERE = {
+    "attention_norm": TensorSource(LAYER + "input_layernorm.weight"),
+    "output": TensorSource(LAYER + "self_attn.o_proj.weight"),
+    "ffn_norm": TensorSource(LAYER + "post_attention_layernorm.weight"),
+    "down": TensorSource(LAYER + "mlp.down_proj.weight"),
+}
+
+
+def model_tensors(tied: bool) -> Tensors:
+    tensors = {
+        "embedding": TensorSource("model.embed_tokens.weight"),
+        "final_norm": TensorSource("model.norm.weight"),
+    }
+    return tensors if tied else {**tensors, "head": TensorSource("lm_head.weight")}
+
+
+def separate_tensors(q_rows: int, kv_rows: int, ffn: int) -> Tensors:
+    """One tensor a projection: what most families store."""
+    attention = {role: TensorSource(f"{LAYER}self_attn.{role}_proj.weight") for role in ("q", "k", "v")}
+    feed_forward = {role: TensorSource(f"{LAYER}mlp.{role}_proj.weight") for role in ("gate", "up")}
+    return {**_EVERYWHERE, **attention, **feed_forward}
+
+
+def fused_tensors(q_rows: int, kv_rows: int, ffn: int) -> Tensors:
+    """q, k and v as the rows of one tensor, gate and up as those of another."""
+    qkv, gate_up = f"{LAYER}self_attn.qkv_proj.weight", f"{LAYER}mlp.gate_up_proj.weight"
+    return {
+        **_EVERYWHERE,
+        "q": TensorSource(qkv, (0, q_rows)),
+        "k": TensorSource(qkv, (q_rows, q_rows + kv_rows)),
+        "v": TensorSource(qkv, (q_rows + kv_rows, q_rows + 2 * kv_rows)),
+        "gate": TensorSource(gate_up, (0, ffn)),
+        "up": TensorSource(gate_up, (ffn, 2 * ffn)),
+    }
+
+
+def bias_tensors() -> Tensors:
+    return {f"{role}_bias": TensorSource(f"{LAYER}self_attn.{role}_proj.bias") for role in ("q", "k", "v")}
+
+
+def head_norm_tensors() -> Tensors:
+    return {f"{role}_norm": TensorSource(f"{LAYER}self_attn.{role}_norm.weight") for role in ("q", "k")}

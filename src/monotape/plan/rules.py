@@ -1,0 +1,196 @@
+"""The rules a plan must obey, as data: a name, a sentence, and a check that says what breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from monotape.errors import PlanError
+from monotape.plan.types import Format, Plan, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    name: str
+    sentence: str
+    broken: Callable[[Plan], Iterator[str]]
+
+
+def _one_owner(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        for stage in rank.stages:
+            end = 0
+            for worker, span in enumerate(stage.spans):
+                if span.first != end or span.count < 0:
+                    yield f"{stage.name}: worker {worker} starts at tile {span.first}, the one before ends at {end}"
+                end = span.end
+            if end != stage.tiles:
+                yield f"{stage.name}: {end} of {stage.tiles} tiles have an owner"
+
+
+def _a_span_a_worker(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        for stage in rank.stages:
+            if len(stage.spans) != plan.machine.workers:
+                yield f"{stage.name}: {len(stage.spans)} spans for {plan.machine.workers} workers"
+
+
+def _whole_units(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        for stage in rank.stages:
+            for worker, span in enumerate(stage.spans):
+                if span.first % stage.unit or span.count % stage.unit:
+                    yield f"{stage.name}: worker {worker} owns part of a unit of {stage.unit} tiles"
+
+
+def _tiles_cover_rows(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        for stage in rank.stages:
+            if any(part.group <= 0 or part.rows % part.group for part in stage.parts):
+                yield f"{stage.name}: a part is not a whole number of groups"
+            elif sum(part.tiles for part in stage.parts) != stage.tiles:
+                yield f"{stage.name}: {stage.tiles} tiles do not hold the rows of its parts"
+
+
+def _whole_blocks(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        for stage in rank.stages:
+            if stage.padded_k % plan.format.block or not 0 <= stage.padded_k - stage.k < plan.format.block:
+                yield f"{stage.name}: k {stage.k} is padded to {stage.padded_k}, blocks are {plan.format.block}"
+
+
+def _tape_is_one_run(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        for tape in rank.tapes:
+            end = 0
+            for segment in tape.layer_segments:
+                if not end <= segment.offset < end + plan.machine.alignment:
+                    yield f"tape {tape.worker}: {segment.stage} at {segment.offset}, the segment before ends at {end}"
+                end = segment.offset + segment.bytes
+            if not end <= tape.layer_bytes < end + plan.machine.alignment:
+                yield f"tape {tape.worker}: a layer takes {tape.layer_bytes} bytes, its segments end at {end}"
+            if tape.head_segment.offset != tape.layer_bytes * plan.layers:
+                yield f"tape {tape.worker}: the head does not follow the last layer"
+            if tape.bytes < tape.head_segment.offset + tape.head_segment.bytes:
+                yield f"tape {tape.worker}: the head ends past the tape"
+
+
+def _tape_holds_what_its_worker_owns(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        if [tape.worker for tape in rank.tapes] != list(range(plan.machine.workers)):
+            yield "there is not one tape a worker, in order"
+            continue
+        for tape in rank.tapes:
+            segments = (*tape.layer_segments, tape.head_segment)
+            if [segment.stage for segment in segments] != [stage.name for stage in rank.stages]:
+                yield f"tape {tape.worker}: stages are not in the order in which they run"
+                continue
+            for stage, segment in zip(rank.stages, segments, strict=True):
+                if segment.bytes != _owned_bytes(plan.format, stage, tape.worker):
+                    yield f"tape {tape.worker}: {stage.name} takes {segment.bytes} bytes, not what its tiles need"
+
+
+def _aligned(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        for tape in rank.tapes:
+            for segment in (*tape.layer_segments, tape.head_segment):
+                if segment.offset % plan.machine.alignment:
+                    yield f"tape {tape.worker}: {segment.stage} is not aligned to {plan.machine.alignment} bytes"
+
+
+def _balanced(plan: Plan) -> Iterator[str]:
+    """Whole units cannot be split, so each stage may leave a worker one unit above its share."""
+    for rank in plan.ranks:
+        loads = [
+            sum(_owned_bytes(plan.format, stage, worker) for stage in rank.layer_stages)
+            for worker in range(plan.machine.workers)
+        ]
+        slack = sum(stage.unit * plan.format.tile_bytes(stage.padded_k) for stage in rank.layer_stages)
+        if max(loads) > sum(loads) / len(loads) + slack:
+            yield f"rank {rank.rank}: one worker reads {max(loads)} bytes a layer, the mean is {sum(loads) // len(loads)}"
+
+
+def _buffers_exist(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        widths = {buffer.name: buffer.width for buffer in rank.buffers}
+        for stage in rank.stages:
+            for name in (stage.reads, stage.writes):
+                if name not in widths:
+                    yield f"{stage.name}: no buffer is called {name}"
+            if widths.get(stage.reads, stage.k) < stage.k:
+                yield f"{stage.name}: reads {stage.k} values from {stage.reads}, which has {widths[stage.reads]}"
+
+
+def _written_before_read(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        written = {"residual"}  # the embedding fills it
+        for stage in rank.stages:
+            if stage.reads == "attended":  # attention turns queries and KV into it
+                written |= {"attended"} if "query" in written else set()
+            if stage.reads not in written:
+                yield f"{stage.name}: reads {stage.reads} before anything wrote it"
+            written.add(stage.writes)
+
+
+def _chunk_fits(plan: Plan) -> Iterator[str]:
+    if not 1 <= plan.chunk:
+        yield f"a prefill pass computes {plan.chunk} rows"
+    for rank in plan.ranks:
+        for buffer in rank.buffers:
+            if buffer.name != "logits" and buffer.rows < plan.chunk:
+                yield f"buffer {buffer.name} has {buffer.rows} rows, a prefill pass has {plan.chunk}"
+
+
+def _kv_makes_sense(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        if rank.kv.layers != plan.layers or min(rank.kv.kv_heads, rank.kv.head_dim, rank.kv.block) < 1:
+            yield f"rank {rank.rank}: the KV layout does not fit the model"
+        if rank.kv.format not in (Format.F32, Format.F16):
+            yield f"rank {rank.rank}: KV cannot be kept as {rank.kv.format.value}"
+
+
+def _ranks_in_order(plan: Plan) -> Iterator[str]:
+    if not plan.ranks or [rank.rank for rank in plan.ranks] != list(range(len(plan.ranks))):
+        yield "ranks are not 0, 1, 2, ..."
+
+
+def _owned_bytes(fmt: Format, stage: Stage, worker: int) -> int:
+    return stage.spans[worker].count * fmt.tile_bytes(stage.padded_k)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("ranks in order", "Ranks are numbered from 0 without gaps.", _ranks_in_order),
+    Rule("a span a worker", "Every stage gives every worker a span, if only an empty one.", _a_span_a_worker),
+    Rule("one owner", "Every tile of every stage has exactly one owner.", _one_owner),
+    Rule("whole units", "What must stay together (a head, gate and up) has one owner.", _whole_units),
+    Rule("tiles cover rows", "A stage's tiles hold all rows of its parts.", _tiles_cover_rows),
+    Rule("whole blocks", "k is padded to the format's block and no further.", _whole_blocks),
+    Rule("tape holds its tiles", "A tape holds its worker's tiles, in running order.", _tape_holds_what_its_worker_owns),
+    Rule("tape is one run", "A tape has no gap wider than its alignment and no overlap.", _tape_is_one_run),
+    Rule("aligned", "Every segment starts on the machine's alignment.", _aligned),
+    Rule("balanced", "In a layer no worker reads more than one unit a stage above the mean.", _balanced),
+    Rule("buffers exist", "Every stage reads and writes buffers that exist and are wide enough.", _buffers_exist),
+    Rule("written before read", "No stage reads what nothing wrote.", _written_before_read),
+    Rule("chunk fits", "Buffers hold a whole prefill chunk.", _chunk_fits),
+    Rule("kv makes sense", "The KV layout has the model's layers and a format it can have.", _kv_makes_sense),
+)  # fmt: skip
+
+
+def violations(plan: Plan) -> list[tuple[Rule, str]]:
+    """Every rule that the plan breaks, with what breaks it."""
+    found = []
+    for rule in RULES:
+        found += [(rule, what) for what in rule.broken(plan)]
+    return found
+
+
+def verify(plan: Plan) -> None:
+    """Raises PlanError when the plan breaks a rule."""
+    if found := violations(plan):
+        rule, what = found[0]
+        raise PlanError(
+            f"The plan for {plan.model} breaks the rule '{rule.name}': {what} ({len(found)} findings in all).",
+            "This is a fault in the compiler; please report it with the output of `monotape inspect`.",
+        )
+
+

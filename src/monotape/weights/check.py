@@ -1,0 +1,90 @@
+"""Do the weights fit the model? Every tensor that a spec names must be there, and none may be left over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.errors import CheckpointError
+from monotape.models.spec import ModelSpec, TensorSource
+from monotape.weights.checkpoint import Checkpoint
+from monotape.weights.formats import require_readable
+
+#: Tensors that change nothing: position tables that some old files carry along.
+_HARMLESS = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
+_NAMED_LEFTOVERS = 4
+_MISMATCH = "The config and the weights come from different models, or the family is not quite this one."
+
+
+def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
+    """Refuses a checkpoint with a tensor that is missing, of another shape or format, or read by nobody."""
+    names = checkpoint.names
+    expected: dict[str, list[int]] = {}
+    for role, name, source in _sources(spec):
+        if name not in names:
+            raise CheckpointError(f"{checkpoint.source} has no tensor {name} ({role}).", _MISMATCH)
+        require_readable(checkpoint.source, name, checkpoint.stored_as(name))
+        shape = list(spec.shape_of(role))
+        if source.rows is not None:
+            assert source.rows[1] - source.rows[0] == shape[0], (
+                f"{role} takes rows {source.rows}, needs {shape}"
+            )
+            shape[0] = max(source.rows[1], expected.get(name, [0])[0])
+        expected[name] = shape
+    for name, shape in expected.items():
+        found = list(checkpoint.shape(name))
+        if found != shape:
+            raise CheckpointError(
+                f"{checkpoint.source}: tensor {name} has shape {found}, but the config asks for {shape}.",
+                _MISMATCH,
+            )
+    _require_no_leftovers(spec, checkpoint, names - expected.keys())
+
+
+def _sources(spec: ModelSpec) -> Iterator[tuple[str, str, TensorSource]]:
+    """Every (role, tensor name, source) of the model."""
+    for role, source in spec.model_tensors.items():
+        yield role, source.name, source
+    for layer in range(spec.layers):
+        for role, source in spec.layer_tensors.items():
+            yield role, source.in_layer(layer), source
+
+
+def _require_no_leftovers(spec: ModelSpec, checkpoint: Checkpoint, unread: frozenset[str]) -> None:
+    # A tied model may carry its head along as a copy of the embedding; the config says that it is one.
+    harmless = {"lm_head.weight"} if spec.tied else set()
+    left = sorted(name for name in unread if name not in harmless and not _HARMLESS.fullmatch(name))
+    if left:
+        shown = ", ".join(left[:_NAMED_LEFTOVERS]) + (", ..." if len(left) > _NAMED_LEFTOVERS else "")
+        raise CheckpointError(
+            f"{checkpoint.source} has {len(left)} tensors that a {spec.architecture} of {spec.layers} layers "
+            f"does not use: {shown}.",
+            _MISMATCH,
+        )
+
+
+def read_role(
+    spec: ModelSpec, checkpoint: Checkpoint, role: str, layer: int | None, start: int, stop: int
+) -> NDArray[np.float32]:
+    """Rows start..stop of a role's tensor, finite, wherever they lie. `layer` is None outside the layers."""
+    source = spec.model_tensors[role] if layer is None else spec.layer_tensors[role]
+    name = source.name if layer is None else source.in_layer(layer)
+    first = source.rows[0] if source.rows is not None else 0
+    rows = checkpoint.rows(name, first + start, first + stop)
+    require_finite(name, rows, first + start)
+    return rows
+
+
+def require_finite(name: str, array: NDArray[np.float32], first_row: int) -> None:
+    """Refuses rows with a NaN or an infinity. `array` starts with row `first_row` of the tensor."""
+    finite = np.isfinite(array)
+    if finite.all():
+        return
+    place = np.unravel_index(int(np.argmin(finite)), finite.shape)
+    raise CheckpointError(
+        f"Tensor {name} holds {array[place]} in row {first_row + int(place[0])}.",
+        "The file is damaged or the training went wrong: fetch it again or use another checkpoint.",
+    )

@@ -1,0 +1,228 @@
+"""A GGUF file as a checkpoint: Hugging Face names and row order, whatever the file itself uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.errors import CheckpointError
+from monotape.weights.checkpoint import TextAssets
+from monotape.weights.formats import READABLE_FORMATS, require_readable
+from monotape.weights.gguf_blocks import dequantise, integers
+from monotape.weights.gguf_config import architecture_of, hugging_face_config
+from monotape.weights.gguf_header import GgufTensor, read_header
+from monotape.weights.gguf_metadata import Metadata
+from monotape.weights.gguf_names import (
+    ARCHITECTURES,
+    GGUF_EMBEDDING,
+    GGUF_HEAD,
+    ROPE_FACTORS,
+    ROPE_LONG,
+    ROPE_SHORT,
+    hugging_face_name,
+    interleaved_part,
+)
+from monotape.weights.gguf_vocabulary import ending_ids, text_assets
+from monotape.weights.mapped import MappedFile
+
+_SAMPLED_ROWS = 64
+#: Relative distance below which two matrices are one, stored twice. Four-bit rounding alone makes about 0.08;
+#: unrelated matrices of one size are about 1.4 apart.
+_SAME_MATRIX = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor under its Hugging Face name; `head_dim` is set where rows lie interleaved in each head."""
+
+    tensor: GgufTensor
+    head_dim: int | None = None
+
+
+class GgufFile:
+    """A checkpoint (see checkpoint.py) in one GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        self._mapped = MappedFile(path)
+        header = read_header(self._mapped)
+        self._metadata = Metadata(self._mapped, header.values)
+        self._require_whole()
+        tensors = header.tensors
+        tied = GGUF_HEAD not in tensors
+        notes: list[str] = []
+        if (
+            not tied
+            and GGUF_EMBEDDING in tensors
+            and self._same_matrix(tensors[GGUF_EMBEDDING], tensors[GGUF_HEAD])
+        ):
+            tensors, note = _without_worse_copy(tensors)
+            tied = True
+            notes.append(note)
+        self._config = hugging_face_config(self.source, self._metadata, tensors, tied, self._vector(tensors))
+        if notes:
+            self._config["_monotape_notes"] = notes
+        self._entries = self._named(tensors)
+
+    @property
+    def source(self) -> str:
+        return str(self._mapped.path)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self._config
+
+    @cached_property
+    def generation_config(self) -> Mapping[str, Any]:
+        ids = ending_ids(self._metadata, self.text.vocabulary)
+        return {"eos_token_id": ids} if ids else {}
+
+    @cached_property
+    def text(self) -> TextAssets:
+        return text_assets(self.source, self._metadata)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entry(name).tensor.shape
+
+    def stored_as(self, name: str) -> str:
+        return self._entry(name).tensor.stored
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        entry = self._entry(name)
+        tensor = entry.tensor
+        require_readable(self.source, name, tensor.stored)
+        _require_range(name, tensor.shape, start, stop)
+        if len(tensor.shape) == 1:
+            return self._values(tensor)[_stored_rows(start, stop, entry.head_dim)]
+        return dequantise(self._raw_rows(entry, start, stop), tensor.kind).reshape(
+            stop - start, *tensor.shape[1:]
+        )
+
+    def integer_rows(
+        self, name: str, start: int, stop: int
+    ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
+        entry = self._entry(name)
+        _require_range(name, entry.tensor.shape, start, stop)
+        if len(entry.tensor.shape) != 2:
+            return None
+        return integers(self._raw_rows(entry, start, stop), entry.tensor.stored)
+
+    def release(self, name: str) -> None:
+        tensor = self._entry(name).tensor
+        self._mapped.release(tensor.offset, tensor.bytes)
+
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._entries:
+            raise CheckpointError(f"{self.source} has no tensor {name}.", "Was the whole model converted?")
+        return self._entries[name]
+
+    def _matrix(self, tensor: GgufTensor) -> NDArray[np.uint8]:
+        """The stored bytes, one row of them per row of the tensor."""
+        return self._mapped.array(tensor.offset, tensor.bytes, tensor.name).reshape(tensor.shape[0], -1)
+
+    def _raw_rows(self, entry: _Entry, start: int, stop: int) -> NDArray[np.uint8]:
+        return self._matrix(entry.tensor)[_stored_rows(start, stop, entry.head_dim)]
+
+    def _values(self, tensor: GgufTensor) -> NDArray[np.float32]:
+        """A whole vector; these are small."""
+        raw = self._mapped.array(tensor.offset, tensor.bytes, tensor.name)
+        return dequantise(raw[np.newaxis], tensor.kind).reshape(-1)
+
+    def _require_whole(self) -> None:
+        parts = self._metadata.integer("split.count") or 1
+        if parts > 1:
+            raise CheckpointError(
+                f"{self.source} is one of {parts} parts of a model.",
+                "Join them first with llama-gguf-split --merge.",
+            )
+
+    def _vector(self, tensors: Mapping[str, GgufTensor]) -> Any:
+        def read(name: str) -> list[float]:
+            require_readable(self.source, name, tensors[name].stored)
+            return [float(str(value)) for value in self._values(tensors[name])]
+
+        return read
+
+    def _same_matrix(self, one: GgufTensor, other: GgufTensor) -> bool:
+        """Whether embedding and head are one matrix at two precisions, judged by rows from all over it."""
+        if (
+            one.shape != other.shape
+            or len(one.shape) != 2
+            or not {one.stored, other.stored} <= READABLE_FORMATS
+        ):
+            return False
+        rows = np.unique(np.linspace(0, one.shape[0] - 1, _SAMPLED_ROWS).astype(np.int64))
+        left, right = (dequantise(self._matrix(tensor)[rows], tensor.kind) for tensor in (one, other))
+        for tensor in (one, other):
+            self._mapped.release(tensor.offset, tensor.bytes)
+        if one.stored == other.stored:
+            return bool(np.array_equal(left, right))  # the same numbers would have been rounded the same way
+        with np.errstate(all="ignore"):
+            distance, size = np.linalg.norm(left - right), np.linalg.norm(left)
+        return bool(distance < _SAME_MATRIX * size)  # False for NaN, which packing will report
+
+    def _named(self, tensors: Mapping[str, GgufTensor]) -> dict[str, _Entry]:
+        architecture = architecture_of(self.source, self._metadata)
+        known = architecture in ARCHITECTURES
+        heads: dict[str | None, Any] = {
+            "q": self._config.get("num_attention_heads"),
+            "k": self._config.get("num_key_value_heads"),
+        }
+        entries: dict[str, _Entry] = {}
+        for name, tensor in tensors.items():
+            if known and name in (ROPE_FACTORS, ROPE_SHORT, ROPE_LONG):
+                continue  # already in the config
+            part = interleaved_part(architecture, name)
+            shared = heads.get(part)  # None for an unsupported mixture of experts, whose config is bare
+            head_dim = None if shared is None else self._head_dim(tensor, shared)
+            entries[hugging_face_name(architecture, name)] = _Entry(tensor, head_dim)
+        return entries
+
+    def _head_dim(self, tensor: GgufTensor, heads: int) -> int:
+        head_dim, rest = divmod(tensor.shape[0], heads)
+        if rest or head_dim % 2:
+            raise CheckpointError(
+                f"{self.source}: {tensor.name} has {tensor.shape[0]} rows, which {heads} heads cannot share.",
+                "The metadata and the weights do not match.",
+            )
+        return head_dim
+
+
+def _require_range(name: str, shape: tuple[int, ...], start: int, stop: int) -> None:
+    assert 0 <= start <= stop <= shape[0], f"rows {start}..{stop} of {name} {shape}"
+
+
+def _stored_rows(start: int, stop: int, head_dim: int | None) -> slice | NDArray[np.int64]:
+    """Where rows start..stop of the Hugging Face order are stored.
+
+    Rotary positions pair value i of a head with value i + head_dim / 2. `llama` files put the two of a pair
+    side by side: stored row 2 i + half of a head is row i + half * head_dim / 2.
+    """
+    if head_dim is None:
+        return slice(start, stop)
+    rows = np.arange(start, stop)
+    within = rows % head_dim
+    half, pair = np.divmod(within, head_dim // 2)
+    stored: NDArray[np.int64] = rows - within + 2 * pair + half
+    return stored
+
+
+def _without_worse_copy(tensors: Mapping[str, GgufTensor]) -> tuple[dict[str, GgufTensor], str]:
+    """The tensors of a tied model whose embedding is stored twice: only the copy with more bits is kept."""
+    embedding, head = tensors[GGUF_EMBEDDING], tensors[GGUF_HEAD]
+    best, worst = (head, embedding) if head.bytes >= embedding.bytes else (embedding, head)
+    kept = {name: tensor for name, tensor in tensors.items() if name not in (GGUF_EMBEDDING, GGUF_HEAD)}
+    note = (
+        f"The tied embedding is stored twice; {best.name} ({best.stored}) serves as embedding and head, "
+        f"{worst.name} ({worst.stored}) is not read."
+    )
+    return {**kept, GGUF_EMBEDDING: best}, note

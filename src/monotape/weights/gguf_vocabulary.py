@@ -1,0 +1,71 @@
+"""The tokenizer and chat template inside a GGUF file, built only when text is asked for."""
+
+from __future__ import annotations
+
+from monotape.errors import CheckpointError
+from monotape.weights.checkpoint import TextAssets, Vocabulary
+from monotape.weights.gguf_config import token_id
+from monotape.weights.gguf_metadata import Metadata
+
+_TOKENS, _TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+_CONTROL, _NORMAL = 3, 1
+#: What SentencePiece files mean when they do not say.
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
+#: Control tokens that end a text in the supported families. Files name one `eos`; chat models use several.
+_ENDINGS = frozenset(
+    {"<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "</s>"}
+)
+
+
+def text_assets(source: str, metadata: Metadata) -> TextAssets:
+    """What turns text into ids and back, as far as the file has it."""
+    template = metadata.text("tokenizer.chat_template")
+    return TextAssets(vocabulary=_vocabulary(source, metadata), chat_template=template)
+
+
+def ending_ids(metadata: Metadata, vocabulary: Vocabulary | None) -> list[int]:
+    """Every token that ends a generation: those the file names, then control tokens with a known text."""
+    named = [token_id(metadata, role) for role in ("eos", "eot", "eom")]
+    found = [named_id for named_id in named if named_id is not None]
+    if vocabulary is not None:
+        kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
+        found += [
+            index for index, (token, kind) in enumerate(kinds) if kind == _CONTROL and token in _ENDINGS
+        ]
+    return list(dict.fromkeys(found))
+
+
+def _vocabulary(source: str, metadata: Metadata) -> Vocabulary | None:
+    count = metadata.count(_TOKENS)
+    model = metadata.text("tokenizer.ggml.model")
+    if not count or model is None:
+        return None
+    sentencepiece = model == "llama"
+    types = metadata.numbers(_TYPES).tolist() or [_NORMAL] * count
+    scores = metadata.numbers("tokenizer.ggml.scores").tolist()
+    for key, length in ((_TYPES, len(types)), ("tokenizer.ggml.scores", len(scores) or count)):
+        if length != count:
+            raise CheckpointError(
+                f"{source} has {count} tokens but {length} entries of {key}.", "Convert it again."
+            )
+    ids = {role: token_id(metadata, role) for role in ("bos", "eos", "unknown")}
+    if sentencepiece:
+        ids = {role: _SENTENCEPIECE_IDS[role] if value is None else value for role, value in ids.items()}
+    for role, value in ids.items():
+        if value is not None and not 0 <= value < count:
+            raise CheckpointError(
+                f"{source}: the {role} token is {value}, but there are {count}.", "Convert it again."
+            )
+    return Vocabulary(
+        model=model,
+        pre=metadata.text("tokenizer.ggml.pre") or "default",
+        tokens=metadata.texts(_TOKENS),
+        types=tuple(types),
+        scores=tuple(scores),
+        merges=metadata.texts("tokenizer.ggml.merges"),
+        add_bos=metadata.flag("tokenizer.ggml.add_bos_token", sentencepiece),
+        add_space_prefix=metadata.flag("tokenizer.ggml.add_space_prefix", sentencepiece),
+        bos_id=ids["bos"],
+        eos_id=ids["eos"],
+        unknown_id=ids["unknown"],
+    )

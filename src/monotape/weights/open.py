@@ -1,0 +1,62 @@
+"""Opens whatever holds a model: a folder or a file, told apart by what is inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monotape.errors import CheckpointError
+from monotape.weights.checkpoint import Checkpoint
+from monotape.weights.gguf_file import GgufFile
+from monotape.weights.gguf_header import MAGIC
+from monotape.weights.safetensors_folder import SafetensorsFolder
+
+_ACCEPTED = "Monotape opens a GGUF file, or a Hugging Face folder with config.json and safetensors."
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_CONVERT = "Pickle files can run code and are never opened: save the model as safetensors first."
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at `path`, its headers checked and nothing of its weights read."""
+    if path.is_dir():
+        return _open_folder(path)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist.", _ACCEPTED)
+    if not path.is_file():
+        raise CheckpointError(f"{path} is neither a file nor a folder.", _ACCEPTED)
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(MAGIC))
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}.", "Check its permissions."
+        ) from error
+    if start == MAGIC or path.suffix == ".gguf":
+        return GgufFile(path)
+    if path.suffix == ".safetensors":
+        raise CheckpointError(
+            f"{path} is only part of a model.", "Pass the folder that also holds its config.json."
+        )
+    if path.suffix in _PICKLES:
+        raise CheckpointError(f"{path} is a pickle file.", _CONVERT)
+    raise CheckpointError(f"{path} is no model: it starts with {start!r}.", _ACCEPTED)
+
+
+def _open_folder(folder: Path) -> Checkpoint:
+    try:
+        files = sorted(file.name for file in folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be read: {error.strerror}.", "Check its permissions."
+        ) from error
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in files):
+        return SafetensorsFolder(folder)
+    ggufs = [name for name in files if name.endswith(".gguf")]
+    if len(ggufs) == 1:
+        return GgufFile(folder / ggufs[0])
+    if ggufs:
+        shown = ", ".join(ggufs[:8]) + (", ..." if len(ggufs) > 8 else "")
+        raise CheckpointError(f"{folder} holds {len(ggufs)} GGUF files: {shown}.", "Pass the one to run.")
+    pickles = [name for name in files if name.endswith(_PICKLES)]
+    if pickles:
+        raise CheckpointError(f"{folder} has its weights in {pickles[0]} only, a pickle file.", _CONVERT)
+    raise CheckpointError(f"{folder} holds no weights.", _ACCEPTED)

@@ -1,0 +1,174 @@
+"""A Hugging Face folder: config.json, safetensors in one file or many, and the tokenizer's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.errors import CheckpointError
+from monotape.weights.checkpoint import TextAssets
+from monotape.weights.formats import require_readable
+from monotape.weights.json_file import read_object
+from monotape.weights.mapped import MappedFile
+from monotape.weights.safetensors_header import StoredTensor, read_header
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class SafetensorsFolder:
+    """A checkpoint (see checkpoint.py) in the layout that `save_pretrained` writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        config = folder / "config.json"
+        if not config.is_file():
+            raise CheckpointError(f"{folder} has no config.json.", "A Hugging Face model folder needs one.")
+        self._config = read_object(config)
+        self._tensors: dict[str, tuple[MappedFile, StoredTensor]] = {}
+        for file in weight_files(folder):
+            mapped = MappedFile(file)
+            for name, tensor in read_header(mapped).items():
+                if name in self._tensors:
+                    other = self._tensors[name][0].path.name
+                    raise CheckpointError(f"{folder}: tensor {name} is in {other} and in {file.name}.")
+                self._tensors[name] = (mapped, tensor)
+        self._require_index()
+
+    @property
+    def source(self) -> str:
+        return str(self._folder)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self._config
+
+    @cached_property
+    def generation_config(self) -> Mapping[str, Any]:
+        file = self._folder / "generation_config.json"
+        return read_object(file) if file.is_file() else {}
+
+    @cached_property
+    def text(self) -> TextAssets:
+        tokenizer = self._folder / "tokenizer.json"
+        file = self._folder / "tokenizer_config.json"
+        settings = read_object(file) if file.is_file() else {}
+        return TextAssets(
+            tokenizer_json=tokenizer if tokenizer.is_file() else None,
+            tokenizer_config=settings,
+            chat_template=_chat_template(self._folder, settings),
+        )
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entry(name)[1].shape
+
+    def stored_as(self, name: str) -> str:
+        return self._entry(name)[1].stored
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        mapped, tensor = self._entry(name)
+        require_readable(self.source, name, tensor.stored)
+        assert tensor.shape, f"{name} is a single number and has no rows"
+        assert 0 <= start <= stop <= tensor.shape[0], f"rows {start}..{stop} of {name} {tensor.shape}"
+        row_bytes = tensor.bytes // max(tensor.shape[0], 1)
+        length = (stop - start) * row_bytes
+        raw = mapped.array(tensor.offset + start * row_bytes, length, f"tensor {name}")
+        return _as_float32(raw, tensor.stored).reshape(stop - start, *tensor.shape[1:])
+
+    def integer_rows(
+        self, name: str, start: int, stop: int
+    ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
+        return None
+
+    def release(self, name: str) -> None:
+        mapped, tensor = self._entry(name)
+        mapped.release(tensor.offset, tensor.bytes)
+
+    def _entry(self, name: str) -> tuple[MappedFile, StoredTensor]:
+        if name not in self._tensors:
+            raise CheckpointError(
+                f"{self.source} has no tensor {name}.", "Do config.json and the weights match?"
+            )
+        return self._tensors[name]
+
+    def _require_index(self) -> None:
+        """The index and the shards must agree on where every tensor is."""
+        if (self._folder / SINGLE_FILE).is_file():
+            return
+        for name, file in _weight_map(self._folder).items():
+            if name not in self._tensors or self._tensors[name][0].path.name != file:
+                raise CheckpointError(
+                    f"{self._folder / INDEX_FILE} says that tensor {name} is in {file}, but it is not.",
+                    "The shards and the index come from different models: fetch the folder again.",
+                )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the model, all of which exist."""
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    if not (folder / INDEX_FILE).is_file():
+        raise CheckpointError(
+            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}.",
+            "Point at the folder that holds the weights.",
+        )
+    shards = sorted(set(_weight_map(folder).values()))
+    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{folder}: {len(missing)} of {len(shards)} shards are missing, first {missing[0]}.",
+            "The download is incomplete: fetch it again.",
+        )
+    return [folder / shard for shard in shards]
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    index = folder / INDEX_FILE
+    table = read_object(index).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise CheckpointError(f"{index} has no weight_map.", "The index is damaged: fetch it again.")
+    for name, file in table.items():
+        # A shard is a file beside its index; a path that leads elsewhere is an attack or a mistake.
+        if (
+            not isinstance(file, str)
+            or not file.endswith(".safetensors")
+            or Path(file).name != file
+            or "\0" in file
+        ):
+            raise CheckpointError(f"{index} puts tensor {name} into {file!r}, which is no file beside it.")
+    return table
+
+
+def _as_float32(raw: NDArray[np.uint8], stored: str) -> NDArray[np.float32]:
+    """Little-endian bytes as float32; each of the three formats is a subset of it, so nothing is rounded."""
+    if stored == "bf16":
+        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is reported with its row by check.require_finite
+        return raw.view("<f4" if stored == "f32" else "<f2").astype(np.float32)
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}.", "It must be UTF-8 text.") from error
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        default = [item for item in template if isinstance(item, dict) and item.get("name") == "default"]
+        template = default[0].get("template") if default else None
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(
+            f"{folder / 'tokenizer_config.json'}: chat_template is neither text nor a list of texts."
+        )
+    return template

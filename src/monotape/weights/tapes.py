@@ -1,0 +1,172 @@
+"""Puts a checkpoint's tensors onto the tapes of a plan: which rows go where is decided here, how they lie in a tile is
+the packer's business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.errors import CheckpointError
+from monotape.models.spec import ModelSpec, TensorSource
+from monotape.plan.types import TILE_ROWS, Format, Part, Plan, Span, Stage
+from monotape.weights.checkpoint import Checkpoint
+
+Bytes = NDArray[np.uint8]
+Number = TypeVar("Number", np.int8, np.float16, np.float32)
+Progress = Callable[[str, int, int], None]  # what, done, total
+
+_CHUNK_VALUES = 1 << 20  # values in flight at a time and thread; bounds the memory that loading takes
+
+
+class Packer(Protocol):
+    """Turns rows into tiles. Both methods return the first row that cannot be represented, or -1."""
+
+    def pack(self, fmt: Format, rows: NDArray[np.float32], out: Bytes) -> int: ...
+    def pack_integers(self, integers: NDArray[np.int8], scales: NDArray[np.float16], out: Bytes) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TileRun:
+    """Consecutive tiles of one part, and where they go among the tiles of their worker's segment."""
+
+    part: Part
+    first_tile: int  # within the part
+    count: int
+    at: int  # tile of the segment
+    step: int  # 2 where tiles of two parts alternate
+
+
+def tile_runs(stage: Stage, span: Span) -> Iterator[TileRun]:
+    """The runs that make up one worker's span of a stage."""
+    if stage.interleaved:
+        pairs = Span(span.first // 2, span.count // 2)
+        for index, part in enumerate(stage.parts):
+            yield TileRun(part, pairs.first, pairs.count, index, 2)
+        return
+    start = 0
+    for part in stage.parts:
+        first, end = max(span.first, start), min(span.end, start + part.tiles)
+        if first < end:
+            yield TileRun(part, first - start, end - first, first - span.first, 1)
+        start += part.tiles
+
+
+def load_tapes(
+    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: Packer, progress: Progress | None = None
+) -> list[Bytes]:
+    """One array a worker, filled from the mapped file piece by piece, tensors in file order within a layer."""
+    rank = plan.ranks[0]
+    tapes = [aligned_bytes(tape.bytes) for tape in rank.tapes]
+    total, done = spec.layers + 1, 0
+    with ThreadPoolExecutor(max_workers=min(4, plan.machine.workers)) as pool:
+        for layer in range(spec.layers):
+            for index, stage in enumerate(rank.layer_stages):
+                places = [tape.layer_bytes * layer + tape.layer_segments[index].offset for tape in rank.tapes]
+                _fill_stage(spec, plan, checkpoint, packer, pool, stage, layer, tapes, places)
+            done += 1
+            if progress:
+                progress("weights", done, total)
+        places = [tape.head_segment.offset for tape in rank.tapes]
+        _fill_stage(spec, plan, checkpoint, packer, pool, rank.head, None, tapes, places)
+        if progress:
+            progress("weights", total, total)
+    return tapes
+
+
+def _fill_stage(
+    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: Packer, pool: ThreadPoolExecutor,
+    stage: Stage, layer: int | None, tapes: list[Bytes], places: list[int],
+) -> None:  # fmt: skip
+    tile_bytes = plan.format.tile_bytes(stage.padded_k)
+    jobs = []
+    for worker, span in enumerate(stage.spans):
+        segment = tapes[worker][places[worker] : places[worker] + span.count * tile_bytes]
+        tiles = segment.reshape(span.count, tile_bytes)
+        for run in tile_runs(stage, span):
+            for piece, out in _pieces(run, tiles, stage.padded_k):
+                jobs.append(
+                    pool.submit(_pack_piece, spec, plan.format, checkpoint, packer, stage, layer, piece, out)
+                )
+    for job in jobs:
+        job.result()
+    for part in stage.parts:
+        checkpoint.release(tensor_name(source_of(spec, part.role, layer), layer))
+
+
+def _pieces(run: TileRun, tiles: Bytes, padded_k: int) -> Iterator[tuple[TileRun, Bytes]]:
+    group_tiles = -(-run.part.group // TILE_ROWS) if run.part.group != run.part.rows else 1
+    whole = max(1, _CHUNK_VALUES // (padded_k * TILE_ROWS * group_tiles)) * group_tiles
+    for first in range(0, run.count, whole):
+        count = min(whole, run.count - first)
+        at = run.at + first * run.step
+        piece = TileRun(run.part, run.first_tile + first, count, at, run.step)
+        yield piece, tiles[at : at + (count - 1) * run.step + 1 : run.step]
+
+
+def _pack_piece(
+    spec: ModelSpec, fmt: Format, checkpoint: Checkpoint, packer: Packer,
+    stage: Stage, layer: int | None, run: TileRun, out: Bytes,
+) -> None:  # fmt: skip
+    source = source_of(spec, run.part.role, layer)
+    name = tensor_name(source, layer)
+    start, stop = _rows_of(run)
+    offset = source.rows[0] if source.rows else 0
+    target = out if run.step == 1 else np.empty(out.shape, np.uint8)
+    stored = checkpoint.integer_rows(name, offset + start, offset + stop) if fmt is Format.Q8 else None
+    if stored is not None and stage.k == stage.padded_k:
+        integers, scales = (_in_tiles(values, run, values.shape[1]) for values in stored)
+        bad = packer.pack_integers(integers, scales, target)
+    else:
+        values = checkpoint.rows(name, offset + start, offset + stop)
+        bad = packer.pack(fmt, _in_tiles(values, run, stage.padded_k), target)
+    if bad >= 0:
+        raise CheckpointError(
+            f"{checkpoint.source}: tensor {name} holds a value near row {offset + start + bad} that is not a finite "
+            f"{fmt.value} number.",
+            "The file is damaged, or the weights need a wider --dtype such as bf16 or f32.",
+        )
+    if run.step != 1:
+        out[:] = target
+
+
+def _rows_of(run: TileRun) -> tuple[int, int]:
+    part = run.part
+    if part.group == part.rows:
+        return run.first_tile * TILE_ROWS, min(part.rows, (run.first_tile + run.count) * TILE_ROWS)
+    group_tiles = -(-part.group // TILE_ROWS)
+    return run.first_tile // group_tiles * part.group, (
+        run.first_tile + run.count
+    ) // group_tiles * part.group
+
+
+def _in_tiles(values: NDArray[Number], run: TileRun, k: int) -> NDArray[Number]:
+    """Rows padded so that every group fills whole tiles, and columns padded to k, with zeros."""
+    rows, columns = values.shape
+    if columns == k and rows == run.count * TILE_ROWS:
+        return np.ascontiguousarray(values)
+    group = run.part.group if run.part.group != run.part.rows else rows
+    groups = max(1, rows // group)
+    padded = np.zeros((groups, run.count * TILE_ROWS // groups, k), values.dtype)
+    padded[:, :group, :columns] = values.reshape(groups, group, columns)
+    return padded.reshape(run.count * TILE_ROWS, k)
+
+
+def source_of(spec: ModelSpec, role: str, layer: int | None) -> TensorSource:
+    return spec.model_tensors[role] if layer is None else spec.layer_tensors[role]
+
+
+def tensor_name(source: TensorSource, layer: int | None) -> str:
+    return source.name if layer is None else source.in_layer(layer)
+
+
+def aligned_bytes(count: int) -> Bytes:
+    """Zeroed bytes that start on a page; the system gives them only when they are touched."""
+    page = 4096
+    raw = np.zeros(count + page, np.uint8)
+    start = -raw.ctypes.data % page
+    return raw[start : start + count]
