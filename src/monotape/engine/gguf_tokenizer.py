@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monotape.engine.pieces import WORD_START, Pieces, Spelling
-from monotape.errors import CheckpointError, nearest
+from monotape.errors import CheckpointError
 from monotape.weights.checkpoint import Vocabulary
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
 
     if vocabulary.pre not in PRE_TOKENIZERS:
         raise CheckpointError(
-            f"The GGUF file's pre-tokenizer '{vocabulary.pre}' is not known; "
-            f"the nearest is '{nearest(vocabulary.pre, PRE_TOKENIZERS)}'.",
+            f"The GGUF file's pre-tokenizer '{vocabulary.pre}' is not known.",
             f"Known ones: {', '.join(sorted(PRE_TOKENIZERS))}. The same model as a Hugging Face folder may work.",
         )
     pre = PRE_TOKENIZERS[vocabulary.pre]

@@ -47,6 +47,7 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "mlp_bias": (False,),
     "rope_interleaved": (False,),
     "use_mrope": (False,),
+    "quantization_config": (None,),
 }
 
 _ABSENT = object()

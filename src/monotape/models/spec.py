@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 #: The tensors of one layer, by role. A role that a family does not have is absent from its table.
@@ -15,7 +16,7 @@ MODEL_ROLES = ("embedding", "final_norm", "head")
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Where a role's tensor lies: a name in the checkpoint, and the rows of it when several roles share one."""
+    """Where a role's tensor lies: a name in the checkpoint, and its rows when several roles share one."""
 
     name: str  # "{layer}" stands for the layer's number
     rows: tuple[int, int] | None = None  # None: all rows
@@ -26,10 +27,10 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: angle = position * frequency, on halves (i, i + dims / 2) of a head's first `dims` values.
+    """Rotary positions: angle = position * frequency, for pairs (i, i + dims / 2) of a head's first `dims`.
 
     Every scaling rule (linear, llama3, longrope, ...) ends as one list of frequencies, so nothing after the
-    family file needs to know the rule. Only longrope has two lists: contexts past `short_context` use the second.
+    family file needs to know the rule. Only longrope has two: contexts past `short_context` use the second.
     """
 
     dims: int  # how many values of a head rotate; the rest pass through
@@ -77,12 +78,16 @@ class ModelSpec:
 
     @property
     def attention_scale(self) -> float:
-        return float(self.head_dim) ** -0.5
+        return math.pow(self.head_dim, -0.5)
 
     @property
     def parameters(self) -> int:
         """Total parameters, the tied embedding counted once."""
-        return self.vocab * self.width * (1 if self.tied else 2) + self.width + self.layers * self.layer_parameters
+        return (
+            self.vocab * self.width * (1 if self.tied else 2)
+            + self.width
+            + self.layers * self.layer_parameters
+        )
 
     @property
     def layer_parameters(self) -> int:
@@ -96,7 +101,8 @@ class ModelSpec:
         matrices = {
             "q": (self.q_rows, self.width), "k": (self.kv_rows, self.width), "v": (self.kv_rows, self.width),
             "output": (self.width, self.q_rows), "gate": (self.ffn, self.width), "up": (self.ffn, self.width),
-            "down": (self.width, self.ffn), "embedding": (self.vocab, self.width), "head": (self.vocab, self.width),
+            "down": (self.width, self.ffn), "embedding": (self.vocab, self.width),
+            "head": (self.vocab, self.width),
         }  # fmt: skip
         vectors = {
             "attention_norm": self.width, "ffn_norm": self.width, "final_norm": self.width,

@@ -155,7 +155,8 @@ def _ranks_in_order(plan: Plan) -> Iterator[str]:
 
 
 def _owned_bytes(fmt: Format, stage: Stage, worker: int) -> int:
-    return stage.spans[worker].count * fmt.tile_bytes(stage.padded_k)
+    tiles = stage.spans[worker].count if worker < len(stage.spans) else 0  # its absence is another rule's business
+    return tiles * fmt.tile_bytes(stage.padded_k)
 
 
 RULES: tuple[Rule, ...] = (

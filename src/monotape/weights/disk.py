@@ -43,7 +43,7 @@ def entries(folder: Path) -> set[Path]:
 
 
 def remove_new(folder: Path, before: set[Path]) -> None:
-    """Removes what appeared below a folder since `before` was taken, and the folder itself if nothing is left."""
+    """Removes what appeared below a folder since `before` was taken, and the folder itself if it is empty."""
     for path in sorted(entries(folder) - before, reverse=True):  # children before their parents
         if path.is_dir() and not path.is_symlink():
             path.rmdir()

@@ -228,7 +228,7 @@ class _Translation:
             "original_max_position_embeddings": self._metadata.integer(
                 self._key("rope.scaling.original_context_length")
             ),
-            "attention_factor": number(self._key("rope.scaling.attn_factor")),
+            "attn_factor": number(self._key("rope.scaling.attn_factor")),
             "beta_fast": number(self._key("rope.scaling.yarn_beta_fast")),
             "beta_slow": number(self._key("rope.scaling.yarn_beta_slow")),
             "yarn_ext_factor": number(self._key("rope.scaling.yarn_ext_factor")),

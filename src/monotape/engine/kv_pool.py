@@ -1,0 +1,101 @@
+"""Keeps the KV of earlier requests, so that the next turn of a conversation computes only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from monotape.backends.protocol import KvSequence
+from monotape.errors import ResourceError
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A sequence and the tokens whose KV it holds."""
+
+    sequence: KvSequence
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A sequence in use by one job. Its first `cached` positions hold the first tokens of the prompt."""
+
+    sequence: KvSequence
+    cached: int
+
+
+class KvPool:
+    """At most `max_sequences` sequences and, beyond the newest, `max_bytes` of KV. The least recent goes first.
+
+    A leased sequence is not in the pool: one whose job failed is dropped by never being given back.
+    """
+
+    __slots__ = ("_kept", "_max_bytes", "_max_sequences", "_new_sequence")
+
+    def __init__(
+        self, new_sequence: Callable[[], KvSequence], *, max_sequences: int, max_bytes: int
+    ) -> None:
+        self._new_sequence = new_sequence
+        self._max_sequences = max_sequences
+        self._max_bytes = max_bytes
+        self._kept: list[Kept] = []  # the most recent last
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def bytes(self) -> int:
+        return sum(kept.sequence.bytes for kept in self._kept)
+
+    def lease(self, prompt: Sequence[int], *, reuse: bool = True) -> Lease:
+        """The sequence that spares the most work, or an empty one. At least one token is left to compute."""
+        tokens = tuple(prompt)
+        best = max(
+            self._kept, key=lambda kept: (common_prefix(kept.tokens, tokens), -len(kept.tokens)), default=None
+        )
+        cached = min(common_prefix(best.tokens, tokens), len(tokens) - 1) if best and reuse else 0
+        if best is not None and self._worth_taking(best, cached):
+            self._kept.remove(best)
+            best.sequence.truncate(cached)
+            return Lease(best.sequence, cached)
+        return Lease(self._empty_sequence(), 0)
+
+    def give_back(self, lease: Lease, tokens: Sequence[int]) -> None:
+        """Keeps the sequence. `tokens` are all tokens of the request; its KV may hold fewer, never more."""
+        length = lease.sequence.length
+        if length == 0 or length > len(tokens):
+            return
+        self._kept.append(Kept(lease.sequence, tuple(tokens[:length])))
+        while len(self._kept) > self._max_sequences or (len(self._kept) > 1 and self.bytes > self._max_bytes):
+            self._kept.pop(0)
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def _worth_taking(self, kept: Kept, cached: int) -> bool:
+        """Taking it spares `cached` tokens now and costs the rest of it should that conversation go on."""
+        if cached == 0:
+            return False
+        lost = len(kept.tokens) - cached
+        full = len(self._kept) >= self._max_sequences
+        return cached >= lost or (full and kept is self._kept[0])
+
+    def _empty_sequence(self) -> KvSequence:
+        while len(self._kept) >= self._max_sequences:
+            self._kept.pop(0)
+        try:
+            return self._new_sequence()
+        except (ResourceError, MemoryError):
+            if not self._kept:
+                raise
+            self._kept.clear()  # earlier conversations are worth less than this request
+            return self._new_sequence()
+
+
+def common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """How many leading tokens agree."""
+    limit = min(len(left), len(right))
+    if left[:limit] == right[:limit]:
+        return limit
+    return next(index for index in range(limit) if left[index] != right[index])

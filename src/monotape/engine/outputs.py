@@ -1,0 +1,132 @@
+"""What a request gives back, in vLLM's shape, with the figures of the run beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from monotape.backends.protocol import Token
+from monotape.plan.types import Plan
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log-probability under the model itself, before penalties, bias and temperature."""
+
+    logprob: float
+    rank: int | None = None  # 1 for the most likely; None when it is not among those asked for
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]  # the chosen token first, then the most likely ones
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStats:
+    """What a request cost. Times are the backend's own; a figure that one token cannot give is None."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, found in the KV of an earlier request
+    new_tokens: int
+    ttft_s: float | None  # from the start of the job to its first token
+    decode_s: float  # from each first token to the last
+    decode_tokens_per_second: float | None
+    bytes_per_token: int  # what a decoded token reads, at the mean context of this request
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion. The text ends before the stop string or the end-of-text token; the ids include it."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: FinishReason | None  # None: not finished
+    stop_reason: int | str | None  # the stop id or stop string; None for the model's own end-of-text
+    seed: int
+    stats: GenerationStats
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request with all its completions."""
+
+    request_id: str
+    prompt: str | None  # None when the request gave ids
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[TokenLogprobs | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+
+    @property
+    def stats(self) -> GenerationStats:
+        return combined([completion.stats for completion in self.outputs])
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.outputs[0].stats.cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a stream adds. The last one has no tokens but `finish_reason`, and the text that was still held back."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+def token_logprobs(token: Token, text_of: Callable[[int], str] | None) -> TokenLogprobs:
+    """A token's log-probabilities as the output shows them."""
+    text = text_of or (lambda _: None)
+    assert token.logprob is not None
+    ranks = {token_id: rank for rank, (token_id, _) in enumerate(token.top_logprobs, start=1)}
+    shown = {token.id: Logprob(token.logprob, ranks.get(token.id), text(token.id))}
+    for token_id, logprob in token.top_logprobs:
+        shown.setdefault(token_id, Logprob(logprob, ranks[token_id], text(token_id)))
+    return shown
+
+
+def measured(
+    plan: Plan, *, prompt_tokens: int, cached_tokens: int, start_ns: int, times_ns: Sequence[int]
+) -> GenerationStats:
+    """The figures of one completion, from the backend's clock."""
+    decode_s = (times_ns[-1] - times_ns[0]) / 1e9 if times_ns else 0.0
+    decoded = len(times_ns) - 1
+    return GenerationStats(
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        new_tokens=len(times_ns),
+        ttft_s=(times_ns[0] - start_ns) / 1e9 if times_ns else None,
+        decode_s=decode_s,
+        decode_tokens_per_second=decoded / decode_s if decoded > 0 and decode_s > 0 else None,
+        bytes_per_token=plan.token_bytes(prompt_tokens + max(0, decoded) // 2),
+    )
+
+
+def combined(parts: Sequence[GenerationStats]) -> GenerationStats:
+    """The figures of several completions of one prompt: tokens and times add up, the first one's TTFT stands."""
+    if len(parts) == 1:
+        return parts[0]
+    new_tokens, decode_s = sum(part.new_tokens for part in parts), sum(part.decode_s for part in parts)
+    decoded = sum(max(0, part.new_tokens - 1) for part in parts)
+    return GenerationStats(
+        prompt_tokens=parts[0].prompt_tokens,
+        cached_tokens=parts[0].cached_tokens,
+        new_tokens=new_tokens,
+        ttft_s=parts[0].ttft_s,
+        decode_s=decode_s,
+        decode_tokens_per_second=decoded / decode_s if decoded > 0 and decode_s > 0 else None,
+        bytes_per_token=sum(part.bytes_per_token for part in parts) // len(parts),
+    )

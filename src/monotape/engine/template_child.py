@@ -1,0 +1,102 @@
+"""The process that renders chat templates: started as a script, fed through pipes, killed when it takes too long.
+
+A template comes with the model file and is a program. minijinja gives it no way to Python, and fuel ends its
+loops, but a filter that builds one huge string costs no fuel and Rust aborts when memory runs out. So it
+runs here, where the worst it can do is to end a process that holds nothing. Nothing of Monotape is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import re
+import struct
+import sys
+from typing import Any, BinaryIO
+
+import minijinja
+
+#: Marks which tokens the assistant wrote, for training. Here it only groups.
+_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+
+
+class _Raised(Exception):
+    """What the template itself objected to."""
+
+
+def _raise_exception(message: str) -> None:
+    raise _Raised(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: list[str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as Hugging Face's templates expect it: as Python writes it, without HTML escapes."""
+    pair = None if separators is None else (separators[0], separators[1])
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
+
+
+def environment(fuel: int) -> minijinja.Environment:
+    """A template engine set up like the one that chat templates are written for."""
+    made = minijinja.Environment(
+        trim_blocks=True, lstrip_blocks=True, fuel=fuel, auto_escape_callback=lambda _: False, pycompat=True
+    )
+    made.add_function("raise_exception", _raise_exception)
+    made.add_function("strftime_now", _strftime_now)
+    made.add_filter("tojson", _tojson)
+    return made
+
+
+def _as_group(match: re.Match[str]) -> str:
+    return f"{{%{match[1]} {'endif' if match[2] else 'if true'} {match[3]}%}}"
+
+
+def answer(engine: minijinja.Environment, request: dict[str, Any], max_characters: int) -> dict[str, Any]:
+    """Renders one request: {"text"} or {"error", "kind"}."""
+    try:
+        source = _GENERATION.sub(_as_group, request["template"])
+        text = engine.render_str(source, "chat template", **request["context"])
+    except _Raised as error:
+        return {"kind": "raised", "error": str(error)}
+    except minijinja.TemplateError as error:
+        if isinstance(error.__cause__, _Raised):
+            return {"kind": "raised", "error": str(error.__cause__)}
+        kind = "fuel" if error.kind == "OutOfFuel" else "template"
+        return {"kind": kind, "error": error.message}
+    except Exception as error:
+        return {"kind": "template", "error": f"{type(error).__name__}: {error}"}
+    if len(text) > max_characters:
+        return {"kind": "size", "error": f"{len(text)} characters"}
+    return {"text": text}
+
+
+def _limit_memory(max_bytes: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(ValueError, OSError):  # macOS knows the limit but does not take it
+        resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+
+
+def serve(requests: BinaryIO, answers: BinaryIO, *, fuel: int, max_characters: int) -> None:
+    """Answers length-prefixed JSON requests until the other end closes."""
+    engine = environment(fuel)
+    while header := requests.read(4):
+        request = json.loads(requests.read(struct.unpack(">I", header)[0]))
+        reply = json.dumps(answer(engine, request, max_characters)).encode()
+        answers.write(struct.pack(">I", len(reply)) + reply)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _limit_memory(int(sys.argv[3]))
+    serve(sys.stdin.buffer, sys.stdout.buffer, fuel=int(sys.argv[1]), max_characters=int(sys.argv[2]))

@@ -1,0 +1,160 @@
+"""Text to ids and back, from a tokenizer.json or from the vocabulary of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monotape.engine import gguf_tokenizer
+from monotape.engine.detokenizer import Detokenizer, decode
+from monotape.engine.pieces import WORD_START, Pieces, Spelling
+from monotape.errors import CheckpointError, RequestError
+from monotape.weights.checkpoint import TextAssets, Vocabulary
+
+if TYPE_CHECKING:
+    import tokenizers
+
+#: The tokens that a tokenizer_config.json names and a chat template may write.
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Tokenizer:
+    """What a model reads and writes. `add_bos` None leaves the special tokens to the file's own post-processor."""
+
+    __slots__ = ("_add_bos", "_core", "named_tokens", "pieces")
+
+    def __init__(
+        self,
+        core: tokenizers.Tokenizer,
+        pieces: Pieces,
+        *,
+        named_tokens: Mapping[str, str],
+        add_bos: bool | None = None,
+    ) -> None:
+        self._core = core
+        self._add_bos = add_bos
+        self.pieces = pieces
+        self.named_tokens = dict(named_tokens)  # "bos_token": "<s>", ...
+
+    @classmethod
+    def from_assets(cls, assets: TextAssets) -> Tokenizer | None:
+        """The checkpoint's tokenizer; None when it has none (ids in, ids out)."""
+        if assets.vocabulary is not None:
+            return cls._from_vocabulary(assets.vocabulary)
+        if assets.tokenizer_json is not None:
+            return cls._from_json(assets.tokenizer_json, assets.tokenizer_config or {})
+        return None
+
+    @classmethod
+    def _from_vocabulary(cls, vocabulary: Vocabulary) -> Tokenizer:
+        core, pieces = gguf_tokenizer.build(vocabulary)
+        ids = {
+            "bos_token": vocabulary.bos_id, "eos_token": vocabulary.eos_id, "unk_token": vocabulary.unknown_id
+        }  # fmt: skip
+        named = {name: vocabulary.tokens[index] for name, index in ids.items() if index is not None}
+        return cls(core, pieces, named_tokens=named, add_bos=vocabulary.add_bos)
+
+    @classmethod
+    def _from_json(cls, path: Path, config: Mapping[str, Any]) -> Tokenizer:
+        import tokenizers
+
+        try:
+            core = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception for everything
+            raise CheckpointError(
+                f"{path.name} cannot be read: {error}.", "Download the checkpoint's tokenizer.json again."
+            ) from None
+        core.no_truncation()  # a length that was convenient in training would cut prompts silently
+        core.no_padding()
+        special = frozenset(
+            index for index, token in core.get_added_tokens_decoder().items() if token.special
+        )
+        pieces = Pieces(core.id_to_token, _spelling(core.decoder, path), special)
+        return cls(core, pieces, named_tokens=_named_tokens(config))
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._id_of("bos_token")
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._id_of("eos_token")
+
+    def _id_of(self, name: str) -> int | None:
+        token = self.named_tokens.get(name)
+        return None if token is None else self._core.token_to_id(token)
+
+    @property
+    def size(self) -> int:
+        """Tokens in the vocabulary; a model's own table may be padded beyond it."""
+        return int(self._core.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The ids of a text. Special tokens written in it are recognised; a BOS that it starts with is not doubled."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"The text has half of a surrogate pair at character {error.start}.",
+                "Decode it as UTF-8 first.",
+            ) from None
+        by_processor = add_special and self._add_bos is None
+        ids: list[int] = self._core.encode(text, add_special_tokens=by_processor).ids
+        bos = self.bos_id
+        if add_special and self._add_bos and bos is not None:
+            ids = [bos, *ids]
+        if add_special and bos is not None and ids[:2] == [bos, bos]:
+            return ids[1:]  # a rendered chat template brings its own
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return decode(self.pieces, ids, skip_special=skip_special)
+
+    def detokenizer(self, *, skip_special: bool, prompt: Sequence[int]) -> Detokenizer:
+        """For the text that continues `prompt`."""
+        return Detokenizer(self.pieces, skip_special=skip_special, prompt=prompt)
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself, for people: incomplete characters show as replacement characters."""
+        return self.pieces.bytes_of(token_id).decode("utf-8", "replace")
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The named tokens of a tokenizer_config.json, which writes them as text or as an object with `content`."""
+    named = {}
+    for name in NAMED_TOKENS:
+        value = config.get(name)
+        content = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(content, str):
+            named[name] = content
+    return named
+
+
+def _spelling(decoder: Any, path: Path) -> Spelling:
+    """How the tokens of a tokenizer.json are spelled, read off its decoder."""
+    import json
+
+    steps = _steps(json.loads(decoder.__getstate__())) if decoder is not None else []
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return Spelling(byte_level=True)
+    if kinds == ["Metaspace"]:
+        return Spelling(False, leading_spaces=int(steps[0].get("prepend_scheme", "always") != "never"))
+    space = {"type": "Replace", "pattern": {"String": WORD_START}, "content": " "}
+    if steps[:1] == [space] and kinds[1:3] == ["ByteFallback", "Fuse"]:
+        strips = steps[3:]
+        if not strips:
+            return Spelling(False, byte_fallback=True)
+        if kinds[3:] == ["Strip"] and strips[0].get("content") == " " and strips[0].get("stop") == 0:
+            return Spelling(False, byte_fallback=True, leading_spaces=int(strips[0]["start"]))
+    raise CheckpointError(
+        f"{path.name} has a decoder that is not supported ({' + '.join(kinds) or 'none'}).",
+        "Supported: ByteLevel, Metaspace, and SentencePiece with byte fallback.",
+    )
+
+
+def _steps(decoder: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if decoder["type"] == "Sequence":
+        return [step for inner in decoder["decoders"] for step in _steps(inner)]
+    return [dict(decoder)]

@@ -1,0 +1,49 @@
+"""What the tests of the CPU backend share: loading a small checkpoint in any format, and running jobs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from monotape.backends.cpu.backend import CpuBackend
+from monotape.backends.protocol import Backend, Job, Sampling, Token
+from monotape.backends.reference.backend import ReferenceBackend
+from monotape.engine.loading import load_backend
+from monotape.models.registry import spec_from_config
+from monotape.weights.open import open_checkpoint
+
+PROMPT = tuple(np.random.default_rng(7).integers(3, 131, 75).tolist())  # longer than a prefill chunk
+
+
+@contextmanager
+def cpu(folder: Path, dtype: str = "f32", workers: int = 2, context: int = 160) -> Iterator[CpuBackend]:
+    checkpoint = open_checkpoint(folder)
+    spec = spec_from_config(checkpoint.config)
+    backend = load_backend("cpu", spec, checkpoint, dtype=dtype, context=context, workers=workers)
+    assert isinstance(backend, CpuBackend)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+def reference(folder: Path, context: int = 160) -> ReferenceBackend:
+    checkpoint = open_checkpoint(folder)
+    backend = load_backend("reference", spec_from_config(checkpoint.config), checkpoint, dtype="f32", context=context)
+    assert isinstance(backend, ReferenceBackend)
+    return backend
+
+
+def generate(
+    backend: Backend, prompt: tuple[int, ...] = PROMPT[:5], count: int = 40, *, sampling: Sampling | None = None,
+    logprobs: int | None = None, stop_ids: tuple[int, ...] = (), min_tokens: int = 0,
+) -> list[Token]:  # fmt: skip
+    job = Job(prompt, 0, count, stop_ids, min_tokens, sampling or Sampling(), logprobs)
+    return list(backend.start(job, backend.new_sequence()))
+
+
+def ids(tokens: list[Token]) -> list[int]:
+    return [token.id for token in tokens]

@@ -1,0 +1,174 @@
+"""Jobs on the CPU backend: stopping, cancelling, log-probabilities, sampling, faults, and one job at a time."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from backends.cpu_cases import PROMPT, cpu, generate, ids, reference
+from scipy.stats import chisquare
+
+from monotape.backends.protocol import Job, Sampling
+from monotape.backends.reference.sampler import reference_probabilities
+from monotape.errors import BackendError, BackendUnavailable, NumericalFault
+
+Checkpoint = Callable[[str], Path]
+
+EVERYTHING = Sampling(
+    temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3,
+    frequency_penalty=0.2, logit_bias=((5, 1.5), (9, -2.0)), seed=2**63 + 11,
+)  # fmt: skip
+SETTINGS = {
+    "greedy with penalties": Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4),
+    "bias": Sampling(logit_bias=((7, 100.0),)),
+    "temperature": Sampling(temperature=1.3, seed=5),
+    "top-k": Sampling(temperature=1.0, top_k=7, seed=6),
+    "top-p": Sampling(temperature=1.5, top_p=0.8, seed=7),
+    "min-p": Sampling(temperature=2.0, min_p=0.1, seed=8),
+    "everything": EVERYTHING,
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_sampled_tokens_are_those_of_the_reference(checkpoint: Checkpoint, name: str) -> None:
+    """Noise is a function of (seed, position, id), so equal logits give equal tokens, not just equal odds."""
+    folder = checkpoint("qwen2")
+    expected = ids(generate(reference(folder), count=60, sampling=SETTINGS[name]))
+    with cpu(folder, "f32") as backend:
+        assert ids(generate(backend, count=60, sampling=SETTINGS[name])) == expected
+
+
+@pytest.mark.parametrize("name", ["temperature", "top-k", "top-p", "min-p", "everything"])
+def test_sampled_frequencies_fit_the_reference_probabilities(checkpoint: Checkpoint, name: str) -> None:
+    sampling = SETTINGS[name]
+    prompt, draws = PROMPT[:6], 3000
+    with cpu(checkpoint("llama-tied"), "q8") as backend:
+        logits = backend.logits(prompt, backend.new_sequence())[-1]
+        sequence = backend.new_sequence()
+        counts = np.zeros(backend.spec.vocab)
+        for seed in range(draws):
+            changed = Sampling(**{f: getattr(sampling, f) for f in sampling.__slots__} | {"seed": seed})
+            cached = min(sequence.length, len(prompt) - 1)
+            counts[ids(list(backend.start(Job(prompt, cached, 1, sampling=changed), sequence)))[0]] += 1
+    expected = reference_probabilities(logits, prompt, (), sampling)
+    assert counts[expected == 0].sum() == 0
+    likely = expected * draws >= 5  # the test needs a handful of expected draws a bin; the rest share one
+    observed = np.append(counts[likely], counts[~likely].sum())
+    wanted = np.append(expected[likely], expected[~likely].sum()) * draws
+    keep = wanted > 0
+    assert keep.sum() > 1
+    assert chisquare(observed[keep], wanted[keep] * observed[keep].sum() / wanted[keep].sum()).pvalue > 1e-4
+
+
+def test_seeds_repeat_and_differ(checkpoint: Checkpoint) -> None:
+    with cpu(checkpoint("llama")) as backend:
+        runs = [ids(generate(backend, sampling=Sampling(temperature=1.5, seed=seed))) for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_stop_id_ends_the_job_and_is_its_last_token(checkpoint: Checkpoint) -> None:
+    with cpu(checkpoint("llama")) as backend:
+        free = ids(generate(backend))
+        stop = free[10]
+        first = free.index(stop)
+        generation = backend.start(Job(PROMPT[:5], 0, 40, (stop,)), backend.new_sequence())
+        assert ids(list(generation)) == free[: first + 1]
+        assert generation.finish_reason == "stop"
+
+
+def test_min_tokens_bans_the_stop_id_until_then(checkpoint: Checkpoint) -> None:
+    with cpu(checkpoint("llama")) as backend:
+        stop = ids(generate(backend))[0]
+        tokens = ids(generate(backend, stop_ids=(stop,), min_tokens=6))
+        assert stop not in tokens[:6]
+        expected = ids(generate(reference(checkpoint("llama")), stop_ids=(stop,), min_tokens=6))
+        assert tokens == expected
+
+
+def test_logprobs_are_those_of_the_reference(checkpoint: Checkpoint) -> None:
+    folder = checkpoint("qwen3")
+    expected = generate(reference(folder), count=12, sampling=EVERYTHING, logprobs=4)
+    with cpu(folder, "f32") as backend:
+        got = generate(backend, count=12, sampling=EVERYTHING, logprobs=4)
+        plain = generate(backend, count=12, sampling=EVERYTHING, logprobs=0)
+        none = generate(backend, count=12, sampling=EVERYTHING)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert [token for token, _ in mine.top_logprobs] == [token for token, _ in theirs.top_logprobs]
+        np.testing.assert_allclose(
+            [value for _, value in mine.top_logprobs], [value for _, value in theirs.top_logprobs], atol=1e-4
+        )
+    assert [token.logprob for token in plain] == [token.logprob for token in got]
+    assert all(token.top_logprobs == () for token in plain)
+    assert all(token.logprob is None for token in none)
+
+
+@pytest.mark.parametrize("after", [0, 1, 30])
+def test_cancel_ends_within_a_token_and_the_backend_goes_on(checkpoint: Checkpoint, after: int) -> None:
+    with cpu(checkpoint("llama"), context=100_000) as backend:
+        sequence = backend.new_sequence()
+        generation = backend.start(Job(PROMPT[:5], 0, 90_000), sequence)
+        if after == 0:
+            generation.cancel()
+        seen = 0
+        for _ in generation:
+            seen += 1
+            if seen == after:
+                generation.cancel()
+        assert generation.finish_reason == "cancelled"
+        assert seen < 90_000
+        assert sequence.length == (5 + seen - 1 if seen else 0)
+        assert len(generate(backend)) == 40
+
+
+def test_one_job_at_a_time(checkpoint: Checkpoint) -> None:
+    with cpu(checkpoint("llama"), context=100_000) as backend:
+        running = backend.start(Job(PROMPT[:5], 0, 90_000), backend.new_sequence())
+        with pytest.raises(BackendError, match="one job at a time"):
+            backend.start(Job(PROMPT[:5], 0, 1), backend.new_sequence())
+        running.cancel()
+        assert len(list(running)) < 90_000
+        assert running.finish_reason == "cancelled"
+
+
+def test_an_abandoned_job_is_safe_to_close(checkpoint: Checkpoint) -> None:
+    """The native side must not write into arrays that Python has freed."""
+    with cpu(checkpoint("llama"), context=100_000) as backend:
+        next(iter(backend.start(Job(PROMPT[:5], 0, 90_000), backend.new_sequence())))
+        gc.collect()
+
+
+def test_cached_positions_are_not_computed_again(checkpoint: Checkpoint) -> None:
+    with cpu(checkpoint("llama"), "q8") as backend:
+        sequence = backend.new_sequence()
+        first = ids(list(backend.start(Job(PROMPT[:20], 0, 10), sequence)))
+        assert sequence.length == 29
+        turn = (*PROMPT[:20], *first, *PROMPT[40:50])
+        warm = ids(list(backend.start(Job(turn, 29, 10), sequence)))
+        assert warm == ids(generate(backend, turn, 10))
+
+
+def test_overflow_is_a_numerical_fault_and_the_backend_goes_on(checkpoint: Checkpoint) -> None:
+    with cpu(checkpoint("llama"), context=64) as backend:
+        sequence = backend.new_sequence()
+        backend.logits(PROMPT[:4], sequence)
+        sequence.values[:] = np.nan
+        with pytest.raises(NumericalFault, match="position 5"):
+            list(backend.start(Job(PROMPT[:5], 4, 3), sequence))
+        assert len(generate(backend, count=8)) == 8
+
+
+def test_a_context_can_be_filled_to_its_last_position(checkpoint: Checkpoint) -> None:
+    with cpu(checkpoint("mistral-window"), context=160) as backend:
+        generation = backend.start(Job(PROMPT, 0, 160 - len(PROMPT)), backend.new_sequence())
+        assert len(list(generation)) == 160 - len(PROMPT)
+        assert generation.finish_reason == "length"
+
+
+def test_unknown_kernels_are_refused_by_name(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOTAPE_ISA", "sse9")
+    with pytest.raises(BackendUnavailable, match="sse9"), cpu(checkpoint("llama")):
+        pass

@@ -1,0 +1,102 @@
+"""Every rule of a plan, broken on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from plan.plans import spec
+
+from monotape.compiler.compile import compile_plan
+from monotape.errors import PlanError
+from monotape.plan.rules import RULES, verify, violations
+from monotape.plan.types import Format, Machine, Plan, RankPlan, Span, Stage, Tape
+
+
+def good_plan() -> Plan:
+    model = spec("LlamaForCausalLM", 3, 54, 6, 2, 10, 76, 131)
+    return compile_plan(model, Machine("cpu", 3), Format.Q8, context=160)
+
+
+def with_rank(plan: Plan, **changes: object) -> Plan:
+    return replace(plan, ranks=(replace(plan.ranks[0], **changes),))  # type: ignore[arg-type]
+
+
+def with_stage(plan: Plan, index: int, change: Callable[[Stage], Stage]) -> Plan:
+    stages = list(plan.ranks[0].layer_stages)
+    stages[index] = change(stages[index])
+    return with_rank(plan, layer_stages=tuple(stages))
+
+
+def with_tape(plan: Plan, change: Callable[[Tape], Tape]) -> Plan:
+    tapes = plan.ranks[0].tapes
+    return with_rank(plan, tapes=(change(tapes[0]), *tapes[1:]))
+
+
+def moved(tape: Tape, segment: int, by: int) -> Tape:
+    segments = list(tape.layer_segments)
+    segments[segment] = replace(segments[segment], offset=segments[segment].offset + by)
+    return replace(tape, layer_segments=tuple(segments))
+
+
+def all_to_first_worker(plan: Plan) -> Plan:
+    """One owner for every tile, tapes consistent with it: nothing is wrong but the balance."""
+    rank: RankPlan = plan.ranks[0]
+
+    def hoard(stage: Stage) -> Stage:
+        rest = (Span(stage.tiles, 0),) * (len(stage.spans) - 1)
+        return replace(stage, spans=(Span(0, stage.tiles), *rest))
+
+    return with_rank(plan, layer_stages=tuple(hoard(stage) for stage in rank.layer_stages))
+
+
+def shifted(stage: Stage, by: int) -> Stage:
+    first, second, *rest = stage.spans
+    return replace(
+        stage, spans=(Span(first.first, first.count + by), Span(second.first + by, second.count - by), *rest)
+    )
+
+
+BREAKERS: dict[str, Callable[[Plan], Plan]] = {
+    "ranks in order": lambda plan: with_rank(plan, rank=1),
+    "a span a worker": lambda plan: with_stage(plan, 0, lambda s: replace(s, spans=s.spans[:-1])),
+    "one owner": lambda plan: with_stage(
+        plan, 1, lambda s: replace(s, spans=(replace(s.spans[0], count=s.spans[0].count + 1), *s.spans[1:]))
+    ),
+    "whole units": lambda plan: with_stage(plan, 2, lambda s: shifted(s, 1)),
+    "tiles cover rows": lambda plan: with_stage(plan, 1, lambda s: replace(s, parts=(replace(s.parts[0], rows=99, group=99),))),
+    "whole blocks": lambda plan: with_stage(plan, 0, lambda s: replace(s, padded_k=s.k)),
+    "tape holds its tiles": lambda plan: with_tape(
+        plan, lambda t: replace(t, layer_segments=(t.layer_segments[1], t.layer_segments[0], *t.layer_segments[2:]))
+    ),
+    "tape is one run": lambda plan: with_tape(plan, lambda t: moved(t, 1, 64)),
+    "aligned": lambda plan: with_tape(plan, lambda t: moved(t, 1, 4)),
+    "balanced": all_to_first_worker,
+    "buffers exist": lambda plan: with_stage(plan, 3, lambda s: replace(s, reads="nowhere")),
+    "written before read": lambda plan: with_stage(plan, 1, lambda s: replace(s, reads="activation")),
+    "chunk fits": lambda plan: replace(plan, chunk=plan.chunk + 1),
+    "kv makes sense": lambda plan: with_rank(plan, kv=replace(plan.ranks[0].kv, format=Format.Q8)),
+}  # fmt: skip
+
+
+def test_a_compiled_plan_breaks_no_rule() -> None:
+    assert violations(good_plan()) == []
+
+
+def test_every_rule_has_a_breaker() -> None:
+    assert set(BREAKERS) == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("name", BREAKERS)
+def test_breaking_a_rule_is_noticed(name: str) -> None:
+    broken = BREAKERS[name](good_plan())
+    assert name in {rule.name for rule, _ in violations(broken)}
+    with pytest.raises(PlanError, match="breaks the rule"):
+        verify(broken)
+
+
+def test_digest_names_the_schedule() -> None:
+    plan = good_plan()
+    assert plan.digest == good_plan().digest
+    assert plan.digest != BREAKERS["whole units"](plan).digest
