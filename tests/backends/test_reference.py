@@ -14,7 +14,7 @@ from families import BY_NAME, CASES, VOCAB, Case, prompt, transformers_greedy, t
 from monotape.backends.protocol import Job, Sampling
 from monotape.backends.reference.backend import PREFILL_ROWS, ReferenceBackend
 from monotape.backends.reference.model import silu, visible
-from monotape.backends.reference.sampler import logprobs
+from monotape.backends.reference.sampler import choose, logprobs
 from monotape.backends.reference.weights import ReferenceWeights, load_weights
 from monotape.compiler.compile import compile_plan
 from monotape.errors import CheckpointError, NumericalFault, RequestError, UsageError
@@ -178,6 +178,19 @@ def test_log_probabilities_are_those_of_the_model(llama: ReferenceBackend) -> No
         want, best = logprobs(llama.logits(before, llama.new_sequence())[-1], token.id, 3)
         assert token.logprob == pytest.approx(want, rel=1e-4)
         assert [pair[0] for pair in token.top_logprobs] == [pair[0] for pair in best]
+
+
+def test_each_token_is_what_the_sampler_says_at_its_position(llama: ReferenceBackend) -> None:
+    tokens = tuple(prompt(9, seed=11))
+    sampling = Sampling(temperature=2.0, top_p=0.95, repetition_penalty=1.5, frequency_penalty=0.5, seed=12)
+    job = Job(tokens, 0, 12, stop_ids=(4, 40), min_tokens=12, sampling=sampling)
+    sequence, output = llama.new_sequence(), list[int]()
+    logits = llama.logits(tokens, sequence)[-1]
+    for token in llama.start(job, llama.new_sequence()):
+        assert token.id == choose(logits, tokens, output, len(tokens) + len(output), sampling, (4, 40))
+        output.append(token.id)
+        logits = llama.logits([token.id], sequence)[-1]
+    assert len(set(output)) > 6
 
 
 def test_seeds_decide_the_tokens(llama: ReferenceBackend) -> None:

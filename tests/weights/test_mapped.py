@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import sys
 from pathlib import Path
 from struct import Struct
@@ -62,13 +61,13 @@ def test_missing_folder_and_empty_are_named(tmp_path: Path) -> None:
         MappedFile(tmp_path / "empty")
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "locked"
-    path.write_bytes(b"x")
-    path.chmod(0)
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        MappedFile(path)
+def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", locked)
+    with pytest.raises(CheckpointError, match=r"secret cannot be read: .*Permission denied"):
+        MappedFile(tmp_path / "secret")
 
 
 def _resident_pages(path: Path) -> int:

@@ -106,7 +106,8 @@ def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
-    write_shards(tmp_path, [{"a": ("F32", MATRIX)}, {"b": ("F32", VECTOR), "a": ("F32", MATRIX)}])
+    twice = ("F32", MATRIX)
+    write_shards(tmp_path, [{"a": twice, "c": twice}, {"b": ("F32", VECTOR), "a": twice}])
     with pytest.raises(CheckpointError, match=r"tensor a is in model-00001.* and in model-00002"):
         SafetensorsFolder(tmp_path)
 

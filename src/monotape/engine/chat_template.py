@@ -16,7 +16,7 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 
 class ChatTemplate:
-    """A model's own template, rendered in a process of its own, with the names of the model's special tokens."""
+    """A model's template and the special tokens it may write, rendered in a process of its own."""
 
     def __init__(
         self, source: str, named_tokens: Mapping[str, str], limits: TemplateLimits | None = None
@@ -42,7 +42,7 @@ class ChatTemplate:
         template: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. `template` replaces the model's own; `variables` are what else the template may ask for."""
+        """The prompt. `template` replaces the model's own; `variables` are what else it may ask for."""
         extra = dict(variables or {})
         for name in extra:
             if not isinstance(name, str) or name in _RESERVED:
@@ -100,7 +100,11 @@ def _text_content(content: object, where: str) -> str | None:
     parts = content if isinstance(content, Sequence) else [content]
     texts = []
     for part in parts:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        if (
+            not isinstance(part, Mapping)
+            or part.get("type") != "text"
+            or not isinstance(part.get("text"), str)
+        ):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise RequestError(
                 f"{where} has content of the kind {kind!r}.",

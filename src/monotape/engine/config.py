@@ -1,4 +1,4 @@
-"""Every setting of the engine, with its default and its help text. The LLM class and the command line read both here."""
+"""Every setting of the engine with its default and help text, for the LLM class and the command line."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ def _setting(default: Any, text: str, **more: Any) -> Any:
 class EngineConfig:
     """What an engine is started with. `metadata["help"]` of each field is its help text."""
 
-    model: str = _setting(DEFAULT_MODEL, "a name, a Hugging Face id, a folder or a GGUF file", metavar="MODEL")
+    model: str = _setting(
+        DEFAULT_MODEL, "a name, a Hugging Face id, a folder or a GGUF file", metavar="MODEL"
+    )
     backend: str = _setting("auto", "what runs the model: auto, cpu, reference", metavar="NAME")
-    dtype: str = _setting("auto", "weights in memory: auto, float32, bfloat16, float16, q8", metavar="TYPE")
+    dtype: str = _setting("auto", "weights in memory: auto, f32, bf16, f16, q8", metavar="TYPE")
     max_model_len: int | None = _setting(
         None, "longest prompt and answer together, in tokens (default: what the model and memory allow)"
     )
@@ -44,7 +46,9 @@ class EngineConfig:
     )
     max_sequences: int = _setting(4, "conversations whose KV is kept for the next turn")
     kv_bytes: int | None = _setting(
-        None, "memory for the KV of kept conversations (default: a quarter of this machine's)", metavar="BYTES"
+        None,
+        "memory for the KV of kept conversations (default: a quarter of this machine's)",
+        metavar="BYTES",
     )
     progress: bool = _setting(True, "show progress on a terminal while loading")
 
@@ -75,11 +79,12 @@ def memory_bytes() -> int:
 
 
 def check_unknown(arguments: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Refuses arguments that the engine does not have; those of vLLM pass where they ask for what is anyway so."""
+    """Refuses arguments that the engine does not have; vLLM's pass where they ask for what is so anyway."""
     for name, value in arguments.items():
         if name not in ONE_DEVICE:
             raise UsageError(
-                f"LLM has no argument '{name}'.", f"Did you mean '{nearest(name, known)}'? It has: {', '.join(known)}."
+                f"LLM has no argument '{name}'.",
+                f"Did you mean '{nearest(name, known)}'? It has: {', '.join(known)}.",
             )
         if value != ONE_DEVICE[name]:
             raise UsageError(

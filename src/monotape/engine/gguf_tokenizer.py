@@ -21,7 +21,7 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _words_and_lines(digits: str) -> str:
-    """Letters with one leading mark, runs of `digits`, marks with the line ends that follow, line ends, spaces."""
+    """Letters with one leading mark, `digits`, marks with the line ends that follow, line ends, spaces."""
     word = r"[^\r\n\p{L}\p{N}]?\p{L}+"
     return rf"(?i:{_CONTRACTION})|{word}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{_SPACES}"
 
@@ -91,14 +91,14 @@ def _pieces(vocabulary: Vocabulary) -> Pieces:
         None if kind == UNUSED else token
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
     ]
-    special = frozenset(
-        index for index, kind in enumerate(vocabulary.types) if kind in (CONTROL, UNKNOWN)
-    )
+    special = frozenset(index for index, kind in enumerate(vocabulary.types) if kind in (CONTROL, UNKNOWN))
     if vocabulary.model == "gpt2":
         spelling = Spelling(byte_level=True)
     else:
         spelling = Spelling(False, byte_fallback=True, leading_spaces=int(vocabulary.add_space_prefix))
-    return Pieces(lambda token_id: tokens[token_id] if 0 <= token_id < len(tokens) else None, spelling, special)
+    return Pieces(
+        lambda token_id: tokens[token_id] if 0 <= token_id < len(tokens) else None, spelling, special
+    )
 
 
 def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
@@ -107,7 +107,7 @@ def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     if vocabulary.pre not in PRE_TOKENIZERS:
         raise CheckpointError(
             f"The GGUF file's pre-tokenizer '{vocabulary.pre}' is not known.",
-            f"Known ones: {', '.join(sorted(PRE_TOKENIZERS))}. The same model as a Hugging Face folder may work.",
+            f"Known: {', '.join(sorted(PRE_TOKENIZERS))}. The model's Hugging Face folder may work.",
         )
     pre = PRE_TOKENIZERS[vocabulary.pre]
     core = Tokenizer(
@@ -159,8 +159,8 @@ def _sentencepiece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
 def merges_from_scores(tokens: tuple[str, ...], scores: tuple[float, ...]) -> list[tuple[str, str]]:
     """The merges that build every token out of two others, the best score first.
 
-    SentencePiece always joins the two neighbours whose union has the best score, so each way to cut a token in
-    two known parts is a merge of that token's rank; among equals the longer, then the later parts come first.
+    SentencePiece always joins the two neighbours whose union has the best score, so each way to cut a token
+    in two known parts is a merge of that token's rank; among equals the longer left part comes first.
     """
     index_of = {token: index for index, token in enumerate(tokens)}
     found: list[tuple[float, int, int, int, int]] = []
@@ -176,7 +176,7 @@ def _add_special_tokens(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> N
     """Control and user-defined tokens are found in a text before anything else looks at it."""
     from tokenizers import AddedToken
 
-    # Phi-3's turn marks swallow the line end after them. No field of the file says so; its placeholders name it.
+    # Phi-3's turn marks swallow the spaces and line ends after them. No field of the file says so.
     swallows = vocabulary.model == "llama" and "<|placeholder1|>" in vocabulary.tokens
     keeps = {"<unk>", "<s>", "<|endoftext|>"}
     control, user_defined = [], []

@@ -26,16 +26,14 @@ class Lease:
 
 
 class KvPool:
-    """At most `max_sequences` sequences and, beyond the newest, `max_bytes` of KV. The least recent goes first.
+    """At most `max_sequences` sequences and, with the newest never counted out, `max_bytes` of KV.
 
     A leased sequence is not in the pool: one whose job failed is dropped by never being given back.
     """
 
     __slots__ = ("_kept", "_max_bytes", "_max_sequences", "_new_sequence")
 
-    def __init__(
-        self, new_sequence: Callable[[], KvSequence], *, max_sequences: int, max_bytes: int
-    ) -> None:
+    def __init__(self, new_sequence: Callable[[], KvSequence], *, max_sequences: int, max_bytes: int) -> None:
         self._new_sequence = new_sequence
         self._max_sequences = max_sequences
         self._max_bytes = max_bytes
@@ -62,10 +60,11 @@ class KvPool:
         return Lease(self._empty_sequence(), 0)
 
     def give_back(self, lease: Lease, tokens: Sequence[int]) -> None:
-        """Keeps the sequence. `tokens` are all tokens of the request; its KV may hold fewer, never more."""
-        length = lease.sequence.length
-        if length == 0 or length > len(tokens):
+        """Keeps the sequence. `tokens` are those of the request that are known, in order from its first."""
+        length = min(lease.sequence.length, len(tokens))
+        if length == 0:
             return
+        lease.sequence.truncate(length)
         self._kept.append(Kept(lease.sequence, tuple(tokens[:length])))
         while len(self._kept) > self._max_sequences or (len(self._kept) > 1 and self.bytes > self._max_bytes):
             self._kept.pop(0)

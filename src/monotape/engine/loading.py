@@ -33,7 +33,8 @@ def load_backend(
     """Loads the model onto the named backend; "auto" takes the fastest one this machine has."""
     if name not in BACKENDS:
         raise UsageError(
-            f"There is no backend '{name}'.", f"Did you mean '{nearest(name, BACKENDS)}'? Known: {', '.join(BACKENDS)}."
+            f"There is no backend '{name}'.",
+            f"Did you mean '{nearest(name, BACKENDS)}'? Known: {', '.join(BACKENDS)}.",
         )
     plan = plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers)
     if name != "reference":

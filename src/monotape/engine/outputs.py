@@ -78,7 +78,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a stream adds. The last one has no tokens but `finish_reason`, and the text that was still held back."""
+    """What a stream adds. The last has no tokens but a finish reason, and the text still held back."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -89,12 +89,11 @@ class Delta:
 
 def token_logprobs(token: Token, text_of: Callable[[int], str] | None) -> TokenLogprobs:
     """A token's log-probabilities as the output shows them."""
-    text = text_of or (lambda _: None)
     assert token.logprob is not None
     ranks = {token_id: rank for rank, (token_id, _) in enumerate(token.top_logprobs, start=1)}
-    shown = {token.id: Logprob(token.logprob, ranks.get(token.id), text(token.id))}
+    shown = {token.id: Logprob(token.logprob, ranks.get(token.id), text_of and text_of(token.id))}
     for token_id, logprob in token.top_logprobs:
-        shown.setdefault(token_id, Logprob(logprob, ranks[token_id], text(token_id)))
+        shown.setdefault(token_id, Logprob(logprob, ranks[token_id], text_of and text_of(token_id)))
     return shown
 
 
@@ -116,7 +115,7 @@ def measured(
 
 
 def combined(parts: Sequence[GenerationStats]) -> GenerationStats:
-    """The figures of several completions of one prompt: tokens and times add up, the first one's TTFT stands."""
+    """The figures of several completions of one prompt: tokens and times add up, the first TTFT stands."""
     if len(parts) == 1:
         return parts[0]
     new_tokens, decode_s = sum(part.new_tokens for part in parts), sum(part.decode_s for part in parts)

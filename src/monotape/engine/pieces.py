@@ -9,7 +9,7 @@ WORD_START = "\u2581"  # how SentencePiece vocabularies write a space
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Byte-level vocabularies write each byte as one visible character: itself where it has a shape of its own,
+    """Byte-level vocabularies write a byte as one visible character: itself where it has a shape of its own,
     else the next free character from 256 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     table = {chr(byte): byte for byte in visible}

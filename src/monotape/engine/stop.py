@@ -8,8 +8,8 @@ from collections.abc import Sequence
 class StopStrings:
     """Holds back the longest end of the text that could still become a stop string.
 
-    The first stop string to be complete ends the text, however the text is cut into pieces. Of two that end at
-    the same character the longer one counts, so that nothing of it is left in the text.
+    The first stop string to be complete ends the text, however the text is cut into pieces. Of two that end
+    at the same character the longer one counts, so that nothing of it is left in the text.
     """
 
     __slots__ = ("_held", "_include", "_longest", "_stops", "matched")

@@ -1,4 +1,4 @@
-"""The process that renders chat templates: started as a script, fed through pipes, killed when it takes too long.
+"""The process that renders chat templates: a script, fed through pipes, killed when it takes too long.
 
 A template comes with the model file and is a program. minijinja gives it no way to Python, and fuel ends its
 loops, but a filter that builds one huge string costs no fuel and Rust aborts when memory runs out. So it
@@ -21,12 +21,12 @@ import minijinja
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
-class _Raised(Exception):
+class _RaisedError(Exception):
     """What the template itself objected to."""
 
 
 def _raise_exception(message: str) -> None:
-    raise _Raised(message)
+    raise _RaisedError(message)
 
 
 def _strftime_now(form: str) -> str:
@@ -50,8 +50,8 @@ def environment(fuel: int) -> minijinja.Environment:
     made = minijinja.Environment(
         trim_blocks=True, lstrip_blocks=True, fuel=fuel, auto_escape_callback=lambda _: False, pycompat=True
     )
-    made.add_function("raise_exception", _raise_exception)
-    made.add_function("strftime_now", _strftime_now)
+    made.add_global("raise_exception", _raise_exception)
+    made.add_global("strftime_now", _strftime_now)
     made.add_filter("tojson", _tojson)
     return made
 
@@ -65,10 +65,10 @@ def answer(engine: minijinja.Environment, request: dict[str, Any], max_character
     try:
         source = _GENERATION.sub(_as_group, request["template"])
         text = engine.render_str(source, "chat template", **request["context"])
-    except _Raised as error:
+    except _RaisedError as error:
         return {"kind": "raised", "error": str(error)}
     except minijinja.TemplateError as error:
-        if isinstance(error.__cause__, _Raised):
+        if isinstance(error.__cause__, _RaisedError):
             return {"kind": "raised", "error": str(error.__cause__)}
         kind = "fuel" if error.kind == "OutOfFuel" else "template"
         return {"kind": kind, "error": error.message}

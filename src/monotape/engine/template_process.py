@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import subprocess
@@ -123,10 +124,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            try:
+            with contextlib.suppress(BrokenPipeError):  # what was still to be written does not matter
                 stream.close()
-            except BrokenPipeError:  # what was still to be written does not matter any more
-                pass
 
 
 def _error(kind: str, message: str, limits: TemplateLimits) -> RequestError:

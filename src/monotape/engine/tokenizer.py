@@ -20,7 +20,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class Tokenizer:
-    """What a model reads and writes. `add_bos` None leaves the special tokens to the file's own post-processor."""
+    """What a model reads and writes. `add_bos` None leaves that to the file's own post-processor."""
 
     __slots__ = ("_add_bos", "_core", "named_tokens", "pieces")
 
@@ -91,7 +91,7 @@ class Tokenizer:
         return int(self._core.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The ids of a text. Special tokens written in it are recognised; a BOS that it starts with is not doubled."""
+        """The ids of a text. Special tokens written in it count; a BOS that it starts with is not doubled."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -121,7 +121,7 @@ class Tokenizer:
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The named tokens of a tokenizer_config.json, which writes them as text or as an object with `content`."""
+    """The named tokens of a tokenizer_config.json, which has them as text or as an object with `content`."""
     named = {}
     for name in NAMED_TOKENS:
         value = config.get(name)

@@ -73,10 +73,6 @@ class Fields:
         self._prefix = prefix
         self._used: set[str] = set()
 
-    def __contains__(self, name: str) -> bool:
-        """Whether the file gives the field a value; null is how it says that it does not."""
-        return self._values.get(name) is not None
-
     def same_as(self, other: Fields) -> bool:
         return self._values == other._values
 

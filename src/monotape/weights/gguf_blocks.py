@@ -27,9 +27,9 @@ def integers(raw: NDArray[np.uint8], stored: str) -> tuple[NDArray[np.int8], NDA
     if stored not in _INTEGER_BLOCKS:
         return None
     block_bytes, bits = _INTEGER_BLOCKS[stored]
-    rows, row_bytes = raw.shape
-    blocks = raw.reshape(rows, row_bytes // block_bytes, block_bytes)
-    scales = np.ascontiguousarray(blocks[..., :2]).view("<f2").reshape(rows, -1)
+    rows, count = raw.shape[0], raw.shape[1] // block_bytes
+    blocks = raw.reshape(rows, count, block_bytes)
+    scales = np.ascontiguousarray(blocks[..., :2]).view("<f2").reshape(rows, count)
     if bits == 8:
         values = np.ascontiguousarray(blocks[..., 2:]).view(np.int8)
     else:
@@ -41,4 +41,4 @@ def integers(raw: NDArray[np.uint8], stored: str) -> tuple[NDArray[np.int8], NDA
             values |= fifth << 4
         values = values.view(np.int8)
         values -= 1 << (bits - 1)
-    return values.reshape(rows, -1), scales
+    return values.reshape(rows, count * BLOCK), scales

@@ -101,6 +101,8 @@ class GgufFile:
         tensor = entry.tensor
         require_readable(self.source, name, tensor.stored)
         _require_range(name, tensor.shape, start, stop)
+        if start == stop:
+            return np.empty((0, *tensor.shape[1:]), np.float32)
         if len(tensor.shape) == 1:
             return self._values(tensor)[_stored_rows(start, stop, entry.head_dim)]
         return dequantise(self._raw_rows(entry, start, stop), tensor.kind).reshape(

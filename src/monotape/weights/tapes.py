@@ -21,6 +21,7 @@ Number = TypeVar("Number", np.int8, np.float16, np.float32)
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 _CHUNK_VALUES = 1 << 20  # values in flight at a time and thread; bounds the memory that loading takes
+_RELEASE_EVERY = 16  # pieces after which mapped pages that were read are given back
 
 
 class Packer(Protocol):
@@ -92,10 +93,12 @@ def _fill_stage(
                 jobs.append(
                     pool.submit(_pack_piece, spec, plan.format, checkpoint, packer, stage, layer, piece, out)
                 )
-    for job in jobs:
+    names = [tensor_name(source_of(spec, part.role, layer), layer) for part in stage.parts]
+    for done, job in enumerate(jobs, start=1):
         job.result()
-    for part in stage.parts:
-        checkpoint.release(tensor_name(source_of(spec, part.role, layer), layer))
+        if done % _RELEASE_EVERY == 0 or done == len(jobs):
+            for name in names:
+                checkpoint.release(name)
 
 
 def _pieces(run: TileRun, tiles: Bytes, padded_k: int) -> Iterator[tuple[TileRun, Bytes]]:

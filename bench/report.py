@@ -1,0 +1,80 @@
+"""What every benchmark ends with: one JSON line, and a file under reports/ that says how its numbers came about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORTS = ROOT / "reports"
+#: The code that decides how fast a backend is. A report belongs to exactly one state of it.
+MEASURED_SOURCES = ("src/monotape/backends/cpu", "src/monotape/plan", "src/monotape/compiler")
+
+
+def sources_hash() -> str:
+    """Names the state of the kernel sources and the plan code."""
+    digest = hashlib.sha256()
+    for folder in MEASURED_SOURCES:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".h", ".cpp"):
+                digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "architecture": platform.machine(),
+        "processor": _cpu_name(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    for command in (["lscpu"], ["sysctl", "machdep.cpu.brand_string"]):
+        try:
+            lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        for line in lines:
+            if line.startswith(("Model name:", "machdep.cpu.brand_string:")):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip()
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and spread of a list of measurements."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": len(values)}
+
+
+def publish(name: str, results: dict[str, Any], *, save: bool) -> None:
+    """Prints the one JSON line, and keeps it under reports/ when asked to."""
+    report = {
+        "name": name,
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_files": [line[3:] for line in _git("status", "--porcelain").splitlines()],
+        "sources": sources_hash(),
+        "machine": machine(),
+        **results,
+    }
+    if save:
+        REPORTS.mkdir(exist_ok=True)
+        (REPORTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report))

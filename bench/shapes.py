@@ -1,0 +1,89 @@
+"""Named model shapes with random weights, for measuring speed where no checkpoint is at hand."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.models.registry import spec_from_config
+from monotape.models.spec import ModelSpec
+from monotape.weights.checkpoint import TextAssets
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def _config(
+    architecture: str, layers: int, width: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int,
+    **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "architectures": [architecture], "num_hidden_layers": layers, "hidden_size": width,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+        "intermediate_size": ffn, "vocab_size": vocab, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16", **more,
+    }  # fmt: skip
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.2-1b": _config(
+        "LlamaForCausalLM", 16, 2048, 32, 8, 64, 8192, 128256, rope_scaling={**_LLAMA3_ROPE, "factor": 32.0}
+    ),
+    "llama-3.1-8b": _config(
+        "LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256,
+        rope_scaling={**_LLAMA3_ROPE, "factor": 8.0}, tie_word_embeddings=False,
+    ),
+    "dense-2b": _config("LlamaForCausalLM", 25, 2560, 20, 4, 128, 6912, 49152),
+    "qwen3-0.6b": _config("Qwen3ForCausalLM", 28, 1024, 16, 8, 128, 3072, 151936),
+    "qwen3-1.7b": _config("Qwen3ForCausalLM", 28, 2048, 16, 8, 128, 6144, 151936),
+    "smollm2-135m": _config("LlamaForCausalLM", 30, 576, 9, 3, 64, 1536, 49152, max_position_embeddings=8192),
+}  # fmt: skip
+
+
+class RandomCheckpoint:
+    """Deterministic random weights of a shape, made when they are read: no file, no memory."""
+
+    def __init__(self, name: str) -> None:
+        self.source = name
+        self.config: Mapping[str, Any] = SHAPES[name]
+        self.generation_config: Mapping[str, Any] = {}
+        self.text = TextAssets()
+        self._spec = spec_from_config(self.config)
+        self._shapes = _tensor_shapes(self._spec)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def stored_as(self, name: str) -> str:
+        return "bf16"
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        shape = (stop - start, *self._shapes[name][1:])
+        if len(shape) == 1:
+            return np.ones(shape, np.float32)
+        generator = np.random.default_rng(zlib.crc32(f"{name}:{start}".encode()))
+        values = generator.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5)
+        return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)  # exact in bf16
+
+    def integer_rows(self, name: str, start: int, stop: int) -> None:
+        return None
+
+    def release(self, name: str) -> None:
+        return None
+
+
+def _tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    shapes = {source.name: spec.shape_of(role) for role, source in spec.model_tensors.items()}
+    for layer in range(spec.layers):
+        for role, source in spec.layer_tensors.items():
+            shapes[source.in_layer(layer)] = spec.shape_of(role)
+    return shapes

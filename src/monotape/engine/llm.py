@@ -1,0 +1,291 @@
+"""The Python API: a model that answers prompts and conversations, in the shape of vLLM's LLM class."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from monotape.backends.protocol import Backend
+from monotape.engine.chat_template import ChatTemplate, Message, read_template
+from monotape.engine.config import EngineConfig, check_unknown
+from monotape.engine.defaults import default_params, end_of_text_ids
+from monotape.engine.kv_pool import KvPool
+from monotape.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from monotape.engine.progress import progress_bar
+from monotape.engine.prompts import Prompt, PromptLike, make_prompt, split_prompts, text_prompt
+from monotape.engine.request import Request, room_for
+from monotape.engine.sampling_params import SEED_BITS, SamplingParams
+from monotape.engine.stream import TextStream
+from monotape.engine.tokenizer import Tokenizer
+from monotape.engine.turnstile import Turnstile
+from monotape.errors import RequestError, UsageError
+
+_DEFAULT = EngineConfig()
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A loaded model. Requests run one at a time, from any thread; `close()` or `with` frees its memory."""
+
+    def __init__(
+        self,
+        model: str = _DEFAULT.model,
+        *,
+        backend: str = _DEFAULT.backend,
+        dtype: str = _DEFAULT.dtype,
+        max_model_len: int | None = _DEFAULT.max_model_len,
+        workers: int | None = _DEFAULT.workers,
+        seed: int | None = _DEFAULT.seed,
+        chat_template: str | None = _DEFAULT.chat_template,
+        max_sequences: int = _DEFAULT.max_sequences,
+        kv_bytes: int | None = _DEFAULT.kv_bytes,
+        progress: bool = _DEFAULT.progress,
+        **others: Any,
+    ) -> None:
+        check_unknown(others, tuple(field.name for field in dataclasses.fields(EngineConfig)))
+        config = EngineConfig(
+            model=str(model), backend=backend, dtype=dtype, max_model_len=max_model_len, workers=workers,
+            seed=seed, chat_template=chat_template, max_sequences=max_sequences, kv_bytes=kv_bytes,
+            progress=progress,
+        )  # fmt: skip
+        from monotape.engine.startup import load
+
+        loaded = load(config)
+        self._set_up(
+            config, loaded.backend, loaded.tokenizer, loaded.chat_template, loaded.generation_config,
+            loaded.context,
+        )  # fmt: skip
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLM:
+        """The same, from one object; the command line's way."""
+        return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+
+    @classmethod
+    def from_parts(
+        cls,
+        backend: Backend,
+        *,
+        context: int,
+        tokenizer: Tokenizer | None = None,
+        chat_template: str | None = None,
+        generation_config: Mapping[str, Any] | None = None,
+        config: EngineConfig = _DEFAULT,
+    ) -> LLM:
+        """Around a backend that is already there."""
+        made = cls.__new__(cls)
+        made._set_up(config, backend, tokenizer, chat_template, generation_config or {}, context)
+        return made
+
+    def _set_up(
+        self,
+        config: EngineConfig,
+        backend: Backend,
+        tokenizer: Tokenizer | None,
+        template: str | None,
+        generation_config: Mapping[str, Any],
+        context: int,
+    ) -> None:
+        self.config, self.backend, self.tokenizer, self.max_model_len = config, backend, tokenizer, context
+        source = read_template(config.chat_template) if config.chat_template else template
+        named_tokens = tokenizer.named_tokens if tokenizer is not None else {}
+        self._template = ChatTemplate(source, named_tokens) if source else None
+        self._pool = KvPool(
+            backend.new_sequence, max_sequences=config.max_sequences, max_bytes=config.kv_budget
+        )
+        self._turnstile = Turnstile()
+        self._request_ids = itertools.count()
+        self._seeds = random.Random(config.seed) if config.seed is not None else random.SystemRandom()
+        self._closed = False
+        self.eos_ids = end_of_text_ids(backend.spec, generation_config, tokenizer)
+        self.default_sampling_params = default_params(generation_config)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend, in its generation_config.json."""
+        return self.default_sampling_params
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        return self.tokenizer
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continues each prompt. All are checked before the first one runs; `use_tqdm` shows progress."""
+        given = [
+            make_prompt(prompt, self.tokenizer, self.backend.spec.vocab) for prompt in split_prompts(prompts)
+        ]
+        return self._run_all(given, self._params_for(sampling_params, len(given)), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        **rendering: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several. Without params an answer may take the rest of the context.
+
+        `rendering` goes to render_chat: tools, add_generation_prompt, continue_final_message, chat_template,
+        chat_template_kwargs.
+        """
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Any = messages if several else [messages]
+        given = [self._chat_prompt(conversation, rendering) for conversation in conversations]
+        chosen = self._chat_params if sampling_params is None else sampling_params
+        return self._run_all(given, self._params_for(chosen, len(given)), use_tqdm)
+
+    def stream(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> TextStream:
+        """Starts one prompt; iterating gives its text as it comes."""
+        prompts = split_prompts(prompt)
+        if len(prompts) != 1:
+            raise RequestError(f"stream() was given {len(prompts)} prompts.", "It takes one; use generate().")
+        checked = make_prompt(prompts[0], self.tokenizer, self.backend.spec.vocab)
+        return self._stream(checked, sampling_params or self.default_sampling_params)
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **rendering: Any
+    ) -> TextStream:
+        """Starts the answer to one conversation; the arguments are chat()'s."""
+        return self._stream(self._chat_prompt(messages, rendering), sampling_params or self._chat_params)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt that a conversation becomes."""
+        template = self._template
+        if template is None and chat_template is not None:
+            named_tokens = self.tokenizer.named_tokens if self.tokenizer is not None else {}
+            template = self._template = ChatTemplate(chat_template, named_tokens)
+        if template is None:
+            raise RequestError(
+                "This model has no chat template.",
+                "Use generate() with a plain prompt, or give a template with chat_template.",
+            )
+        return template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template=chat_template,
+            variables=chat_template_kwargs,
+        )
+
+    def close(self) -> None:
+        """Frees the model. Open streams must have ended."""
+        if self._closed:
+            return
+        with self._one_request():
+            self._closed = True
+            self._pool.clear()
+            self.backend.close()
+        if self._template is not None:
+            self._template.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _chat_params(self) -> SamplingParams:
+        return dataclasses.replace(self.default_sampling_params, max_tokens=None)
+
+    def _chat_prompt(self, messages: Sequence[Message], rendering: Mapping[str, Any]) -> Prompt:
+        # The template writes BOS itself where the model wants one.
+        text = self.render_chat(messages, **rendering)
+        return text_prompt(text, self.tokenizer, self.backend.spec.vocab, add_special=False)
+
+    def _params_for(self, params: Params, count: int) -> list[SamplingParams]:
+        chosen = self.default_sampling_params if params is None else params
+        if isinstance(chosen, SamplingParams):
+            return [chosen] * count
+        if len(chosen) != count:
+            raise RequestError(
+                f"There are {count} prompts but {len(chosen)} sampling_params.",
+                "Give one, or one per prompt.",
+            )
+        return list(chosen)
+
+    def _requests(self, prompt: Prompt, params: SamplingParams) -> list[Request]:
+        """A prompt's n completions, checked, with their seeds."""
+        if params.stop_strings and self.tokenizer is None:
+            raise RequestError(
+                "stop needs text, but this checkpoint has no tokenizer.", "Use stop_token_ids."
+            )
+        vocab = self.backend.spec.vocab
+        room = room_for(prompt, params, self.max_model_len)
+        request_id = str(next(self._request_ids))
+        seed = self._seeds.getrandbits(SEED_BITS) if params.seed is None else params.seed
+        params.sampling(seed=seed, vocab=vocab)
+        return [
+            Request(
+                request_id, prompt, params, index, (seed + index) % 2**SEED_BITS, room,
+                frozenset() if params.ignore_eos else self.eos_ids, vocab,
+            )
+            for index in range(params.n)
+        ]  # fmt: skip
+
+    def _stream(self, prompt: Prompt, params: SamplingParams) -> TextStream:
+        if params.n != 1:
+            raise RequestError(f"n is {params.n}.", "A stream gives one completion; use generate().")
+        return self._open(self._requests(prompt, params)[0])
+
+    def _open(self, request: Request) -> TextStream:
+        self._turnstile.enter()
+        try:
+            if self._closed:
+                raise UsageError("This model is closed.", "Load it again.")
+            return TextStream(request, self.backend, self._pool, self.tokenizer, self._turnstile.leave)
+        except BaseException:
+            self._turnstile.leave()
+            raise
+
+    @contextmanager
+    def _one_request(self) -> Iterator[None]:
+        self._turnstile.enter()
+        try:
+            yield
+        finally:
+            self._turnstile.leave()
+
+    def _run_all(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], shown: bool
+    ) -> list[RequestOutput]:
+        pairs = zip(prompts, params, strict=True)
+        waiting = [self._requests(prompt, chosen) for prompt, chosen in pairs]
+        outputs = []
+        with progress_bar(shown and len(waiting) > 1 and self.config.progress) as report:
+            for requests in waiting:
+                outputs.append(self._run(requests))
+                if report is not None:
+                    report("Prompts", len(outputs), len(waiting))
+        return outputs
+
+    def _run(self, requests: Sequence[Request]) -> RequestOutput:
+        completions: list[CompletionOutput] = []
+        scores: list[TokenLogprobs | None] | None = None
+        for request in requests:
+            with self._open(request) as stream:
+                for _ in stream:
+                    pass
+                completions.append(stream.completion)
+                scores = scores or stream.output.prompt_logprobs
+        first = requests[0]
+        return RequestOutput(first.id, first.prompt.text, list(first.prompt.ids), scores, completions, True)

@@ -1,0 +1,82 @@
+"""What may be given as a prompt, and its token ids, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monotape.engine.tokenizer import Tokenizer
+from monotape.errors import RequestError
+
+PromptLike = str | Mapping[str, Any] | Sequence[int]
+
+_FORMS = (
+    'Give a string, {"prompt": "..."}, {"prompt_token_ids": [1, 2, 3]}, a list of ids, or a list of those.'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt ready to run. `text` is None when it was given as ids."""
+
+    text: str | None
+    ids: tuple[int, ...]
+
+
+def split_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """One prompt or several, as a list. A list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping) or _are_ids(prompts):
+        return [prompts]  # type: ignore[list-item]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"A prompt is a {type(prompts).__name__}.", _FORMS)
+    if not prompts:
+        raise RequestError("There is no prompt.", _FORMS)
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def make_prompt(given: PromptLike, tokenizer: Tokenizer | None, vocab: int) -> Prompt:
+    """The prompt that was given, in tokens."""
+    if isinstance(given, Mapping):
+        unknown = set(given) - {"prompt", "prompt_token_ids"}
+        if unknown or not given:
+            name = next(iter(unknown), "")
+            raise RequestError(f"A prompt may not have the field {name!r}.", _FORMS)
+        if "prompt_token_ids" in given:
+            return Prompt(given.get("prompt"), _checked_ids(given["prompt_token_ids"], vocab))
+        given = given["prompt"]
+    if isinstance(given, str):
+        return text_prompt(given, tokenizer, vocab)
+    return Prompt(None, _checked_ids(given, vocab))
+
+
+def text_prompt(text: str, tokenizer: Tokenizer | None, vocab: int, *, add_special: bool = True) -> Prompt:
+    if tokenizer is None:
+        raise RequestError(
+            "This checkpoint has no tokenizer, so it cannot read text.",
+            "Give token ids, or put a tokenizer.json beside the weights.",
+        )
+    return Prompt(text, _checked_ids(tokenizer.encode(text, add_special=add_special), vocab))
+
+
+def _are_ids(value: object) -> bool:
+    return hasattr(value, "tolist") or (
+        isinstance(value, Sequence) and bool(value) and all(isinstance(item, int) for item in value)
+    )
+
+
+def _checked_ids(given: object, vocab: int) -> tuple[int, ...]:
+    ids = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors
+    if not isinstance(ids, Sequence) or isinstance(ids, str):
+        raise RequestError(f"A prompt is a {type(given).__name__}.", _FORMS)
+    if not ids:
+        raise RequestError("The prompt is empty.", "It must have at least one token.")
+    for position, token_id in enumerate(ids):
+        if not isinstance(token_id, int) or isinstance(token_id, bool):
+            raise RequestError(f"Token {position} of the prompt is {token_id!r}.", "Token ids are integers.")
+        if not 0 <= token_id < vocab:
+            raise RequestError(
+                f"Token {position} of the prompt is {token_id}, but the vocabulary has {vocab} tokens.",
+                f"Token ids go from 0 to {vocab - 1}.",
+            )
+    return tuple(ids)

@@ -1,0 +1,58 @@
+"""One completion to be computed: a prompt, its settings and everything that was left open, decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monotape.backends.protocol import Job
+from monotape.engine.prompts import Prompt
+from monotape.engine.sampling_params import SamplingParams
+from monotape.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as the engine runs it."""
+
+    id: str
+    prompt: Prompt
+    params: SamplingParams
+    index: int  # which of its n completions
+    seed: int
+    max_tokens: int
+    eos_ids: frozenset[int]  # empty when they are ignored
+    vocab: int
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.eos_ids | frozenset(self.params.stop_token_ids or ())
+
+    def job(self, cached: int) -> Job:
+        """What the backend is to do, when the first `cached` tokens of the prompt have their KV already."""
+        return Job(
+            prompt=self.prompt.ids,
+            cached=cached,
+            max_tokens=self.max_tokens,
+            stop_ids=tuple(sorted(self.stop_ids)),
+            min_tokens=self.params.min_tokens,
+            sampling=self.params.sampling(seed=self.seed, vocab=self.vocab),
+            logprobs=self.params.logprobs,
+        )
+
+
+def room_for(prompt: Prompt, params: SamplingParams, context: int) -> int:
+    """How many tokens the request may generate; an error when prompt and answer do not fit the context."""
+    room = context - len(prompt.ids)
+    wanted = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
+    if wanted <= room:
+        return room if params.max_tokens is None else wanted
+    fits = (
+        f"Ask for at most {room} output tokens (max_tokens), or shorten the prompt."
+        if room > 0
+        else f"Shorten the prompt to at most {context - 1} tokens, or load with a larger max_model_len."
+    )
+    raise RequestError(
+        f"This model's maximum context length is {context} tokens. However, you requested {wanted} output "
+        f"tokens and your prompt contains {len(prompt.ids)} input tokens.",
+        fits,
+    )

@@ -1,0 +1,229 @@
+"""A running request as a stream of text: detokenised, stopped, cancelled and accounted for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from monotape.backends.protocol import Backend, Token
+from monotape.engine.kv_pool import KvPool
+from monotape.engine.outputs import (
+    CompletionOutput,
+    Delta,
+    FinishReason,
+    RequestOutput,
+    TokenLogprobs,
+    measured,
+    token_logprobs,
+)
+from monotape.engine.prompt_logprobs import score_prompt
+from monotape.engine.request import Request
+from monotape.engine.stop import StopStrings
+from monotape.engine.tokenizer import Tokenizer
+
+
+class TextStream:
+    """Iterating gives a Delta for every token, and a last one with the finish reason.
+
+    Closing it early, or dropping it, cancels the request. What was generated until then stays in `output`.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        backend: Backend,
+        pool: KvPool,
+        tokenizer: Tokenizer | None,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._ended = True  # until the job has started there is nothing to end
+        self._request, self._backend, self._pool, self._on_end = request, backend, pool, on_end
+        params = request.params
+        voice = tokenizer if params.detokenize else None
+        self._text_of = None if voice is None else voice.token_text
+        self._detokenizer = (
+            None
+            if voice is None
+            else voice.detokenizer(skip_special=params.skip_special_tokens, prompt=request.prompt.ids)
+        )
+        self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
+        self._stop_ids = request.stop_ids
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._times_ns: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self._unsaid: list[int] = []  # tokens that came after the text had ended
+        self._finish_reason: FinishReason | None = None
+        self._stop_reason: int | str | None = None
+        self._start()
+
+    def _start(self) -> None:
+        request = self._request
+        scores = request.params.prompt_logprobs
+        self._lease = self._pool.lease(request.prompt.ids, reuse=scores is None)
+        cached = self._lease.cached
+        if scores is not None:
+            sequence, ids = self._lease.sequence, request.prompt.ids
+            self._prompt_logprobs = score_prompt(self._backend, sequence, ids, scores, self._text_of)
+            cached = sequence.length
+        self._generation = self._backend.start(request.job(cached), self._lease.sequence)
+        self._tokens = iter(self._generation)
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        if self._finish_reason is not None:
+            raise StopIteration
+        try:
+            if not self._ended:
+                for token in self._tokens:
+                    return self._take(token)
+            return self._finish()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def cancel(self) -> None:
+        """Ends the request within a token; safe from any thread. The stream then ends by itself."""
+        if not self._ended:
+            self._generation.cancel()
+
+    def close(self) -> None:
+        """Cancels what is still running and frees the engine for the next request."""
+        if not self._ended:
+            self._abandon()
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._texts)
+
+    @property
+    def completion(self) -> CompletionOutput:
+        """The completion so far."""
+        request = self._request
+        wanted = request.params.logprobs is not None
+        return CompletionOutput(
+            index=request.index,
+            text=self.text,
+            token_ids=list(self._token_ids),
+            cumulative_logprob=sum(
+                shown[token_id].logprob
+                for token_id, shown in zip(self._token_ids, self._logprobs, strict=True)
+            )
+            if wanted
+            else None,
+            logprobs=list(self._logprobs) if wanted else None,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+            seed=request.seed,
+            stats=measured(
+                self._backend.plan,
+                prompt_tokens=len(request.prompt.ids),
+                cached_tokens=self._lease.cached,
+                start_ns=self._generation.start_ns,
+                times_ns=self._times_ns,
+            ),
+        )
+
+    @property
+    def output(self) -> RequestOutput:
+        """The request so far; `finished` once the stream has ended."""
+        request = self._request
+        return RequestOutput(
+            request_id=request.id,
+            prompt=request.prompt.text,
+            prompt_token_ids=list(request.prompt.ids),
+            prompt_logprobs=self._prompt_logprobs,
+            outputs=[self.completion],
+            finished=self._finish_reason is not None,
+        )
+
+    def _take(self, token: Token) -> Delta:
+        self._token_ids.append(token.id)
+        self._times_ns.append(token.time_ns)
+        shown = None
+        if self._request.params.logprobs is not None:
+            shown = (token_logprobs(token, self._text_of),)
+            self._logprobs.extend(shown)
+        text = self._text_after(token.id)
+        if self._stops.matched is not None:
+            self._generation.cancel()
+            self._settle()
+        return Delta(text, (token.id,), shown)
+
+    def _text_after(self, token_id: int) -> str:
+        params = self._request.params
+        if self._detokenizer is None or (
+            token_id in self._stop_ids and not params.include_stop_str_in_output
+        ):
+            return ""
+        text = self._stops.push(
+            self._detokenizer.push(token_id), check=len(self._token_ids) > params.min_tokens
+        )
+        self._texts.append(text)
+        return text
+
+    def _finish(self) -> Delta:
+        """The last delta: the job has ended by itself, by a stop string or by a cancellation."""
+        self._settle()
+        text = ""
+        if self._detokenizer is not None and self._stops.matched is None:
+            text = self._stops.push(self._detokenizer.flush())
+            text += self._stops.flush()
+            self._texts.append(text)
+        self._finish_reason, self._stop_reason = self._reasons()
+        return Delta(text, (), None, self._finish_reason, self._stop_reason)
+
+    def _reasons(self) -> tuple[FinishReason, int | str | None]:
+        if self._stops.matched is not None:
+            return "stop", self._stops.matched
+        reason = self._generation.finish_reason
+        if reason == "stop":
+            last = self._token_ids[-1]
+            return "stop", None if last in self._request.eos_ids else last
+        return ("length" if reason == "length" else "abort"), None
+
+    def _settle(self) -> None:
+        """Waits until the job has ended, then keeps its KV and lets the next request in."""
+        if self._ended:
+            return
+        for token in self._tokens:
+            self._unsaid.append(token.id)
+        if self._generation.finish_reason is None:  # an interrupt ended the iterator, but not the job
+            for _ in self._generation:
+                pass
+        self._ended = True
+        try:
+            if self._generation.finish_reason is not None:  # otherwise nobody knows what its KV holds
+                tokens = [*self._request.prompt.ids, *self._token_ids, *self._unsaid]
+                self._pool.give_back(self._lease, tokens)
+        finally:
+            self._on_end()
+
+    def _abandon(self) -> None:
+        """Ends the request from outside. A sequence whose job did not end well is not given back."""
+        if not self._ended:
+            try:
+                self._generation.cancel()
+                with contextlib.suppress(Exception):  # the fault that led here is the one to report
+                    self._settle()
+            finally:
+                if not self._ended:
+                    self._ended = True
+                    self._on_end()
+        if self._finish_reason is None:
+            self._finish_reason = "abort"
+            self._texts.append(self._stops.flush())
