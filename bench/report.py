@@ -52,6 +52,14 @@ def _cpu_name() -> str:
     return platform.processor() or "unknown"
 
 
+def _portable(argument: str) -> str:
+    """A path without the folders that only this machine has."""
+    path = Path(argument)
+    if not path.is_absolute():
+        return argument
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
 def _git(*arguments: str) -> str:
     result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return result.stdout.strip()
@@ -66,10 +74,10 @@ def publish(name: str, results: dict[str, Any], *, save: bool) -> None:
     """Prints the one JSON line, and keeps it under reports/ when asked to."""
     report = {
         "name": name,
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *map(_portable, sys.argv)]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),
-        "changed_files": [line[3:] for line in _git("status", "--porcelain").splitlines()],
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "sources": sources_hash(),
         "machine": machine(),
         **results,

@@ -18,22 +18,25 @@ Logits = NDArray[np.float64]
 
 def transformers_logits(folder: Path, dtype: Any, *, through_q8: bool = False) -> Logits:
     import torch
-    from gguf.quants import dequantize, quantize
-    from gguf.constants import GGMLQuantizationType
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     if through_q8:
         for parameter in model.parameters():
             if parameter.dim() == 2:
-                values = parameter.detach().float().numpy()
-                padded = np.zeros((values.shape[0], -(-values.shape[1] // 32) * 32), np.float32)
-                padded[:, : values.shape[1]] = values
-                kind = GGMLQuantizationType.Q8_0
-                rounded = dequantize(quantize(padded, kind), kind)[:, : values.shape[1]]
-                parameter.data = torch.from_numpy(np.ascontiguousarray(rounded)).to(dtype)
+                parameter.data = torch.from_numpy(eight_bits(parameter.detach().float().numpy())).to(dtype)
     with torch.no_grad():
         return np.asarray(model(torch.tensor([PROMPT])).logits[0].double().numpy())
+
+
+def eight_bits(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rounded to int8 with one f16 scale per 32 values of a row."""
+    padded = np.zeros((values.shape[0], -(-values.shape[1] // 32) * 32), np.float32)
+    padded[:, : values.shape[1]] = values
+    blocks = padded.reshape(values.shape[0], -1, 32)
+    scales = (np.abs(blocks).max(axis=2, keepdims=True) / 127).astype(np.float16).astype(np.float32)
+    rounded = np.rint(blocks / np.where(scales > 0, scales, 1)).clip(-127, 127) * scales
+    return np.ascontiguousarray(rounded.reshape(padded.shape)[:, : values.shape[1]])
 
 
 def distance(got: Any, exact: Logits) -> float:
@@ -121,4 +124,4 @@ def test_portable_kernels_agree_with_the_fast_ones(
     with cpu(checkpoint("qwen3"), dtype) as backend:
         assert backend.isa == isa
         portable = backend.logits(PROMPT, backend.new_sequence())
-    assert distance(portable, fast.astype(np.float64)) < 2e-4 if dtype != "f32" else 2e-6
+    assert distance(portable, fast.astype(np.float64)) < (2e-6 if dtype == "f32" else 2e-3)

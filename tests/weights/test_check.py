@@ -1,3 +1,5 @@
+"""weights/check.py: tensors that are missing, misshapen, unreadable, left over or not finite."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""weights/gguf_config.py: the config that a GGUF file amounts to, and what is refused."""
+
 from __future__ import annotations
 
 from pathlib import Path

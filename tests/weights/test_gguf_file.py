@@ -1,3 +1,5 @@
+"""weights/gguf_file.py: names, row order and numbers of every format; twice-stored embeddings; tokenizers."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""weights/gguf_header.py and gguf_metadata.py: every value type, and every lie a header can tell."""
+
 from __future__ import annotations
 
 import struct

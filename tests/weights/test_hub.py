@@ -1,3 +1,5 @@
+"""weights/hub.py and hub_download.py against a fake hub: what is fetched, cached, refused and cleaned up."""
+
 from __future__ import annotations
 
 import errno
@@ -127,12 +129,17 @@ def test_names(model: str, repo: str, file: str | None) -> None:
         "~nobody/x",
         "a/b.gguf",
         "a b/c",
-    ]
-    + ["a/b:c.bin", "x" * 5000, "a\0b", "C:\\m.gguf", "a/b/../../c.gguf"],
+        "a/b:c.bin",
+        "x" * 5000,
+        "a\0b",
+        "C:\\m.gguf",
+        "a/b/../../c.gguf",
+    ],
 )
 def test_names_that_cannot_be(model: str) -> None:
-    with pytest.raises(UsageError, match="neither a file or folder here nor a model's name"):
+    with pytest.raises(UsageError, match="neither a file or folder here nor a model's name") as caught:
         hub.resolve(model, False)
+    assert len(caught.value.message) < 200
 
 
 def test_only_what_is_needed_is_fetched_and_then_cached(fake: FakeHub) -> None:
@@ -199,7 +206,7 @@ def test_an_incomplete_snapshot_is_completed(fake: FakeHub) -> None:
         (http_error(RepositoryNotFoundError, 401), "no file or folder here, and the hub has no public model"),
         (http_error(GatedRepoError, 403), "gated or private.*hf auth login"),
         (http_error(HfHubHTTPError, 403), "gated or private.*hf auth login"),
-        (http_error(HfHubHTTPError, 503), r"not|cannot be reached \(HfHubHTTPError: refused"),
+        (http_error(HfHubHTTPError, 503), r"cannot be reached \(HfHubHTTPError: refused"),
         (ConnectionError("no route\nto host"), r"cannot be reached \(ConnectionError: no route\)"),
         (RuntimeError(), r"cannot be reached \(RuntimeError\)"),
     ],

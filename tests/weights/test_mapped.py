@@ -1,3 +1,5 @@
+"""weights/mapped.py: slices stay inside the file, and released pages leave memory."""
+
 from __future__ import annotations
 
 import mmap

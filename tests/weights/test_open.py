@@ -1,3 +1,5 @@
+"""weights/open.py: what is accepted as a model, and what is said about the rest."""
+
 from __future__ import annotations
 
 import os

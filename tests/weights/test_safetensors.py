@@ -1,3 +1,5 @@
+"""Hugging Face folders: exact rows, shards, text files, and headers that lie."""
+
 from __future__ import annotations
 
 import json

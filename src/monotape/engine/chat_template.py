@@ -16,17 +16,17 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 
 class ChatTemplate:
-    """A model's template and the special tokens it may write, rendered in a process of its own."""
+    """A model's template, if it has one, and the special tokens it may write; rendered in its own process."""
 
     def __init__(
-        self, source: str, named_tokens: Mapping[str, str], limits: TemplateLimits | None = None
+        self, source: str | None, named_tokens: Mapping[str, str], limits: TemplateLimits | None = None
     ) -> None:
         self.source = source
         self._named_tokens = dict(named_tokens)
         self._process = TemplateProcess(limits)
 
     def start(self) -> None:
-        """Starts the rendering process ahead of the first request."""
+        """Starts the rendering process, so that the first request need not wait for it."""
         self._process.start()
 
     def close(self) -> None:
@@ -43,6 +43,12 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt. `template` replaces the model's own; `variables` are what else it may ask for."""
+        source = template or self.source
+        if not source:
+            raise RequestError(
+                "This model has no chat template.",
+                "Use generate() with a plain prompt, or give a template with chat_template.",
+            )
         extra = dict(variables or {})
         for name in extra:
             if not isinstance(name, str) or name in _RESERVED:
@@ -64,7 +70,7 @@ class ChatTemplate:
             **self._named_tokens,
             **extra,
         }
-        text = self._process.render(template or self.source, context)
+        text = self._process.render(source, context)
         return _cut_after_final(text, checked) if continue_final_message else text
 
 

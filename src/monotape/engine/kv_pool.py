@@ -53,7 +53,8 @@ class KvPool:
             self._kept, key=lambda kept: (common_prefix(kept.tokens, tokens), -len(kept.tokens)), default=None
         )
         cached = min(common_prefix(best.tokens, tokens), len(tokens) - 1) if best and reuse else 0
-        if best is not None and self._worth_taking(best, cached):
+        again = cached == len(tokens) - 1  # the same prompt once more: its old answer is not wanted
+        if best is not None and cached > 0 and (again or self._worth_taking(best, cached)):
             self._kept.remove(best)
             best.sequence.truncate(cached)
             return Lease(best.sequence, cached)
@@ -74,8 +75,6 @@ class KvPool:
 
     def _worth_taking(self, kept: Kept, cached: int) -> bool:
         """Taking it spares `cached` tokens now and costs the rest of it should that conversation go on."""
-        if cached == 0:
-            return False
         lost = len(kept.tokens) - cached
         full = len(self._kept) >= self._max_sequences
         return cached >= lost or (full and kept is self._kept[0])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monotape.backends.protocol import Backend
@@ -93,13 +93,14 @@ class LLM:
         self.config, self.backend, self.tokenizer, self.max_model_len = config, backend, tokenizer, context
         source = read_template(config.chat_template) if config.chat_template else template
         named_tokens = tokenizer.named_tokens if tokenizer is not None else {}
-        self._template = ChatTemplate(source, named_tokens) if source else None
+        self.chat_template = ChatTemplate(source, named_tokens)
         self._pool = KvPool(
             backend.new_sequence, max_sequences=config.max_sequences, max_bytes=config.kv_budget
         )
         self._turnstile = Turnstile()
         self._request_ids = itertools.count()
         self._seeds = random.Random(config.seed) if config.seed is not None else random.SystemRandom()
+        self._latest: Callable[[], TextStream | None] = lambda: None
         self._closed = False
         self.eos_ids = end_of_text_ids(backend.spec, generation_config, tokenizer)
         self.default_sampling_params = default_params(generation_config)
@@ -168,16 +169,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt that a conversation becomes."""
-        template = self._template
-        if template is None and chat_template is not None:
-            named_tokens = self.tokenizer.named_tokens if self.tokenizer is not None else {}
-            template = self._template = ChatTemplate(chat_template, named_tokens)
-        if template is None:
-            raise RequestError(
-                "This model has no chat template.",
-                "Use generate() with a plain prompt, or give a template with chat_template.",
-            )
-        return template.render(
+        return self.chat_template.render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
@@ -187,15 +179,21 @@ class LLM:
         )
 
     def close(self) -> None:
-        """Frees the model. Open streams must have ended."""
+        """Ends what is running and frees the model."""
         if self._closed:
             return
-        with self._one_request():
+        if (stream := self._latest()) is not None:
+            stream.cancel()
+            if self._turnstile.held_here:
+                stream.close()
+        self._turnstile.enter()
+        try:
             self._closed = True
             self._pool.clear()
             self.backend.close()
-        if self._template is not None:
-            self._template.close()
+        finally:
+            self._turnstile.leave()
+        self.chat_template.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -252,18 +250,12 @@ class LLM:
         try:
             if self._closed:
                 raise UsageError("This model is closed.", "Load it again.")
-            return TextStream(request, self.backend, self._pool, self.tokenizer, self._turnstile.leave)
+            stream = TextStream(request, self.backend, self._pool, self.tokenizer, self._turnstile.leave)
+            self._latest = weakref.ref(stream)
+            return stream
         except BaseException:
             self._turnstile.leave()
             raise
-
-    @contextmanager
-    def _one_request(self) -> Iterator[None]:
-        self._turnstile.enter()
-        try:
-            yield
-        finally:
-            self._turnstile.leave()
 
     def _run_all(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], shown: bool

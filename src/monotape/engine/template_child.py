@@ -45,6 +45,14 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
 
 
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """Jinja's filter: unlike minijinja's it keeps a line end at the end of the text."""
+    prefix = width if isinstance(width, str) else " " * width
+    opening, *lines = f"{text}\n".splitlines()
+    indented = [f"{prefix}{line}" if line or blank else line for line in lines]
+    return "\n".join([f"{prefix}{opening}" if first else opening, *indented])
+
+
 def environment(fuel: int) -> minijinja.Environment:
     """A template engine set up like the one that chat templates are written for."""
     made = minijinja.Environment(
@@ -53,6 +61,7 @@ def environment(fuel: int) -> minijinja.Environment:
     made.add_global("raise_exception", _raise_exception)
     made.add_global("strftime_now", _strftime_now)
     made.add_filter("tojson", _tojson)
+    made.add_filter("indent", _indent)
     return made
 
 

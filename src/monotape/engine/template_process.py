@@ -46,7 +46,7 @@ class TemplateProcess:
     def render(self, template: str, context: Mapping[str, Any]) -> str:
         """The rendered template; a RequestError when it fails or goes beyond its limits."""
         try:
-            request = json.dumps({"template": template, "context": context}).encode()
+            request = json.dumps({"template": template, "context": context}, ensure_ascii=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(
                 f"The conversation cannot be written as JSON: {error}.",
@@ -83,6 +83,7 @@ class TemplateProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the generation, not for this process
             )
             self._finalizer = weakref.finalize(self, _end, self._process)
         return self._process

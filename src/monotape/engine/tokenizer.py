@@ -139,8 +139,6 @@ def _spelling(decoder: Any, path: Path) -> Spelling:
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return Spelling(byte_level=True)
-    if kinds == ["Metaspace"]:
-        return Spelling(False, leading_spaces=int(steps[0].get("prepend_scheme", "always") != "never"))
     space = {"type": "Replace", "pattern": {"String": WORD_START}, "content": " "}
     if steps[:1] == [space] and kinds[1:3] == ["ByteFallback", "Fuse"]:
         strips = steps[3:]
@@ -150,7 +148,7 @@ def _spelling(decoder: Any, path: Path) -> Spelling:
             return Spelling(False, byte_fallback=True, leading_spaces=int(strips[0]["start"]))
     raise CheckpointError(
         f"{path.name} has a decoder that is not supported ({' + '.join(kinds) or 'none'}).",
-        "Supported: ByteLevel, Metaspace, and SentencePiece with byte fallback.",
+        "Supported: ByteLevel, and SentencePiece with byte fallback.",
     )
 
 

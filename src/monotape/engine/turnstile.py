@@ -16,10 +16,15 @@ class Turnstile:
         self._lock = threading.Lock()
         self._holder: int | None = None
 
+    @property
+    def held_here(self) -> bool:
+        """Whether this very thread holds it."""
+        return self._holder == threading.get_ident()
+
     def enter(self) -> None:
         """Waits for the request in progress, unless this very thread has left it open."""
         if not self._lock.acquire(blocking=False):
-            if self._holder == threading.get_ident():
+            if self.held_here:
                 raise RequestError(
                     "This thread has another stream of the same model open.",
                     "Read it to its end or close it first; `with llm.stream(...) as stream:` does so.",

@@ -47,8 +47,9 @@ def hub_name(model: str) -> HubName:
     """A hub id ("org/name", "org/name:file.gguf", "org/name/file.gguf") or a short name."""
     match = _ID.fullmatch(SHORT_NAMES.get(model, model))
     if match is None or match["repo"].endswith((".gguf", ".safetensors")) or ".." in model:
+        shown = model if len(model) <= 80 else f"{model[:77]}..."
         raise UsageError(
-            f"{model!r} is neither a file or folder here nor a model's name.",
+            f"{shown!r} is neither a file or folder here nor a model's name.",
             f"Pass a path, a hub id like org/name or org/name:file.gguf, or {' or '.join(SHORT_NAMES)}.",
         )
     return HubName(match["repo"], match["file"])

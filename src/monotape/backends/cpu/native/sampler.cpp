@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "half.h"
 #include "philox.h"
 
 namespace monotape {
@@ -16,7 +17,17 @@ constexpr size_t kFirstNucleus = 256;  // candidates sorted at first for top-p; 
 float uniform(uint32_t bits) {
   return std::min(static_cast<float>((bits + 0.5) * 0x1p-32), 1.0f - 0x1p-24f);
 }
-float gumbel(float u) { return -std::log(-std::log1p(-u)); }
+// Logarithms in double, each rounded once: the same on every machine for all practical purposes.
+float gumbel(float u) {
+  const auto exponential = static_cast<float>(-std::log1p(-static_cast<double>(u)));
+  return static_cast<float>(-std::log(static_cast<double>(exponential)));
+}
+
+bool all_finite(const float* values, int count) {
+  bool good = true;
+  for (int i = 0; i < count; i++) good &= (f32_to_bits(values[i]) & 0x7f800000u) != 0x7f800000u;
+  return good;
+}
 
 float log_sum(const Kernels& kernels, const float* logits, int count, float peak, std::vector<float>& scratch) {
   scratch.resize(count);
@@ -66,15 +77,12 @@ int32_t Sampler::choose(const float* logits, int position, int produced) {
     adjust(logits, produced);
     scores = adjusted_.data();
   }
+  if (!all_finite(logits, vocab_)) return -1;
   int32_t best = 0;
-  bool number = !std::isnan(logits[0]);
-  for (int id = 1; id < vocab_; id++) {
-    number &= !std::isnan(logits[id]);
+  for (int id = 1; id < vocab_; id++)
     if (scores[id] > scores[best]) best = id;
-  }
-  if (!number || !std::isfinite(scores[best])) return -1;
   int32_t chosen = best;
-  if (s.temperature > 0) {
+  if (s.temperature > 0 && scores[best] > -std::numeric_limits<float>::infinity()) {
     if (scores == logits) adjusted_.assign(logits, logits + vocab_);
     for (float& score : adjusted_) score /= s.temperature;
     const float peak = adjusted_[best];

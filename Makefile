@@ -1,0 +1,64 @@
+# Two commands for a newcomer: `make demo` and `make test`. Everything they need lands in .venv inside this checkout.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROMPT ?= Write a haiku about a tape recorder.
+# Models, built libraries and measured figures stay inside the checkout too.
+export MONOTAPE_CACHE ?= $(CURDIR)/$(VENV)/cache
+export HF_HOME ?= $(CURDIR)/$(VENV)/huggingface
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast check format golden bench-cpu humaneval clean
+
+help: ## say what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
+	@$(BIN)/monotape run --stats --temperature 0 --max-tokens 200 "$(PROMPT)"
+
+test: $(VENV)/.dev ## install what tests need and run them all
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.dev ## the tests that need no real checkpoint
+	$(BIN)/python -m pytest -m "not slow"
+
+check: $(VENV)/.dev ## lint, format and strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## put the code in shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+golden: $(VENV)/.dev ## write the committed plan texts anew; review the diff
+	PYTHONPATH=tests $(BIN)/python tests/plan/plans.py
+
+bench-cpu: $(VENV)/.bench ## decode speed against the memory bandwidth, and llama.cpp beside it
+	$(BIN)/python bench/decode.py --backend cpu --compare llamacpp
+
+humaneval: $(VENV)/.bench ## HumanEval on a fixed sample of 40 problems, transformers beside it
+	$(BIN)/python bench/humaneval.py --engine both
+
+clean: ## remove the environment and everything in it
+	rm -rf $(VENV) build
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Monotape needs Python 3.11 or later; set PYTHON=python3.11 or install one."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.package: pyproject.toml setup.py | $(BIN)/python
+	@echo "Installing Monotape into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.package
+	@echo "Installing what tests need into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --editable ".[dev,bench]"
+	@touch $@

@@ -1,0 +1,87 @@
+"""A checkpoint's own numbers through transformers in float32: what Monotape's tokens are compared with.
+
+The weights are read through Monotape and handed over as one state dict, so that both engines multiply the
+same numbers; everything after that (architecture, positions, attention, KV) is transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.errors import UsageError
+from monotape.weights.checkpoint import Checkpoint
+
+Matrix = NDArray[np.float32]
+
+
+class TransformersModel:
+    """A checkpoint as a float32 model of transformers on the CPU."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        import transformers
+
+        library: Any = transformers
+        library.utils.logging.disable_progress_bar()
+        config = _transformers_config(checkpoint)
+        model_class = getattr(library, checkpoint.config["architectures"][0])
+        self.model, loading = model_class.from_pretrained(
+            None, config=config, state_dict=_state(checkpoint), dtype="float32", output_loading_info=True
+        )
+        assert not any(loading.values()), f"not all weights found their place: {loading}"
+        self.model.eval()
+
+    def logits(self, tokens: Sequence[int]) -> Matrix:
+        """The logits after each token, in one pass: [token, vocab]."""
+        import torch
+
+        with torch.inference_mode():
+            logits: Matrix = self.model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+        return logits
+
+    def greedy(self, prompt: Sequence[int]) -> Iterator[int]:
+        """The most likely tokens, one after another, without end."""
+        import torch
+
+        new, past = list(prompt), None
+        while True:
+            with torch.inference_mode():  # not across the yield, where it would reach the caller
+                output = self.model(
+                    torch.tensor([new]), past_key_values=past, use_cache=True, logits_to_keep=1
+                )
+            past, new = output.past_key_values, [int(output.logits[0, -1].argmax())]
+            yield new[0]
+
+    def round_matrices(self, rounded: Callable[[Matrix], Matrix]) -> None:
+        """Replaces every matrix by what `rounded` makes of it: an honest evaluation in a lower precision."""
+        import torch
+
+        with torch.no_grad():
+            for parameter in self.model.parameters():  # a tied matrix comes up once
+                if parameter.dim() == 2:
+                    parameter.copy_(torch.from_numpy(rounded(parameter.numpy())))
+
+
+def _transformers_config(checkpoint: Checkpoint) -> Any:
+    from transformers import AutoConfig
+
+    fields = {name: value for name, value in checkpoint.config.items() if not name.startswith("_")}
+    if (fields.get("rope_scaling") or {}).get("rope_type") == "factors":
+        raise UsageError(
+            f"{checkpoint.source} has its RoPE scaling as a table, which transformers cannot express.",
+            "Use the checkpoint's safetensors folder.",
+        )
+    return AutoConfig.for_model(fields.pop("model_type"), **fields)
+
+
+def _state(checkpoint: Checkpoint) -> dict[str, Any]:
+    import torch
+
+    state = {}
+    for name in sorted(checkpoint.names):
+        state[name] = torch.from_numpy(checkpoint.rows(name, 0, checkpoint.shape(name)[0]))
+        checkpoint.release(name)
+    return state

@@ -1,0 +1,125 @@
+"""Say what this machine has, and for what is missing the cause and the fix, a line each."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from monotape.config import cache_dir, cxx_compiler
+from monotape.errors import BackendUnavailable
+
+NEEDED = ("numpy", "safetensors", "tokenizers", "gguf", "huggingface_hub", "minijinja", "rich")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. A finding that is not good names its cause and its fix."""
+
+    name: str
+    good: bool
+    found: str
+    fix: str = ""
+    value: Any = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one object")
+
+
+def main(options: argparse.Namespace) -> int:
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not options.json:
+            print(f"{'ok  ' if finding.good else 'MISS'}  {finding.name:<16} {finding.found}", flush=True)
+            if finding.fix:
+                print(f"      {'':<16} fix: {finding.fix}")
+    if options.json:
+        print(json.dumps({finding.name: dataclasses.asdict(finding) for finding in findings}))
+    return 0
+
+
+def examine() -> Iterator[Finding]:
+    """Every finding, as it is made; the bandwidth takes a second."""
+    yield _system()
+    yield _memory()
+    yield _packages()
+    yield _compiler()
+    yield from _native()
+    yield _cache()
+    yield _gpu()
+
+
+def _system() -> Finding:
+    from monotape.backends.cpu.bandwidth import available_cpus
+
+    cpus = available_cpus()
+    text = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {cpus} CPUs for this process"
+    return Finding("machine", True, text, value=cpus)
+
+
+def _memory() -> Finding:
+    from monotape.engine.loading import available_memory
+
+    available = available_memory()
+    text = f"{available / 1e9:.1f} GB available" if available else "this system does not say how much is available"
+    return Finding("memory", True, text, value=available)
+
+
+def _packages() -> Finding:
+    versions, missing = {}, []
+    for name in NEEDED:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return Finding("packages", False, f"not installed: {', '.join(missing)}", "pip install monotape", versions)
+    return Finding("packages", True, ", ".join(f"{k} {v}" for k, v in versions.items()), value=versions)
+
+
+def _compiler() -> Finding:
+    from monotape.backends.cpu.build import find_compiler
+
+    found = find_compiler(cxx_compiler())
+    if found is None:
+        fix = "install g++ or clang++; only needed where the package was not built with one"
+        return Finding("compiler", False, "no c++, g++ or clang++ on the PATH", fix)
+    return Finding("compiler", True, shutil.which(found[0]) or found[0])
+
+
+def _native() -> Iterator[Finding]:
+    from monotape.backends.cpu.bandwidth import measure_bandwidth, remember_bandwidth
+    from monotape.backends.cpu.bridge import isa_name
+
+    try:
+        yield Finding("cpu backend", True, f"{isa_name()} kernels", value=isa_name())
+        bandwidth = measure_bandwidth()
+        remember_bandwidth(bandwidth)
+        text = f"{bandwidth.bytes_per_second / 1e9:.1f} GB/s read with {bandwidth.threads} threads"
+        yield Finding("bandwidth", True, text, value=bandwidth.bytes_per_second)
+    except BackendUnavailable as error:
+        yield Finding("cpu backend", False, error.message, error.hint)
+
+
+def _cache() -> Finding:
+    folder = cache_dir()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if not os.access(existing, os.W_OK):
+        return Finding("cache", False, f"{folder} cannot be written", "set MONOTAPE_CACHE to a folder that can")
+    return Finding("cache", True, f"{folder}, {free / 1e9:.1f} GB free", value=free)
+
+
+def _gpu() -> Finding:
+    if shutil.which("nvidia-smi") is None:
+        return Finding("gpu", True, "none found; models run on the CPU")
+    return Finding("gpu", True, "NVIDIA driver found; this version runs models on the CPU only")

@@ -1,0 +1,71 @@
+"""Show what a model is and how this machine would run it: the whole plan, without loading a weight."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+from monotape.cli.options import integer
+from monotape.engine.config import EngineConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a name, a Hugging Face id, a folder or a GGUF file")
+    parser.add_argument("--dtype", default="auto", metavar="TYPE", help="weights in memory: auto, f32, bf16, f16, q8")
+    parser.add_argument("--workers", type=integer, metavar="N", help="plan for this many threads")
+    parser.add_argument("--max-model-len", type=integer, metavar="N", help="plan for this context")
+    parser.add_argument("--json", action="store_true", help="print one object")
+
+
+def main(options: argparse.Namespace) -> int:
+    from monotape.engine.loading import plan_for
+    from monotape.engine.startup import context_for
+    from monotape.models.registry import spec_from_config
+    from monotape.plan.text import dump
+    from monotape.weights.check import check_tensors
+    from monotape.weights.hub import resolve
+    from monotape.weights.open import open_checkpoint
+
+    checkpoint = open_checkpoint(resolve(options.model, True))
+    spec = spec_from_config(checkpoint.config)
+    check_tensors(spec, checkpoint)
+    config = EngineConfig(model=options.model, max_model_len=options.max_model_len, workers=options.workers)
+    context = context_for(config, spec)
+    plan = plan_for(spec, checkpoint, dtype=options.dtype, context=context, workers=options.workers)
+    if options.json:
+        print(json.dumps({"model": _facts(spec), "plan": {"digest": plan.digest, **_plain(plan)}}))
+        return 0
+    for name, value in _facts(spec).items():
+        print(f"{name:<16} {_shown(value)}")
+    print()
+    print(dump(plan), end="")
+    return 0
+
+
+def _facts(spec: Any) -> dict[str, Any]:
+    rope = spec.rope.rule if spec.rope.rule != "none" else "plain"
+    windows = sorted({window for window in spec.windows if window}, reverse=True)
+    return {
+        "architecture": spec.architecture, "family": spec.family, "parameters": spec.parameters,
+        "layers": spec.layers, "width": spec.width, "heads": spec.heads, "kv_heads": spec.kv_heads,
+        "head_dim": spec.head_dim, "ffn": spec.ffn, "vocab": spec.vocab, "context": spec.context,
+        "rope": rope, "sliding_windows": windows, "qkv_bias": spec.qkv_bias, "qk_norm": spec.qk_norm,
+        "tied_embedding": spec.tied, "notes": list(spec.notes),
+    }  # fmt: skip
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return "; ".join(map(str, value)) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _plain(plan: Any) -> dict[str, Any]:
+    """The plan as JSON can hold it: enumerations by their value."""
+    text = json.dumps(dataclasses.asdict(plan), default=lambda value: value.value)
+    plain: dict[str, Any] = json.loads(text)
+    return plain

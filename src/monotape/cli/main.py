@@ -1,0 +1,77 @@
+"""The command line: parses, dispatches, and turns every expected failure into one sentence, a hint and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from monotape import __version__
+from monotape.cli import chat, doctor, inspect, pull, run
+from monotape.errors import MonotapeError, UsageError, nearest
+
+COMMANDS = (run, chat, inspect, doctor, pull)
+INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of printing the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[0].upper()}{message[1:]}.", f"See `{self.prog} --help`.")
+
+    def check_flags(self, unknown: Sequence[str]) -> None:
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            given = unknown[0].split("=")[0]
+            raise UsageError(
+                f"{self.prog} does not understand '{given}'.",
+                f"Did you mean '{nearest(given, flags)}'?" if given.startswith("-") else "Quote text with spaces.",
+            )
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser(
+        prog="monotape", description="Answers one LLM request as fast as the machine's memory allows.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"monotape {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    known = {}
+    for module in COMMANDS:
+        name = module.__name__.rpartition(".")[2]
+        summary = (module.__doc__ or "").split("\n")[0]
+        sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        module.add_arguments(sub)
+        sub.set_defaults(handler=module.main)
+        known[name] = sub
+    return parser, known
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; the return value is the process's exit code."""
+    parser, commands = build_parser()
+    try:
+        options, unknown = parser.parse_known_args(arguments)
+        if options.command is None:
+            parser.check_flags(unknown)
+            parser.print_help()
+            return 0
+        commands[options.command].check_flags(unknown)
+        handler: Callable[[argparse.Namespace], int] = options.handler
+        return handler(options)
+    except MonotapeError as error:
+        print(f"monotape: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"  hint: {error.hint}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # nobody reads us any more; do not complain about that either
+        return 0
+
+
+def entry() -> NoReturn:
+    sys.exit(main())

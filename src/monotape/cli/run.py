@@ -1,0 +1,84 @@
+"""Answer one prompt."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from monotape.cli.options import (
+    add_engine_arguments, add_sampling_arguments, engine_config, sampling_settings, token_ids,
+)  # fmt: skip
+from monotape.cli.statistics import stats_line, stats_object
+from monotape.errors import UsageError
+
+DEFAULT_MAX_TOKENS = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads it from standard input")
+    parser.add_argument("--prompt-ids", type=token_ids, metavar="IDS", help="token ids instead of text, like 1,2,3")
+    parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+    parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
+    parser.add_argument("--json", action="store_true", help="print one object with text, token_ids and stats")
+    parser.add_argument("--stats", action="store_true", help="print speed and the share of the memory bandwidth")
+    add_sampling_arguments(parser)
+    add_engine_arguments(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    if (options.prompt is None) == (options.prompt_ids is None):
+        raise UsageError("There must be one prompt.", "Give a PROMPT, or --prompt-ids 1,2,3.")
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    from monotape.engine.llm import LLM
+
+    with LLM.from_config(engine_config(options)) as llm:
+        defaults = dataclasses.replace(llm.default_sampling_params, max_tokens=DEFAULT_MAX_TOKENS)
+        params = dataclasses.replace(defaults, **sampling_settings(options))
+        stream = _start(llm, prompt, options, params)
+        interrupted = _play(stream, shown=not options.json)
+        completion = stream.completion
+        if options.json:
+            print(json.dumps(_object(completion, llm.backend), ensure_ascii=False))
+        elif options.stats:
+            print(stats_line(completion.stats, llm.backend), file=sys.stderr)
+    return 130 if interrupted else 0
+
+
+def _start(llm: Any, prompt: str | None, options: argparse.Namespace, params: Any) -> Any:
+    if options.prompt_ids is not None:
+        return llm.stream({"prompt_token_ids": options.prompt_ids}, params)
+    if options.raw or not llm.has_chat_template:
+        return llm.stream(prompt, params)
+    system = [{"role": "system", "content": options.system}] if options.system else []
+    return llm.stream_chat([*system, {"role": "user", "content": prompt}], params)
+
+
+def _play(stream: Any, *, shown: bool) -> bool:
+    """Prints text as it comes. True: Ctrl-C ended it; what was said until then is kept."""
+    has_text = False
+    try:
+        for delta in stream:
+            if shown and delta.text:
+                has_text = True
+                print(delta.text, end="", flush=True)
+    except KeyboardInterrupt:
+        stream.close()
+        return True
+    finally:
+        if shown:
+            ids = stream.completion.token_ids
+            print("" if has_text else ",".join(map(str, ids)))
+    return False
+
+
+def _object(completion: Any, backend: Any) -> dict[str, Any]:
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "seed": completion.seed,
+        "stats": stats_object(completion.stats, backend),
+    }

@@ -1,0 +1,56 @@
+"""How fast a request ran, for people and for programs: against the bandwidth that `monotape doctor` measures."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from monotape.backends.protocol import Backend
+from monotape.engine.outputs import GenerationStats
+from monotape.errors import BackendUnavailable
+
+
+def ceiling(backend: Backend) -> float | None:
+    """Bytes per second that this machine can read; None where that cannot be measured."""
+    from monotape.backends.cpu.bandwidth import known_bandwidth
+
+    try:
+        return known_bandwidth().bytes_per_second
+    except BackendUnavailable:
+        return None
+
+
+def stats_object(stats: GenerationStats, backend: Backend) -> dict[str, Any]:
+    """The figures of a request as a JSON object."""
+    bandwidth = ceiling(backend)
+    return {
+        **dataclasses.asdict(stats),
+        "backend": backend.name,
+        "dtype": backend.plan.format.value,
+        "workers": backend.plan.machine.workers,
+        "read_bandwidth": bandwidth,
+        "bandwidth_share": _share(stats, bandwidth),
+    }
+
+
+def stats_line(stats: GenerationStats, backend: Backend) -> str:
+    """The same in one line for a person."""
+    bandwidth = ceiling(backend)
+    parts = [f"{stats.new_tokens} tokens"]
+    if stats.decode_tokens_per_second:
+        parts.append(f"{stats.decode_tokens_per_second:.1f} tok/s")
+    share = _share(stats, bandwidth)
+    if share is not None and bandwidth is not None:
+        parts.append(f"{100 * share:.0f} % of the {bandwidth / 1e9:.1f} GB/s this machine reads")
+    if stats.ttft_s is not None:
+        parts.append(f"first token after {1000 * stats.ttft_s:.0f} ms")
+    cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
+    parts.append(f"prompt {stats.prompt_tokens}{cached}")
+    parts.append(f"{stats.bytes_per_token / 1e6:.0f} MB per token")
+    parts.append(f"{backend.name}, {backend.plan.format.value}, {backend.plan.machine.workers} workers")
+    return " · ".join(parts)
+
+
+def _share(stats: GenerationStats, bandwidth: float | None) -> float | None:
+    speed = stats.decode_tokens_per_second
+    return speed * stats.bytes_per_token / bandwidth if speed and bandwidth else None

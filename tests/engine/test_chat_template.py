@@ -1,0 +1,198 @@
+"""Chat templates: rendered as transformers renders them, and kept in their box."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.conversations import CALL, CONVERSATIONS, TEMPLATES, TOOL, assistant, user
+from monotape.engine.chat_template import ChatTemplate, checked_message, read_template
+from monotape.engine.template_process import TemplateLimits, TemplateProcess
+from monotape.errors import RequestError, UsageError
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[TemplateProcess]:
+    """A process with short limits, for templates that misbehave."""
+    made = TemplateProcess(TemplateLimits(seconds=2.0, fuel=300_000, max_characters=1000, max_bytes=2**28))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def chat() -> Iterator[ChatTemplate]:
+    made = ChatTemplate(TEMPLATES["turn marks"], TOKENS)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("tools", [None, [TOOL], [TOOL, TOOL]], ids=["no tools", "a tool", "two tools"])
+def test_rendering_is_that_of_transformers(chat: ChatTemplate, name: str, tools: list[Any] | None) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    for messages in CONVERSATIONS.values():
+        for extra in ({}, {"enable_thinking": False, "date_string": "today"}):
+            for add_generation_prompt in (True, False):
+                ours = chat.render(
+                    messages, tools=tools, add_generation_prompt=add_generation_prompt,
+                    template=TEMPLATES[name], variables=extra,
+                )  # fmt: skip
+                theirs, _ = render_jinja_template(
+                    [messages], tools=tools, chat_template=TEMPLATES[name],
+                    add_generation_prompt=add_generation_prompt, **TOKENS, **extra,
+                )  # fmt: skip
+                assert ours == theirs[0]
+
+
+def test_the_date_is_today(chat: ChatTemplate) -> None:
+    before = datetime.date.today().isoformat()
+    shown = chat.render([user("x")], template="{{ strftime_now('%Y-%m-%d') }}")
+    assert shown in (before, datetime.date.today().isoformat())
+
+
+def test_json_is_as_hugging_face_writes_it(chat: ChatTemplate) -> None:
+    variables = {"value": {"b": "<é&'>", "a": [1.0, None, True]}}
+    shown = chat.render([user("x")], template="{{ value | tojson }}", variables=variables)
+    assert shown == '{"b": "<é&\'>", "a": [1.0, null, true]}'
+    sorted_keys = "{{ value | tojson(sort_keys=true, separators=(',', ':'), ensure_ascii=true) }}"
+    shown = chat.render([user("x")], template=sorted_keys, variables=variables)
+    assert shown == '{"a":[1.0,null,true],"b":"<\\u00e9&\'>"}'
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__['__builtins__']['__import__']('os').system('id') }}",
+        "{{ strftime_now.__self__.__class__.__base__ }}",
+        "{{ messages.__class__.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ messages[0].__dict__['x'] }}",
+        "{{ self._TemplateReference__context }}{{ self.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}{{ os.system('id') }}",
+        "{% extends '/etc/passwd' %}",
+    ],
+)
+def test_a_template_reaches_nothing_of_python_or_the_disk(chat: ChatTemplate, template: str) -> None:
+    with pytest.raises(RequestError, match="The chat template failed"):
+        chat.render([user("x")], template=template)
+
+
+def test_what_a_user_writes_is_not_a_template(chat: ChatTemplate) -> None:
+    bait = "{{ 7 * 7 }}{% raw %}{# x #}"
+    assert bait in chat.render([user(bait)])
+
+
+LONG_LOOP = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+DOUBLING = (
+    "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(50) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+)
+ENDLESS = (
+    "{% set big = '%9999999d' | format(1) %}{% for i in range(9999) %}{% set y = big | trim %}{% endfor %}"
+)
+BOMBS = {
+    "a loop": (LONG_LOOP, "did not end within 300000 steps"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    "nesting": ("{{ " + "[" * 9999 + "]" * 9999 + " }}", "recursion"),
+    "a string that doubles": (DOUBLING + "{{ ns.x | length }}", "beyond its limits"),
+    "a huge format": ("{{ '%3000000000d' | format(1) }}", "beyond its limits"),
+    "work without steps": (ENDLESS, "beyond its limits"),
+    "a huge range": ("{{ range(1000000000) | list }}", "too many"),
+    "long output": ("{{ 'x' * 1001 }}", "wrote 1001 characters; at most 1000"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_stopped_and_the_next_request_served(process: TemplateProcess, name: str) -> None:
+    template, message = BOMBS[name]
+    with pytest.raises(RequestError, match=message) as caught:
+        process.render(template, {})
+    assert "chat_template" in caught.value.hint
+    assert process.render("{{ a }}", {"a": 1}) == "1"
+
+
+def test_a_template_may_refuse_a_conversation(chat: ChatTemplate) -> None:
+    with pytest.raises(RequestError, match=r"refuses this conversation: Roles must alternate\. Change"):
+        chat.render([user("x")], template="{{ raise_exception('Roles must alternate.') }}")
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for %}", "{{ a.b.c }}", "{{ 'a' + none }}", "{{ x | nofilter }}", "{% if"]
+)
+def test_a_broken_template_is_one_clear_error(chat: ChatTemplate, template: str) -> None:
+    with pytest.raises(RequestError, match="The chat template failed: ") as caught:
+        chat.render([user("x")], template=template)
+    assert "generate()" in caught.value.hint
+
+
+def test_a_process_that_died_is_replaced(chat: ChatTemplate) -> None:
+    chat.start()
+    running = chat._process._process
+    assert running is not None
+    running.kill()
+    running.wait()
+    assert "hi" in chat.render([user("hi")])
+    chat.close()
+    assert "hi" in chat.render([user("hi")])
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "no messages"),
+        (["hi"], r"messages\[0\] is not a message"),
+        ([user("a"), {"content": "x"}], r"messages\[1\] is not a message"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "'image_url'"),
+        ([{"role": "user", "content": 7}], "'int'"),
+        ([assistant("", tool_calls=["x"])], "tool call"),
+        ([assistant("", tool_calls=[{"function": {"name": "f", "arguments": "{"}}])], "not JSON"),
+        ([{"role": "user", "content": "x", "extra": object()}], "cannot be written as JSON"),
+        ([user("\ud800")], "surrogates"),
+    ],
+)
+def test_messages_are_checked(chat: ChatTemplate, messages: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        chat.render(messages)
+    assert caught.value.hint
+
+
+def test_text_parts_and_json_arguments_become_what_templates_expect() -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    assert checked_message(parts, 0) == user("a\nb")
+    wire = {**CALL, "function": {"name": "weather", "arguments": '{"city": "Köln <x>", "f": 1.0}'}}
+    assert checked_message(assistant(None, tool_calls=[wire]), 0)["tool_calls"] == [CALL]
+
+
+def test_variables_may_not_replace_the_conversation(chat: ChatTemplate) -> None:
+    with pytest.raises(RequestError, match="'messages'"):
+        chat.render([user("x")], variables={"messages": []})
+    with pytest.raises(RequestError, match="tools is not"):
+        chat.render([user("x")], tools=["f"])  # type: ignore[list-item]
+
+
+def test_a_final_message_can_be_continued(chat: ChatTemplate) -> None:
+    messages = [user("count"), assistant("one, two,")]
+    text = chat.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text.endswith("<|im_start|>assistant\none, two,")
+    with pytest.raises(RequestError, match="both on"):
+        chat.render(messages, continue_final_message=True)
+    with pytest.raises(RequestError, match="last message"):
+        chat.render(messages, add_generation_prompt=False, continue_final_message=True, template="fixed")
+
+
+def test_a_template_is_given_as_text_or_as_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages }}")
+    assert read_template(str(file)) == "{{ messages }}"
+    assert read_template("{{ x }}") == "{{ x }}"
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_template(str(tmp_path / "missing.jinja"))

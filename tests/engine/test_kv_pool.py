@@ -1,0 +1,137 @@
+"""Kept KV: what is reused, what gives way, and what is never trusted."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.fake_backend import FakeSequence
+from monotape.engine.kv_pool import KvPool, Lease, common_prefix
+from monotape.errors import ResourceError
+
+
+def pool(max_sequences: int = 3, max_bytes: int = 10**6) -> KvPool:
+    return KvPool(lambda: FakeSequence(token_bytes=10), max_sequences=max_sequences, max_bytes=max_bytes)
+
+
+def run(kept: KvPool, prompt: list[int], answer: list[int]) -> Lease:
+    """A request: computes what is not cached, as a backend would."""
+    lease = kept.lease(prompt)
+    sequence = lease.sequence
+    assert isinstance(sequence, FakeSequence)
+    assert sequence.tokens == prompt[: lease.cached]
+    sequence.tokens += [*prompt[lease.cached :], *answer[:-1]]
+    kept.give_back(lease, [*prompt, *answer])
+    return lease
+
+
+def test_a_second_turn_finds_the_first() -> None:
+    kept = pool()
+    first = run(kept, [1, 2, 3, 4], [5, 6])
+    second = run(kept, [1, 2, 3, 4, 5, 6, 7, 8], [9])
+    assert second.sequence is first.sequence
+    assert second.cached == 5  # the last token of an answer has no KV yet
+    assert len(kept) == 1
+
+
+def test_at_least_one_token_is_left_to_compute() -> None:
+    kept = pool()
+    run(kept, [1, 2, 3], [4, 5, 6])
+    assert kept.lease([1, 2, 3]).cached == 2
+
+
+def test_a_diverging_turn_keeps_what_is_common() -> None:
+    kept = pool()
+    first = run(kept, [1, 2, 3, 4, 5], [6, 7])
+    edited = run(kept, [1, 2, 3, 4, 99, 98], [5])
+    assert (edited.sequence is first.sequence, edited.cached) == (True, 4)
+
+
+def test_another_conversation_does_not_destroy_the_first() -> None:
+    kept = pool()
+    long = list(range(100, 150))
+    first = run(kept, [1, 2, *long], [7])
+    other = run(kept, [1, 2, 3, 4, 5], [6])  # a common opening is not worth a long conversation
+    assert (other.sequence is not first.sequence, other.cached) == (True, 0)
+    again = run(kept, [1, 2, *long, 7, 8], [9])
+    assert (again.sequence is first.sequence, again.cached) == (True, 52)
+
+
+def test_the_least_recent_gives_way() -> None:
+    kept = pool(max_sequences=2)
+    run(kept, [1, 1, 1], [1])
+    run(kept, [2, 2, 2], [2])
+    run(kept, [1, 1, 1, 1], [1])
+    run(kept, [3, 3, 3], [3])
+    assert len(kept) == 2
+    assert kept.lease([1, 1, 1, 1, 1]).cached == 4
+    assert kept.lease([2, 2, 2]).cached == 0
+
+
+def test_bytes_are_counted_but_the_newest_always_stays() -> None:
+    kept = pool(max_sequences=9, max_bytes=95)
+    run(kept, [1, 1, 1, 1], [1])
+    run(kept, [2, 2, 2, 2], [2])
+    assert (len(kept), kept.bytes) == (2, 80)
+    run(kept, [3, 3, 3], [3])
+    assert (len(kept), kept.bytes) == (2, 70)
+    run(kept, list(range(50)), [3])
+    assert (len(kept), kept.bytes) == (1, 500)
+
+
+def test_a_lease_that_never_comes_back_is_forgotten() -> None:
+    kept = pool()
+    run(kept, [1, 2, 3], [4])
+    kept.lease([1, 2, 3, 4])
+    assert len(kept) == 0
+    assert kept.lease([1, 2, 3, 4]).cached == 0
+
+
+def test_positions_whose_tokens_are_unknown_are_not_kept() -> None:
+    kept = pool()
+    lease = kept.lease([1, 2, 3])
+    assert isinstance(lease.sequence, FakeSequence)
+    lease.sequence.tokens += [1, 2, 3, 77, 78]
+    kept.give_back(lease, [1, 2, 3])
+    assert kept.lease([1, 2, 3, 77, 78, 79]).cached == 3
+
+
+def test_a_request_without_reuse_gets_an_empty_sequence() -> None:
+    kept = pool()
+    run(kept, [1, 2, 3], [4])
+    assert kept.lease([1, 2, 3, 4], reuse=False).sequence.length == 0
+
+
+def test_when_memory_runs_out_earlier_conversations_go_first() -> None:
+    room = [2]
+
+    def new_sequence() -> FakeSequence:
+        if len(kept) >= room[0]:
+            raise ResourceError("There is no memory left.", "Buy some.")
+        return FakeSequence(10)
+
+    kept = KvPool(new_sequence, max_sequences=9, max_bytes=10**6)
+    for token in (1, 2, 3):
+        run(kept, [token] * 3, [token])
+    assert len(kept) == 1
+    assert kept.lease([3, 3, 3, 3]).cached == 3
+
+
+tokens = st.integers(0, 2)
+
+
+@given(
+    st.lists(st.tuples(st.lists(tokens, min_size=1, max_size=8), st.lists(tokens, min_size=1, max_size=4)))
+)
+def test_reuse_never_serves_the_kv_of_other_tokens(requests: list[tuple[list[int], list[int]]]) -> None:
+    kept = pool(max_sequences=2, max_bytes=150)
+    for prompt, answer in requests:
+        run(kept, prompt, answer)  # checks the sequence against the prompt
+        assert 1 <= len(kept) <= 2
+
+
+@given(st.lists(tokens), st.lists(tokens))
+def test_common_prefix(left: list[int], right: list[int]) -> None:
+    length = common_prefix(tuple(left), tuple(right))
+    assert left[:length] == right[:length]
+    assert left[length : length + 1] != right[length : length + 1] or length == min(len(left), len(right))

@@ -1,0 +1,60 @@
+"""Importing the package is cheap, and everything it names is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import monotape
+
+HEAVY = (
+    "torch", "transformers", "starlette", "uvicorn", "msgspec", "gguf", "huggingface_hub", "numpy",
+    "tokenizers", "rich", "minijinja", "jinja2",
+)  # fmt: skip
+NEVER = ("torch", "transformers", "starlette", "uvicorn", "msgspec", "jinja2")
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
+    )
+    return set(json.loads(done.stdout))
+
+
+def environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(Path(monotape.__file__).parents[1])}
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert modules_after("import monotape").isdisjoint(HEAVY)
+
+
+def test_the_engine_needs_no_test_or_server_package() -> None:
+    names = ", ".join(name for name in monotape.__all__ if name != "__version__")
+    loaded = modules_after(f"from monotape import {names}")
+    assert "monotape.engine.llm" in loaded
+    assert loaded.isdisjoint(NEVER)
+
+
+@pytest.mark.parametrize("name", monotape.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(monotape, name) is not None
+    assert name in dir(monotape)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Llm'"):
+        monotape.Llm  # noqa: B018
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert monotape.__version__ == project["version"]
