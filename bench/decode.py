@@ -14,13 +14,11 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from llamacpp import decode_speeds, q8_0_decode_speeds
-from report import publish, spread
-from shapes import SHAPES, RandomCheckpoint
-
 from monotape.backends.cpu.bandwidth import available_cpus, measure_bandwidth
 from monotape.backends.protocol import Backend, Job
 from monotape.engine.loading import load_backend
@@ -28,6 +26,8 @@ from monotape.models.registry import spec_from_config
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.hub import resolve
 from monotape.weights.open import open_checkpoint
+from report import publish, spread
+from shapes import SHAPES, RandomCheckpoint
 
 QWEN_CODER = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 
@@ -43,7 +43,9 @@ class Measurement:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=QWEN_CODER, help=f"path, hub id, or one of {', '.join(SHAPES)}")
     parser.add_argument("--backend", default="cpu", choices=["cpu"])
     parser.add_argument("--dtype", default="q8")
@@ -76,10 +78,13 @@ def measure(backend: Backend, context: int, tokens: int, requests: int) -> Measu
     prompt = prompt_of(context, backend.spec.vocab)
     sequence = backend.new_sequence()
     for request in range(requests + 1):  # the first request warms up, and fills the KV that the others reuse
-        times = [token.time_ns for token in backend.start(Job(prompt, min(sequence.length, context - 1), tokens), sequence)]
+        times = [
+            token.time_ns
+            for token in backend.start(Job(prompt, min(sequence.length, context - 1), tokens), sequence)
+        ]
         if request:
             speeds.append((len(times) - 1) / ((times[-1] - times[0]) / 1e9))
-            gaps += [(after - before) / 1e9 for before, after in zip(times, times[1:], strict=False)]
+            gaps += [(after - before) / 1e9 for before, after in pairwise(times)]
     return Measurement(context, speeds, gaps, backend.plan.token_bytes(context + tokens // 2))
 
 
@@ -132,7 +137,9 @@ def main() -> None:
     backend, path = load(options)
     load_peak = peak_memory_bytes()
     before = measure_bandwidth(options.workers)
-    measurements = [measure(backend, context, options.tokens, options.requests) for context in options.contexts]
+    measurements = [
+        measure(backend, context, options.tokens, options.requests) for context in options.contexts
+    ]
     after = measure_bandwidth(options.workers)
     bandwidth = max(before.bytes_per_second, after.bytes_per_second)
     rows = [row(measurement, bandwidth) for measurement in measurements]
@@ -140,7 +147,9 @@ def main() -> None:
     backend.close()
     others = peers(options, path, vocab)
     print_table(rows, others, bandwidth)
-    name = f"decode-{options.backend}-{Path(options.model).stem if path else options.model}-{plan.format.value}"
+    name = (
+        f"decode-{options.backend}-{Path(options.model).stem if path else options.model}-{plan.format.value}"
+    )
     publish(
         name.lower(),
         {

@@ -16,7 +16,13 @@ def write_q8_0(source: Path, target: Path) -> Path:
 
     reader = GGUFReader(source)
     writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
-    skipped = {"general.architecture", "general.file_type", "GGUF.version", "GGUF.tensor_count", "GGUF.kv_count"}
+    skipped = {
+        "general.architecture",
+        "general.file_type",
+        "GGUF.version",
+        "GGUF.tensor_count",
+        "GGUF.kv_count",
+    }
     for name, field in reader.fields.items():
         if name not in skipped:
             sub_type = field.types[-1] if len(field.types) > 1 else None
@@ -57,7 +63,9 @@ def decode_speeds(model: Path, prompt: Sequence[int], tokens: int, runs: int, th
     return speeds[1:]
 
 
-def q8_0_decode_speeds(model: Path, prompt: Sequence[int], tokens: int, runs: int, threads: int) -> list[float]:
+def q8_0_decode_speeds(
+    model: Path, prompt: Sequence[int], tokens: int, runs: int, threads: int
+) -> list[float]:
     """decode_speeds() on a Q8_0 copy of the model."""
     with tempfile.TemporaryDirectory() as folder:
         copy = write_q8_0(model, Path(folder) / "q8_0.gguf")

@@ -6,7 +6,7 @@ same numbers; everything after that (architecture, positions, attention, KV) is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,15 +54,6 @@ class TransformersModel:
                 )
             past, new = output.past_key_values, [int(output.logits[0, -1].argmax())]
             yield new[0]
-
-    def round_matrices(self, rounded: Callable[[Matrix], Matrix]) -> None:
-        """Replaces every matrix by what `rounded` makes of it: an honest evaluation in a lower precision."""
-        import torch
-
-        with torch.no_grad():
-            for parameter in self.model.parameters():  # a tied matrix comes up once
-                if parameter.dim() == 2:
-                    parameter.copy_(torch.from_numpy(rounded(parameter.numpy())))
 
 
 def _transformers_config(checkpoint: Checkpoint) -> Any:

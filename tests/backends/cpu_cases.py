@@ -32,7 +32,9 @@ def cpu(folder: Path, dtype: str = "f32", workers: int = 2, context: int = 160) 
 
 def reference(folder: Path, context: int = 160) -> ReferenceBackend:
     checkpoint = open_checkpoint(folder)
-    backend = load_backend("reference", spec_from_config(checkpoint.config), checkpoint, dtype="f32", context=context)
+    backend = load_backend(
+        "reference", spec_from_config(checkpoint.config), checkpoint, dtype="f32", context=context
+    )
     assert isinstance(backend, ReferenceBackend)
     return backend
 

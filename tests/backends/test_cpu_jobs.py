@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends.cpu_cases import PROMPT, cpu, generate, ids, reference
 from scipy.stats import chisquare
 
+from backends.cpu_cases import PROMPT, cpu, generate, ids, reference
 from monotape.backends.protocol import Job, Sampling
 from monotape.backends.reference.sampler import reference_probabilities
 from monotape.errors import BackendError, BackendUnavailable, NumericalFault

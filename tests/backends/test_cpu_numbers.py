@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from backends.cpu_cases import PROMPT, cpu, generate, ids, reference
 from families import BY_NAME, CASES, Case, make_checkpoint
-from numpy.typing import NDArray
 
 Checkpoint = Callable[[str], Path]
 Logits = NDArray[np.float64]
@@ -43,7 +44,9 @@ def distance(got: Any, exact: Logits) -> float:
     return float(np.linalg.norm(np.asarray(got, np.float64) - exact) / np.linalg.norm(exact))
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch says so on machines without bf16 instructions
+@pytest.mark.filterwarnings(
+    "ignore:mkldnn_matmul failed"
+)  # torch says so on machines without bf16 instructions
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "q8"])
 @pytest.mark.parametrize("case", [case.name for case in CASES])
 def test_no_worse_than_twice_an_honest_evaluation(checkpoint: Checkpoint, case: str, dtype: str) -> None:
@@ -51,7 +54,9 @@ def test_no_worse_than_twice_an_honest_evaluation(checkpoint: Checkpoint, case: 
     import torch
 
     folder = checkpoint(case)
-    honest_dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "q8": torch.float32}[dtype]
+    honest_dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "q8": torch.float32}[
+        dtype
+    ]
     exact = transformers_logits(folder, torch.float64)
     honest = transformers_logits(folder, honest_dtype, through_q8=dtype == "q8")
     with cpu(folder, dtype, context=BY_NAME[case].context) as backend:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan.plans import spec
 
 from monotape.compiler.balance import even_shares, levelling_shares
 from monotape.compiler.compile import compile_plan, default_kv_format
 from monotape.plan.rules import violations
 from monotape.plan.types import TILE_ROWS, Format, Machine
 from monotape.weights.tapes import tile_runs
+from plan.plans import spec
 
 formats = st.sampled_from(list(Format))
 
@@ -35,7 +35,9 @@ def test_any_dense_shape_gets_a_plan_that_breaks_no_rule(model: object, fmt: For
 
 @settings(max_examples=60, deadline=None)
 @given(model=models(), fmt=formats, workers=st.integers(1, 9))
-def test_tile_runs_put_every_tile_of_every_part_somewhere_once(model: object, fmt: Format, workers: int) -> None:
+def test_tile_runs_put_every_tile_of_every_part_somewhere_once(
+    model: object, fmt: Format, workers: int
+) -> None:
     plan = compile_plan(model, Machine("cpu", workers), fmt, context=64)  # type: ignore[arg-type]
     for stage in plan.ranks[0].stages:
         placed: list[tuple[str, int]] = []
@@ -45,7 +47,9 @@ def test_tile_runs_put_every_tile_of_every_part_somewhere_once(model: object, fm
                 at += [run.at + i * run.step for i in range(run.count)]
                 placed += [(run.part.role, run.first_tile + i) for i in range(run.count)]
             assert sorted(at) == list(range(span.count))
-        assert sorted(placed) == sorted((part.role, tile) for part in stage.parts for tile in range(part.tiles))
+        assert sorted(placed) == sorted(
+            (part.role, tile) for part in stage.parts for tile in range(part.tiles)
+        )
 
 
 @given(units=st.integers(0, 500), workers=st.integers(1, 140))

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from engine.fake_backend import FakeBackend
-from engine.test_llm import END, GREEDY, ids_of, make
+from engine.scripted_model import END, GREEDY, ids_of, make
 from engine.vocabularies import byte_level
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams

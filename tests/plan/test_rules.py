@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from plan.plans import spec
 
 from monotape.compiler.compile import compile_plan
 from monotape.errors import PlanError
 from monotape.plan.rules import RULES, verify, violations
 from monotape.plan.types import Format, Machine, Plan, RankPlan, Span, Stage, Tape
+from plan.plans import spec
 
 
 def good_plan() -> Plan:
@@ -65,7 +65,9 @@ BREAKERS: dict[str, Callable[[Plan], Plan]] = {
         plan, 1, lambda s: replace(s, spans=(replace(s.spans[0], count=s.spans[0].count + 1), *s.spans[1:]))
     ),
     "whole units": lambda plan: with_stage(plan, 2, lambda s: shifted(s, 1)),
-    "tiles cover rows": lambda plan: with_stage(plan, 1, lambda s: replace(s, parts=(replace(s.parts[0], rows=99, group=99),))),
+    "tiles cover rows": lambda plan: with_stage(
+        plan, 1, lambda s: replace(s, parts=(replace(s.parts[0], rows=99, group=99),))
+    ),
     "whole blocks": lambda plan: with_stage(plan, 0, lambda s: replace(s, padded_k=s.k)),
     "tape holds its tiles": lambda plan: with_tape(
         plan, lambda t: replace(t, layer_segments=(t.layer_segments[1], t.layer_segments[0], *t.layer_segments[2:]))

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from families import CASES
 from numpy.typing import NDArray
-from weights.tiles import unpack_tiles
 
+from families import CASES
 from monotape.backends.cpu.packer import NativePacker
 from monotape.compiler.compile import compile_plan
 from monotape.models.registry import spec_from_config
@@ -19,6 +18,7 @@ from monotape.plan.types import TILE_ROWS, Format, Machine, Part, Plan, Stage
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.open import open_checkpoint
 from monotape.weights.tapes import load_tapes, source_of, tensor_name
+from weights.tiles import unpack_tiles
 
 Folder = Callable[[str], Path]
 Floats = NDArray[np.float32]

@@ -7,7 +7,12 @@ import dataclasses
 import sys
 from typing import Any
 
-from monotape.cli.options import add_engine_arguments, add_sampling_arguments, engine_config, sampling_settings
+from monotape.cli.options import (
+    add_engine_arguments,
+    add_sampling_arguments,
+    engine_config,
+    sampling_settings,
+)
 from monotape.cli.statistics import stats_line
 
 HELP = "/clear forgets the conversation, /stats shows speed after each answer, /exit or Ctrl-D ends, Ctrl-C interrupts"

@@ -70,7 +70,11 @@ def _memory() -> Finding:
     from monotape.engine.loading import available_memory
 
     available = available_memory()
-    text = f"{available / 1e9:.1f} GB available" if available else "this system does not say how much is available"
+    text = (
+        f"{available / 1e9:.1f} GB available"
+        if available
+        else "this system does not say how much is available"
+    )
     return Finding("memory", True, text, value=available)
 
 
@@ -82,7 +86,9 @@ def _packages() -> Finding:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        return Finding("packages", False, f"not installed: {', '.join(missing)}", "pip install monotape", versions)
+        return Finding(
+            "packages", False, f"not installed: {', '.join(missing)}", "pip install monotape", versions
+        )
     return Finding("packages", True, ", ".join(f"{k} {v}" for k, v in versions.items()), value=versions)
 
 
@@ -115,7 +121,9 @@ def _cache() -> Finding:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if not os.access(existing, os.W_OK):
-        return Finding("cache", False, f"{folder} cannot be written", "set MONOTAPE_CACHE to a folder that can")
+        return Finding(
+            "cache", False, f"{folder} cannot be written", "set MONOTAPE_CACHE to a folder that can"
+        )
     return Finding("cache", True, f"{folder}, {free / 1e9:.1f} GB free", value=free)
 
 

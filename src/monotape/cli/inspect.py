@@ -13,7 +13,9 @@ from monotape.engine.config import EngineConfig
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a name, a Hugging Face id, a folder or a GGUF file")
-    parser.add_argument("--dtype", default="auto", metavar="TYPE", help="weights in memory: auto, f32, bf16, f16, q8")
+    parser.add_argument(
+        "--dtype", default="auto", metavar="TYPE", help="weights in memory: auto, f32, bf16, f16, q8"
+    )
     parser.add_argument("--workers", type=integer, metavar="N", help="plan for this many threads")
     parser.add_argument("--max-model-len", type=integer, metavar="N", help="plan for this context")
     parser.add_argument("--json", action="store_true", help="print one object")

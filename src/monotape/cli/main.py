@@ -27,13 +27,17 @@ class Parser(argparse.ArgumentParser):
             given = unknown[0].split("=")[0]
             raise UsageError(
                 f"{self.prog} does not understand '{given}'.",
-                f"Did you mean '{nearest(given, flags)}'?" if given.startswith("-") else "Quote text with spaces.",
+                f"Did you mean '{nearest(given, flags)}'?"
+                if given.startswith("-")
+                else "Quote text with spaces.",
             )
 
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(
-        prog="monotape", description="Answers one LLM request as fast as the machine's memory allows.", allow_abbrev=False
+        prog="monotape",
+        description="Answers one LLM request as fast as the machine's memory allows.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"monotape {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)

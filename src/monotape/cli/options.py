@@ -35,14 +35,24 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """How tokens are chosen. What is not given comes from the model's own recommendation."""
-    parser.add_argument("--max-tokens", type=integer, metavar="N", help="longest answer (default: 256 for run, none for chat)")
+    parser.add_argument(
+        "--max-tokens", type=integer, metavar="N", help="longest answer (default: 256 for run, none for chat)"
+    )
     parser.add_argument("--temperature", type=real, metavar="T", help="0 for greedy")
-    parser.add_argument("--top-p", type=real, metavar="P", help="smallest set of tokens that holds this probability")
+    parser.add_argument(
+        "--top-p", type=real, metavar="P", help="smallest set of tokens that holds this probability"
+    )
     parser.add_argument("--top-k", type=integer, metavar="K", help="only the K most likely tokens")
-    parser.add_argument("--min-p", type=real, metavar="P", help="only tokens this likely, relative to the likeliest")
-    parser.add_argument("--repetition-penalty", type=real, metavar="R", help="above 1 discourages what was said before")
+    parser.add_argument(
+        "--min-p", type=real, metavar="P", help="only tokens this likely, relative to the likeliest"
+    )
+    parser.add_argument(
+        "--repetition-penalty", type=real, metavar="R", help="above 1 discourages what was said before"
+    )
     parser.add_argument("--seed", type=integer, metavar="N", help="makes sampling repeatable")
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before this text; may be repeated")
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end the answer before this text; may be repeated"
+    )
 
 
 def sampling_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -52,7 +62,9 @@ def sampling_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:
-    names = [field.name for field in dataclasses.fields(EngineConfig) if field.name not in ("progress", "seed")]
+    names = [
+        field.name for field in dataclasses.fields(EngineConfig) if field.name not in ("progress", "seed")
+    ]
     return EngineConfig(**{name: getattr(options, name) for name in names})
 
 

@@ -7,7 +7,9 @@ import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a name, or a Hugging Face id like org/name or org/name:file.gguf")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name, or a Hugging Face id like org/name or org/name:file.gguf"
+    )
     parser.add_argument("--json", action="store_true", help="print one object with the path")
 
 

@@ -9,7 +9,11 @@ import sys
 from typing import Any
 
 from monotape.cli.options import (
-    add_engine_arguments, add_sampling_arguments, engine_config, sampling_settings, token_ids,
+    add_engine_arguments,
+    add_sampling_arguments,
+    engine_config,
+    sampling_settings,
+    token_ids,
 )  # fmt: skip
 from monotape.cli.statistics import stats_line, stats_object
 from monotape.errors import UsageError
@@ -18,12 +22,20 @@ DEFAULT_MAX_TOKENS = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads it from standard input")
-    parser.add_argument("--prompt-ids", type=token_ids, metavar="IDS", help="token ids instead of text, like 1,2,3")
-    parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads it from standard input"
+    )
+    parser.add_argument(
+        "--prompt-ids", type=token_ids, metavar="IDS", help="token ids instead of text, like 1,2,3"
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the text as it is, without the chat template"
+    )
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     parser.add_argument("--json", action="store_true", help="print one object with text, token_ids and stats")
-    parser.add_argument("--stats", action="store_true", help="print speed and the share of the memory bandwidth")
+    parser.add_argument(
+        "--stats", action="store_true", help="print speed and the share of the memory bandwidth"
+    )
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
 

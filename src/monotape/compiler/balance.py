@@ -8,6 +8,7 @@ finishes a stage early plays on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from monotape.compiler.stages import StageShape
 from monotape.plan.types import Format, Span, Stage
@@ -24,7 +25,7 @@ def _unit_bytes(shape: StageShape, fmt: Format) -> int:
 def even_shares(units: int, workers: int) -> list[int]:
     """Units per worker, spread so that no two neighbours differ by more than one."""
     bounds = [units * worker // workers for worker in range(workers + 1)]
-    return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [end - start for start, end in pairwise(bounds)]
 
 
 def levelling_shares(units: int, unit_bytes: int, loads: Sequence[int]) -> list[int]:
@@ -61,9 +62,7 @@ def balance_layer(shapes: Sequence[StageShape], fmt: Format, workers: int) -> tu
     levelling = max(range(len(shapes)), key=lambda i: _units(shapes[i]) * _unit_bytes(shapes[i], fmt))
     shares = [even_shares(_units(shape), workers) for shape in shapes]
     loads = [
-        sum(
-            shares[i][worker] * _unit_bytes(shape, fmt) for i, shape in enumerate(shapes) if i != levelling
-        )
+        sum(shares[i][worker] * _unit_bytes(shape, fmt) for i, shape in enumerate(shapes) if i != levelling)
         for worker in range(workers)
     ]
     largest = shapes[levelling]

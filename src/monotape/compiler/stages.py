@@ -41,10 +41,16 @@ def stage_shapes(spec: ModelSpec, fmt: Format) -> tuple[tuple[StageShape, ...], 
 
     def shape(name: str, parts: tuple[Part, ...], k: int, unit: int, reads: str, writes: str) -> StageShape:
         tiles = sum(part.tiles for part in parts)
-        return StageShape(name, parts, name == "gate_up", k, _padded(k, fmt.block), tiles, unit, reads, writes)
+        return StageShape(
+            name, parts, name == "gate_up", k, _padded(k, fmt.block), tiles, unit, reads, writes
+        )
 
     head_dim, width, ffn = spec.head_dim, spec.width, spec.ffn
-    qkv = (Part("q", spec.q_rows, head_dim), Part("k", spec.kv_rows, head_dim), Part("v", spec.kv_rows, head_dim))
+    qkv = (
+        Part("q", spec.q_rows, head_dim),
+        Part("k", spec.kv_rows, head_dim),
+        Part("v", spec.kv_rows, head_dim),
+    )
     gate_up = (Part("gate", ffn, ffn), Part("up", ffn, ffn))
     output, down = (Part("output", width, width),), (Part("down", width, width),)
     layer = (

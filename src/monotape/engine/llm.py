@@ -109,6 +109,10 @@ class LLM:
         """What the model's authors recommend, in its generation_config.json."""
         return self.default_sampling_params
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
     def get_tokenizer(self) -> Tokenizer | None:
         return self.tokenizer
 

@@ -75,7 +75,7 @@ def _tape_is_one_run(plan: Plan) -> Iterator[str]:
                 yield f"tape {tape.worker}: the head ends past the tape"
 
 
-def _tape_holds_what_its_worker_owns(plan: Plan) -> Iterator[str]:
+def _tape_holds_its_tiles(plan: Plan) -> Iterator[str]:
     for rank in plan.ranks:
         if [tape.worker for tape in rank.tapes] != list(range(plan.machine.workers)):
             yield "there is not one tape a worker, in order"
@@ -107,7 +107,8 @@ def _balanced(plan: Plan) -> Iterator[str]:
         ]
         slack = sum(stage.unit * plan.format.tile_bytes(stage.padded_k) for stage in rank.layer_stages)
         if max(loads) > sum(loads) / len(loads) + slack:
-            yield f"rank {rank.rank}: one worker reads {max(loads)} bytes a layer, the mean is {sum(loads) // len(loads)}"
+            mean = sum(loads) // len(loads)
+            yield f"rank {rank.rank}: one worker reads {max(loads)} bytes a layer, the mean is {mean}"
 
 
 def _buffers_exist(plan: Plan) -> Iterator[str]:
@@ -133,7 +134,7 @@ def _written_before_read(plan: Plan) -> Iterator[str]:
 
 
 def _chunk_fits(plan: Plan) -> Iterator[str]:
-    if not 1 <= plan.chunk:
+    if not plan.chunk >= 1:
         yield f"a prefill pass computes {plan.chunk} rows"
     for rank in plan.ranks:
         for buffer in rank.buffers:
@@ -155,7 +156,9 @@ def _ranks_in_order(plan: Plan) -> Iterator[str]:
 
 
 def _owned_bytes(fmt: Format, stage: Stage, worker: int) -> int:
-    tiles = stage.spans[worker].count if worker < len(stage.spans) else 0  # its absence is another rule's business
+    tiles = (
+        stage.spans[worker].count if worker < len(stage.spans) else 0
+    )  # its absence is another rule's business
     return tiles * fmt.tile_bytes(stage.padded_k)
 
 
@@ -166,7 +169,7 @@ RULES: tuple[Rule, ...] = (
     Rule("whole units", "What must stay together (a head, gate and up) has one owner.", _whole_units),
     Rule("tiles cover rows", "A stage's tiles hold all rows of its parts.", _tiles_cover_rows),
     Rule("whole blocks", "k is padded to the format's block and no further.", _whole_blocks),
-    Rule("tape holds its tiles", "A tape holds its worker's tiles, in running order.", _tape_holds_what_its_worker_owns),
+    Rule("tape holds its tiles", "A tape holds its worker's tiles, in running order.", _tape_holds_its_tiles),
     Rule("tape is one run", "A tape has no gap wider than its alignment and no overlap.", _tape_is_one_run),
     Rule("aligned", "Every segment starts on the machine's alignment.", _aligned),
     Rule("balanced", "In a layer no worker reads more than one unit a stage above the mean.", _balanced),
@@ -193,5 +196,3 @@ def verify(plan: Plan) -> None:
             f"The plan for {plan.model} breaks the rule '{rule.name}': {what} ({len(found)} findings in all).",
             "This is a fault in the compiler; please report it with the output of `monotape inspect`.",
         )
-
-

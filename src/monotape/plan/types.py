@@ -66,7 +66,9 @@ class Stage:
 
     name: str
     parts: tuple[Part, ...]
-    interleaved: bool  # tiles alternate between the parts (gate, up, gate, up) instead of following each other
+    interleaved: (
+        bool  # tiles alternate between the parts (gate, up, gate, up) instead of following each other
+    )
     k: int  # values of the input
     padded_k: int  # k rounded up to the format's block
     tiles: int

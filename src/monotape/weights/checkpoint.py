@@ -66,7 +66,7 @@ class Checkpoint(Protocol):
     def integer_rows(
         self, name: str, start: int, stop: int
     ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
-        """The same rows as int8 and one f16 scale per 32, where the stored format is exactly that (q8_0, q5_0, q4_0)."""
+        """The same rows as int8 and an f16 scale per 32, where the file stores just that (q8_0, q5_0, q4_0)."""
         ...
 
     def release(self, name: str) -> None:

@@ -122,8 +122,10 @@ def _pack_piece(
     target = out if run.step == 1 else np.empty(out.shape, np.uint8)
     stored = checkpoint.integer_rows(name, offset + start, offset + stop) if fmt is Format.Q8 else None
     if stored is not None and stage.k == stage.padded_k:
-        integers, scales = (_in_tiles(values, run, values.shape[1]) for values in stored)
-        bad = packer.pack_integers(integers, scales, target)
+        integers, scales = stored
+        bad = packer.pack_integers(
+            _in_tiles(integers, run, integers.shape[1]), _in_tiles(scales, run, scales.shape[1]), target
+        )
     else:
         values = checkpoint.rows(name, offset + start, offset + stop)
         bad = packer.pack(fmt, _in_tiles(values, run, stage.padded_k), target)

@@ -10,8 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monotape.backends.cpu.bridge import (
-    FINISH_CANCELLED, FINISH_DEADLINE, FINISH_LENGTH, FINISH_NUMERICAL, FINISH_RUNNING, FINISH_STOP,
-    KIND_GENERATE, KIND_LOGITS, STAGE_NAMES, JobStruct, SamplingStruct, StatusStruct, isa_name, library,
+    FINISH_CANCELLED,
+    FINISH_DEADLINE,
+    FINISH_LENGTH,
+    FINISH_NUMERICAL,
+    FINISH_RUNNING,
+    FINISH_STOP,
+    KIND_GENERATE,
+    KIND_LOGITS,
+    STAGE_NAMES,
+    JobStruct,
+    SamplingStruct,
+    StatusStruct,
+    isa_name,
+    library,
 )  # fmt: skip
 from monotape.backends.cpu.model import LoadedModel, load_model
 from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
@@ -23,7 +35,11 @@ from monotape.weights.tapes import Progress
 
 _GROWTH = 256  # positions; KV grows in steps of this
 _WAIT_MS = 100  # how long to wait natively before Python may look at signals
-_FINISH: dict[int, FinishReason] = {FINISH_STOP: "stop", FINISH_LENGTH: "length", FINISH_CANCELLED: "cancelled"}
+_FINISH: dict[int, FinishReason] = {
+    FINISH_STOP: "stop",
+    FINISH_LENGTH: "length",
+    FINISH_CANCELLED: "cancelled",
+}
 
 
 class CpuSequence:
@@ -93,7 +109,9 @@ class CpuBackend:
         return CpuSequence(self.plan.ranks[0].kv)
 
     def start(self, job: Job, sequence: KvSequence) -> CpuGeneration:
-        assert isinstance(sequence, CpuSequence) and self._engine, "a sequence of another backend, or a closed one"
+        assert isinstance(sequence, CpuSequence) and self._engine, (
+            "a sequence of another backend, or a closed one"
+        )
         assert job.cached <= sequence.length and job.cached < len(job.prompt)
         sequence.truncate(job.cached)
         sequence.reserve(len(job.prompt) + job.max_tokens)
@@ -200,7 +218,8 @@ class CpuGeneration:
 def _start(engine: int, struct: JobStruct) -> None:
     if not library().monotape_start(engine, ctypes.byref(struct)):
         raise BackendError(
-            "The CPU backend runs one job at a time and is busy.", "Wait for the running generation, or cancel it."
+            "The CPU backend runs one job at a time and is busy.",
+            "Wait for the running generation, or cancel it.",
         )
 
 

