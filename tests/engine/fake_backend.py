@@ -116,10 +116,10 @@ class FakeBackend:
         self._token_bytes = token_bytes
 
     def answer(self, job: Job, index: int) -> int:
-        said = [*self.script, *[self.script[0]] * job.max_tokens]
+        script = self.script
         if index < job.min_tokens:
-            said = [token for token in said if token not in job.stop_ids]
-        return said[index]
+            script = [token for token in script if token not in job.stop_ids]
+        return script[index] if index < len(script) else script[0]
 
     def token(self, token_id: int, time_ns: int, top: int | None) -> Token:
         if top is None:

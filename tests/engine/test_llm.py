@@ -1,23 +1,18 @@
-"""The Python API on a scripted backend: prompts, parameters, results, conversations, errors."""
+"""The Python API on a scripted backend: parameters, results, figures, errors."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.conversations import TOOL, assistant, user
-from engine.fake_backend import TICK_NS, FakeBackend
-from engine.scripted_model import END, GREEDY, VOCAB, VOCABULARY, ids_of, make
-from engine.vocabularies import byte_level
+from engine.fake_backend import TICK_NS
+from engine.scripted_model import END, GREEDY, VOCAB, ids_of, make
 from monotape.engine.config import EngineConfig
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
-from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import CheckpointError, NumericalFault, RequestError, UsageError
-from monotape.weights.checkpoint import TextAssets
 
 
 def test_an_answer_ends_with_its_end_token_which_is_not_text() -> None:
@@ -35,80 +30,6 @@ def test_an_answer_ends_with_its_end_token_which_is_not_text() -> None:
 def test_length_ends_an_answer_too() -> None:
     completion = make()[0].generate("hello", SamplingParams(max_tokens=2))[0].outputs[0]
     assert (completion.text, completion.finish_reason, completion.stop_reason) == ("hello w", "length", None)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "count"),
-    [
-        ("hello", 1),
-        (["hello", "he"], 2),
-        ({"prompt": "hello"}, 1),
-        ({"prompt_token_ids": [1, 2]}, 1),
-        ([{"prompt": "hello"}, {"prompt_token_ids": [1, 2], "prompt": "shown"}, "x", [3, 4]], 4),
-        ([1, 2, 3], 1),
-        ((1, 2, 3), 1),
-        (np.array([1, 2, 3]), 1),
-        ([[1, 2], [3]], 2),
-    ],
-)
-def test_prompts_come_in_many_forms(prompts: Any, count: int) -> None:
-    llm, backend = make()
-    outputs = llm.generate(prompts, GREEDY)
-    assert len(outputs) == len(backend.jobs) == count
-    assert [tuple(output.prompt_token_ids) for output in outputs] == [job.prompt for job in backend.jobs]
-    assert len({output.request_id for output in outputs}) == count
-
-
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        ("", "prompt is empty"),
-        ([], "no prompt"),
-        ([[]], "prompt is empty"),
-        ({"prompt_token_ids": []}, "prompt is empty"),
-        ({}, "field"),
-        ({"prompt": "x", "multi_modal_data": 1}, "'multi_modal_data'"),
-        (7, "int"),
-        ([1.5], "float"),
-        ([[1, "x"]], "'x'"),
-        ([[1, True]], "True"),
-        ({"prompt_token_ids": "12"}, "str"),
-        ([[1, VOCAB]], f"{VOCAB}, but the vocabulary has {VOCAB} tokens"),
-        ([[-1]], "is -1"),
-        (None, "NoneType"),
-        ("\ud800", "surrogate"),
-    ],
-)
-def test_prompts_that_cannot_be_are_refused(prompts: Any, message: str) -> None:
-    llm, backend = make()
-    with pytest.raises(RequestError, match=message) as caught:
-        llm.generate(prompts, GREEDY)
-    assert caught.value.hint
-    assert not backend.jobs
-
-
-def test_all_prompts_are_checked_before_the_first_one_runs() -> None:
-    llm, backend = make()
-    with pytest.raises(RequestError):
-        llm.generate(["hello", "x" * 500], GREEDY)
-    assert not backend.jobs
-
-
-def test_a_prompt_beyond_the_context_is_refused_with_the_numbers() -> None:
-    llm, backend = make(context=31)
-    words = "length is 31 tokens. However, you requested {} output tokens and your prompt contains {} input"
-    with pytest.raises(RequestError, match=words.format(12, 20)) as caught:
-        llm.generate([[1] * 20], SamplingParams(max_tokens=12))
-    assert "at most 11" in caught.value.hint
-    with pytest.raises(RequestError, match=words.format(1, 31)) as caught:
-        llm.generate([[1] * 31], SamplingParams(max_tokens=None))
-    assert "at most 30 tokens" in caught.value.hint
-    with pytest.raises(RequestError, match=words.format(12, 20)):
-        llm.generate([[1] * 20], SamplingParams(max_tokens=None, min_tokens=12))
-    assert not backend.jobs
-    llm.generate([[1] * 20], SamplingParams(max_tokens=None))
-    llm.generate([[1] * 30], SamplingParams(max_tokens=1))
-    assert [job.max_tokens for job in backend.jobs] == [11, 1]
 
 
 def test_each_prompt_may_have_its_own_params() -> None:
@@ -255,84 +176,14 @@ def test_figures_come_from_the_backends_clock() -> None:
     assert several.stats.decode_tokens_per_second == pytest.approx(1e9 / TICK_NS)
 
 
-def test_a_conversation_computes_only_what_is_new() -> None:
-    llm, backend = make(context=400)
-    first = [user("hello")]
-    answer = llm.chat(first, GREEDY)[0]
-    assert answer.outputs[0].text == "hello world"
-    second = [*first, assistant("hello world"), user("he")]
-    follow = llm.chat(second, GREEDY)[0]
-    known = len(answer.prompt_token_ids) + len(answer.outputs[0].token_ids) - 1
-    assert follow.num_cached_tokens == follow.stats.cached_tokens == known
-    assert backend.prefilled == [len(answer.prompt_token_ids), len(follow.prompt_token_ids) - known]
-
-
-def test_several_conversations_and_every_chat_argument() -> None:
-    llm, backend = make(context=1500)
-    outputs = llm.chat([[user("a")], [user("b")]], GREEDY)
-    assert [("user\na" in (out.prompt or ""), "user\nb" in (out.prompt or "")) for out in outputs] == [
-        (True, False), (False, True),
-    ]  # fmt: skip
-    llm.chat([user("a")], GREEDY, add_generation_prompt=False)
-    assert not llm.render_chat([user("a")], add_generation_prompt=False).endswith("assistant\n")
-    custom = llm.chat(
-        [user("a")], GREEDY, tools=[TOOL], chat_template="{{ tools | length }}{{ mood }}",
-        chat_template_kwargs={"mood": "x"},
-    )  # fmt: skip
-    assert custom[0].prompt == "1x"
-    go_on = llm.chat(
-        [user("a"), assistant("he")], GREEDY, add_generation_prompt=False, continue_final_message=True
-    )
-    assert (go_on[0].prompt or "").endswith("assistant\nhe")
-    with pytest.raises(TypeError, match="colour"):
-        llm.chat([user("a")], GREEDY, colour="blue")
-    with pytest.raises(RequestError, match="no messages"):
-        llm.chat([], GREEDY)
-    assert len(backend.jobs) == 5
-
-
-def test_a_chat_without_params_may_use_the_whole_context() -> None:
-    llm, backend = make()
-    output = llm.chat([user("a")])[0]
-    assert backend.jobs[0].max_tokens == 97 - len(output.prompt_token_ids)
-
-
-def test_a_chat_template_brings_its_own_bos() -> None:
-    tokenizer = Tokenizer.from_assets(TextAssets(vocabulary=byte_level(add_bos=True)))
-    bos = VOCABULARY.bos_id
-    backend = FakeBackend([1], vocab=VOCAB)
-    template = "{{ bos_token }}{{ messages[0].content }}"
-    llm = LLM.from_parts(backend, context=97, tokenizer=tokenizer, chat_template=template)
-    assert llm.chat([user("hello")], GREEDY)[0].prompt_token_ids.count(bos or 0) == 1
-    assert llm.generate("hello", GREEDY)[0].prompt_token_ids.count(bos or 0) == 1
-    assert llm.generate("<|bos|>hello", GREEDY)[0].prompt_token_ids.count(bos or 0) == 1
-    without = llm.chat([user("hello")], GREEDY, chat_template="{{ messages[0].content }}")
-    assert bos not in without[0].prompt_token_ids
-
-
-def test_a_model_without_a_template_says_what_to_do() -> None:
-    llm, _ = make(chat_template=None)
-    with pytest.raises(RequestError, match="no chat template") as caught:
-        llm.chat([user("a")], GREEDY)
-    assert "generate()" in caught.value.hint
-    assert llm.chat([user("a")], GREEDY, chat_template="{{ messages[0].content }}")[0].prompt == "a"
-    with pytest.raises(RequestError, match="no chat template"):
-        llm.chat([user("a")], GREEDY)
-
-
-def test_a_given_template_replaces_the_models_own() -> None:
-    llm, _ = make(config={"chat_template": "{{ messages[0].content }}!"})
-    assert llm.render_chat([user("a")]) == "a!"
-
-
 def test_a_fault_drops_the_sequence_and_the_next_request_is_served() -> None:
     llm, backend = make()
     backend.fault_at = 2
     with pytest.raises(NumericalFault, match="not numbers"):
-        llm.generate("hello", GREEDY)
+        llm.generate("hello world", GREEDY)
     backend.fault_at = None
     backend.generations.clear()
-    output = llm.generate("hello", GREEDY)[0]
+    output = llm.generate("hello world", GREEDY)[0]
     assert (output.outputs[0].text, output.num_cached_tokens) == ("hello world", 0)
 
 

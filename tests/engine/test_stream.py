@@ -117,9 +117,9 @@ def test_an_interrupt_cancels_the_job_and_passes_on() -> None:
     backend.generations.clear()
     backend.interrupt_at = 1
     with pytest.raises(KeyboardInterrupt):
-        llm.generate("hello", GREEDY)
+        llm.generate("hello world", GREEDY)
     backend.generations.clear()
-    assert llm.generate("hello", GREEDY)[0].num_cached_tokens == 0  # what it left behind is not trusted
+    assert llm.generate("hello world", GREEDY)[0].num_cached_tokens == 0  # what it left behind is not trusted
 
 
 def test_a_fault_in_a_stream_is_raised_and_ends_it() -> None:
@@ -165,6 +165,19 @@ def test_closing_the_model_ends_an_open_stream() -> None:
         next(stream)
     assert backend.closed
     assert stream.output.outputs[0].finish_reason == "abort"
+
+
+def test_another_thread_waits_for_an_open_stream() -> None:
+    llm, backend = make()
+    stream = llm.stream("hello", GREEDY)
+    waiting = threading.Thread(target=lambda: llm.generate("he", GREEDY))
+    waiting.start()
+    waiting.join(timeout=0.2)
+    assert waiting.is_alive()
+    assert len(backend.jobs) == 1
+    stream.close()
+    waiting.join()
+    assert len(backend.jobs) == 2
 
 
 def test_threads_take_turns() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from monotape import __version__
-from monotape.cli import chat, doctor, inspect, pull, run
+from monotape.cli import chat, doctor, inspect, plan, pull, run
 from monotape.errors import MonotapeError, UsageError, nearest
 
-COMMANDS = (run, chat, inspect, doctor, pull)
+COMMANDS = (run, chat, inspect, plan, doctor, pull)
 INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
 
 

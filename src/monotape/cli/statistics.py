@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from monotape.backends.protocol import Backend
-from monotape.engine.outputs import GenerationStats
 from monotape.errors import BackendUnavailable
+
+if TYPE_CHECKING:  # commands that generate nothing must not wait for NumPy
+    from monotape.backends.protocol import Backend
+    from monotape.engine.outputs import GenerationStats
 
 
 def ceiling(backend: Backend) -> float | None:

@@ -62,11 +62,10 @@ class KvPool:
 
     def give_back(self, lease: Lease, tokens: Sequence[int]) -> None:
         """Keeps the sequence. `tokens` are those of the request that are known, in order from its first."""
-        length = min(lease.sequence.length, len(tokens))
-        if length == 0:
+        known = tuple(tokens[: lease.sequence.length])
+        if not known:
             return
-        lease.sequence.truncate(length)
-        self._kept.append(Kept(lease.sequence, tuple(tokens[:length])))
+        self._kept.append(Kept(lease.sequence, known))
         while len(self._kept) > self._max_sequences or (len(self._kept) > 1 and self.bytes > self._max_bytes):
             self._kept.pop(0)
 

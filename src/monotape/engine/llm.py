@@ -111,7 +111,7 @@ class LLM:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._template is not None
+        return self.chat_template.source is not None
 
     def get_tokenizer(self) -> Tokenizer | None:
         return self.tokenizer

@@ -54,7 +54,7 @@ def text_prompt(text: str, tokenizer: Tokenizer | None, vocab: int, *, add_speci
     if tokenizer is None:
         raise RequestError(
             "This checkpoint has no tokenizer, so it cannot read text.",
-            "Give token ids, or put a tokenizer.json beside the weights.",
+            "Give token ids (prompt_token_ids, --prompt-ids), or put a tokenizer.json beside the weights.",
         )
     return Prompt(text, _checked_ids(tokenizer.encode(text, add_special=add_special), vocab))
 

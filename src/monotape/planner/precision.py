@@ -1,0 +1,207 @@
+"""How many bytes a weight takes: one format for all matrices, or what a checkpoint's quantization_config says."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from monotape.errors import ModelError, UnsupportedModel, UsageError, nearest
+from monotape.planner.shape import (
+    ATTENTION,
+    EMBEDDING,
+    FFN,
+    GROUPS,
+    HEAD,
+    KIND_GROUPS,
+    ROUTED,
+    ROUTER,
+    SHARED,
+    ModelShape,
+    Part,
+)
+
+#: Bytes of one weight, the scales it shares with its neighbours included.
+FORMATS: Mapping[str, tuple[float, str]] = {
+    "f32": (4.0, "32 bits"),
+    "bf16": (2.0, "16 bits"),
+    "fp16": (2.0, "16 bits"),
+    "fp8": (1 + 4 / (128 * 128), "8 bits, a 32-bit scale for 128 x 128"),
+    "q8": (1 + 2 / 32, "8 bits, a 16-bit scale for 32"),
+    "int4": (0.5 + 2 / 32, "4 bits, a 16-bit scale for 32"),
+    "mxfp4": (0.5 + 1 / 32, "4 bits, an 8-bit scale for 32"),
+}
+AUTO = "auto"
+KV_FORMATS: Mapping[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "f32": 4.0}
+_STORED = {"float32": "f32", "bfloat16": "bf16", "float16": "fp16"}
+#: A module of each kind, as checkpoints name them, for the lists of what a quantisation leaves alone.
+_MODULES = {
+    ATTENTION: "model.layers.1.self_attn.o_proj",
+    FFN: "model.layers.1.mlp.down_proj",
+    SHARED: "model.layers.1.mlp.shared_experts.down_proj",
+    ROUTED: "model.layers.1.mlp.experts.1.down_proj",
+    HEAD: "lm_head",
+}
+_NEVER = (ROUTER, EMBEDDING)  # no checkpoint shrinks these
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of one weight, by kind of part; vectors, routers and embeddings keep `plain`."""
+
+    name: str
+    matrices: Mapping[str, float]
+    plain: float
+    note: str
+
+    def stored_bytes(self, part: Part) -> float:
+        return part.copies * self._bytes(part)
+
+    def read_bytes(self, part: Part) -> float:
+        return part.chosen * self._bytes(part)
+
+    def _bytes(self, part: Part) -> float:
+        return part.matrices * self.matrices.get(part.kind, self.plain) + part.vectors * self.plain
+
+
+def precision_for(dtype: str, config: Mapping[str, Any]) -> Precision:
+    """The precision that the user asks for; "auto" is what the checkpoint says of itself."""
+    if dtype == AUTO:
+        return _of_checkpoint(config)
+    if dtype not in FORMATS:
+        raise UsageError(
+            f"The planner knows no weight format {dtype!r}; the nearest it knows is {nearest(dtype, FORMATS)!r}.",
+            f"It knows {', '.join((AUTO, *FORMATS))}.",
+        )
+    size, what = FORMATS[dtype]
+    note = f"every matrix that a token reads, the head included, at {what}"
+    if size < 2:
+        note += "; norms, routers and embeddings at 16 bits"
+    return Precision(dtype, dict.fromkeys(_MODULES, size), max(size, 2.0), note)
+
+
+def kv_bytes_for(dtype: str) -> float:
+    if dtype not in KV_FORMATS:
+        raise UsageError(
+            f"The planner knows no KV format {dtype!r}; the nearest it knows is {nearest(dtype, KV_FORMATS)!r}.",
+            f"It knows {', '.join(KV_FORMATS)}.",
+        )
+    return KV_FORMATS[dtype]
+
+
+def weight_bytes(shape: ModelShape, precision: Precision) -> float:
+    """All weights, as they lie in memory."""
+    return sum(precision.stored_bytes(part) for part in shape.all_parts())
+
+
+def read_bytes_by_group(shape: ModelShape, precision: Precision) -> dict[str, float]:
+    """The weights that one token reads, under the headings of shape.GROUPS."""
+    found = dict.fromkeys(GROUPS, 0.0)
+    for part in shape.all_parts():
+        found[KIND_GROUPS[part.kind]] += precision.read_bytes(part)
+    return found
+
+
+def _of_checkpoint(config: Mapping[str, Any]) -> Precision:
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else config
+    plain_name = _plain_format(text, config)
+    plain = FORMATS[plain_name][0]
+    quantized = text.get("quantization_config") or config.get("quantization_config")
+    if quantized is None:
+        return Precision(plain_name, {}, plain, f"as the checkpoint says: {plain_name} throughout")
+    if not isinstance(quantized, Mapping):
+        raise ModelError(
+            "config.json: quantization_config must be an object.", "Give --dtype to pass over it."
+        )
+    size, name = _quantized_size(quantized)
+    kept = _kept_modules(quantized)
+    matrices = {kind: size for kind, module in _MODULES.items() if not _listed(module, kept)}
+    expert = text.get("expert_dtype")
+    if expert == "fp4":  # DeepSeek-V4: FP8 throughout, FP4 in the routed experts
+        matrices[ROUTED] = FORMATS["mxfp4"][0]
+        name = f"{name} with fp4 experts"
+    elif expert is not None:
+        raise UnsupportedModel(
+            f"config.json says expert_dtype = {expert!r}, which the planner does not know.", _HINT
+        )
+    left = [kind for kind in _MODULES if kind not in matrices]
+    note = f"as the checkpoint says: {name}" + (f"; {plain_name} in {', '.join(left)}" if left else "")
+    return Precision(name, matrices, plain, note)
+
+
+_HINT = f"Give --dtype, one of {', '.join(FORMATS)}, to plan for a format of your own."
+
+
+def _plain_format(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    for place in (text, config):
+        name = place.get("dtype") or place.get("torch_dtype")
+        if name is not None:
+            if name not in _STORED:
+                raise UnsupportedModel(
+                    f"config.json says dtype = {name!r}, which the planner does not know.", _HINT
+                )
+            return _STORED[name]
+    return "bf16"  # what nearly every checkpoint of today holds where its config is silent
+
+
+def _quantized_size(quantized: Mapping[str, Any]) -> tuple[float, str]:
+    """Bytes of a quantised weight, and what the method is called."""
+    method = quantized.get("quant_method")
+    if method in ("fp8", "mxfp4"):
+        return FORMATS[method][0], method
+    if method in ("gptq", "awq"):
+        bits, group = quantized.get("bits"), quantized.get("group_size")
+        if bits in (2, 3, 4, 8) and isinstance(group, int) and group > 0:
+            return bits / 8 + (
+                2 + bits / 8
+            ) / group, f"{method} {bits} bits"  # a 16-bit scale and a zero point a group
+    if method == "compressed-tensors":
+        groups = quantized.get("config_groups")
+        weights = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
+        if len(weights) == 1 and isinstance(weights[0], Mapping):
+            return _compressed_size(weights[0])
+    raise UnsupportedModel(
+        f"config.json has a quantization_config (quant_method {method!r}) that the planner does not understand.",
+        _HINT,
+    )
+
+
+def _compressed_size(weights: Mapping[str, Any]) -> tuple[float, str]:
+    bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+    if bits == 4 and isinstance(group, int) and group > 0:
+        scale = 1 if kind == "float" else 2  # MX scales are exponents of 8 bits
+        return bits / 8 + scale / group, "mxfp4" if kind == "float" else "int4"
+    if bits == 8:
+        return 1.0, "fp8" if kind == "float" else "int8"
+    raise UnsupportedModel(
+        f"config.json compresses weights to {bits!r} bits ({kind!r}), which the planner does not understand.",
+        _HINT,
+    )
+
+
+def _kept_modules(quantized: Mapping[str, Any]) -> list[str]:
+    """Patterns of modules that stay as they are. Methods that list none leave the head alone."""
+    for name in ("modules_to_not_convert", "ignore"):
+        value = quantized.get(name)
+        if isinstance(value, list) and all(type(item) is str for item in value):
+            return value
+    return ["lm_head"]
+
+
+def _listed(module: str, patterns: list[str]) -> bool:
+    """Patterns are regular expressions after "re:", else names or globs of whole steps of the path."""
+    steps = module.split(".")
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            if re.match(pattern[3:], module):
+                return True
+            continue
+        wanted = pattern.split(".")
+        for start in range(len(steps) - len(wanted) + 1):
+            window = steps[start : start + len(wanted)]
+            if all(fnmatch.fnmatchcase(step, want) for step, want in zip(window, wanted, strict=True)):
+                return True
+    return False

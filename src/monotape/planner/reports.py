@@ -1,0 +1,114 @@
+"""Measured points: what reports/ holds of this engine, and what is known of its peers, each against its ceiling."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monotape.errors import UsageError
+from monotape.planner.accounting import shape_from_config
+from monotape.planner.box import TERA, Box, tokens_per_second
+from monotape.planner.catalogue import find_gpu, models, table
+from monotape.planner.load import Load
+from monotape.planner.precision import kv_bytes_for, precision_for
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured decode speed, and the share of the read bandwidth that it stands for."""
+
+    label: str
+    model: str
+    machine: str  # a GPU's name, or a processor's
+    dtype: str
+    context: int
+    tokens_per_second: float
+    share: float
+    source: str
+    own: bool  # measured with this engine
+
+
+def load_reports(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every report of a folder, by file name."""
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder} is no folder with reports.", "Give --reports, the folder that benchmarks write to."
+        )
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            report = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"{path} cannot be read as a report: {error}.", "Remove it or write it anew."
+            ) from error
+        if not isinstance(report, dict):
+            raise UsageError(f"{path} holds no report.", "Remove it or write it anew.")
+        found[path.name] = report
+    return found
+
+
+def own_points(reports: dict[str, dict[str, Any]]) -> tuple[Point, ...]:
+    """The decode speeds in reports of bench/decode.py; other reports hold none."""
+    found = []
+    for name, report in reports.items():
+        rows = report.get("results")
+        if not isinstance(rows, list) or "read_bandwidth" not in report:
+            continue
+        machine = str(report.get("gpu") or report.get("machine", {}).get("processor", "unknown"))
+        backend, dtype = str(report.get("backend")), str(report.get("dtype"))
+        for row in rows:
+            speed = row["tokens_per_second"]["median"]
+            found.append(
+                Point(
+                    f"Monotape, {backend}", str(report["model"]), machine, dtype, row["context"], speed,
+                    row["bandwidth_share"], f"reports/{name}", own=True,
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def peer_points() -> tuple[Point, ...]:
+    """The peers' measured points, with their share of the same ceiling."""
+    data = table("peers")
+    found = []
+    for row in data["decode"]:
+        known, gpu = models()[row["model"]], find_gpu(row["gpu"])
+        load = Load(
+            shape_from_config(known.config), precision_for(row["dtype"], known.config), kv_bytes_for("bf16")
+        )
+        assert gpu.measured_tbs is not None, "peers were measured where the bandwidth was"
+        ceiling = tokens_per_second(gpu.measured_tbs * TERA, load.pass_bytes(row["context"]))
+        speed = row["tokens_per_second"]
+        found.append(
+            Point(
+                row["label"], row["model"], gpu.name, row["dtype"], row["context"], speed, speed / ceiling,
+                data["conditions"], own=False,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def cpu_share(reports: dict[str, dict[str, Any]]) -> tuple[float, str]:
+    """The share of the read bandwidth that this engine reaches on CPUs: the median over reports, and which they are."""
+    shares: dict[str, list[float]] = {}
+    for point in own_points(reports):
+        if point.label == "Monotape, cpu":
+            shares.setdefault(point.source, []).append(point.share)
+    if not shares:
+        raise UsageError(
+            "No report holds a decode speed of the CPU engine.", "Run `python bench/decode.py --save` first."
+        )
+    ordered = sorted(share for listed in shares.values() for share in listed)
+    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    return middle, ", ".join(shares)
+
+
+def points_for(box: Box, model: str, reports: dict[str, dict[str, Any]]) -> tuple[Point, ...]:
+    """What was measured of this model on one such device."""
+    if box.count != 1:
+        return ()
+    points = (*peer_points(), *own_points(reports))
+    return tuple(point for point in points if point.machine == box.gpu.name and point.model == model)
