@@ -55,6 +55,7 @@ class KnownModel:
     published_total: int
     published_active: int | None
     published_source: str
+    exception: str | None  # why the count differs from the published size by more than 2 %
 
 
 @cache
@@ -85,6 +86,7 @@ def models() -> Mapping[str, KnownModel]:
             published_total=row["published"]["total"],
             published_active=row["published"]["active"],
             published_source=row["published"]["source"],
+            exception=row["published"]["exception"],
         )
         for name, row in table("models").items()
     }
@@ -129,6 +131,7 @@ def nearest_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     from difflib import SequenceMatcher
 
     def likeness(other: str) -> tuple[float, str]:
-        return -SequenceMatcher(None, plain(name), plain(other.rpartition("/")[2])).ratio(), other
+        ways = short_names(other) if "/" in other else {plain(other)}
+        return -max(SequenceMatcher(None, plain(name), way).ratio() for way in sorted(ways)), other
 
     return sorted(known, key=likeness)[:count]

@@ -52,24 +52,38 @@ def one_window(fields: ConfigFields, layer: int) -> int | None:
 
 
 def upper_window(fields: ConfigFields, layer: int) -> int | None:
-    """Qwen: layers from max_window_layers on slide, if sliding is switched on."""
-    if not fields.flag("use_sliding_window", False) or layer < fields.integer(
-        "max_window_layers", 0, MAX_LAYERS, 0
-    ):
+    """Qwen: if sliding is switched on, layers from max_window_layers on slide, unless layer_types says which."""
+    kinds = layer_kinds(fields, "sliding_attention")
+    if not fields.flag("use_sliding_window", False):
         return None
-    return fields.optional_integer("sliding_window", 1, MAX_WINDOW)
+    slides = layer >= fields.integer("max_window_layers", 0, MAX_LAYERS, 0)
+    if kinds is not None:
+        slides = kinds[layer] == "sliding_attention"
+    return fields.optional_integer("sliding_window", 1, MAX_WINDOW) if slides else None
 
 
 def window_by_type(pattern: int) -> Callable[[ConfigFields, int], int | None]:
     """layer_types says it; else every `pattern`-th layer sees everything."""
 
     def window(fields: ConfigFields, layer: int) -> int | None:
-        kinds = fields.texts("layer_types", layer_count(fields))
+        kinds = layer_kinds(fields, "sliding_attention")
         every = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, pattern)
         full = (layer + 1) % every == 0 if kinds is None else kinds[layer] == "full_attention"
         return None if full else fields.integer("sliding_window", 1, MAX_WINDOW)
 
     return window
+
+
+def layer_kinds(fields: ConfigFields, other: str) -> tuple[str, ...] | None:
+    """layer_types, where the file has it: each layer sees everything or is of the `other` kind."""
+    kinds = fields.texts("layer_types", layer_count(fields))
+    for kind in kinds or ():
+        if kind not in ("full_attention", other):
+            raise UnsupportedModel(
+                f"config.json lists the layer type {kind!r}, which the planner cannot count here.",
+                f"It knows full_attention and {other}.",
+            )
+    return kinds
 
 
 def layer_count(fields: ConfigFields) -> int:
@@ -120,7 +134,7 @@ def _gemma4(fields: ConfigFields, layer: int) -> Attention:
 
 
 def _qwen_hybrid(fields: ConfigFields, layer: int) -> Attention:
-    kinds = fields.texts("layer_types", layer_count(fields))
+    kinds = layer_kinds(fields, "linear_attention")
     every = fields.integer("full_attention_interval", 1, MAX_LAYERS, 4)
     if (layer + 1) % every if kinds is None else kinds[layer] == "linear_attention":
         return gated_delta(fields)

@@ -1,4 +1,4 @@
-"""The data behind a picture: ceilings over the context, bytes per token, and every measured point against its ceiling."""
+"""The data behind a picture: ceilings over the context, bytes per token, measured points against their ceiling."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def figure_of(found: Estimate, reports: dict[str, dict[str, Any]]) -> Figure:
     lines: dict[str, list[float]] = {}
     for context in contexts:
         for one in ceilings(found.box, found.load.pass_bytes(context)):
-            lines.setdefault(f"ceiling, {one.name} bandwidth", []).append(one.tokens_per_second)
+            lines.setdefault(one.name, []).append(one.tokens_per_second)
         if found.prediction is not None:
             time = found.engine.pass_us(found.load, found.box, context)
             lines.setdefault(f"{found.engine.title}, predicted", []).append(1 / (time * MICRO))
     bar_contexts = tuple(contexts[index * (len(contexts) - 1) // 4] for index in range(5))
     groups = [found.load.bytes_by_group(context) for context in bar_contexts]
     return Figure(
-        title=f"{found.source.name} on {found.box.name}, {found.load.precision.name} weights, one user",
+        title=f"{found.source.name} on {found.box.name}, weights in {found.load.precision.name}, one user",
         contexts=contexts,
         lines={name: tuple(values) for name, values in lines.items()},
-        points=points_for(found.box, found.source.name, reports),
+        points=points_for(found.box, found.source.name, found.load.precision.name, reports),
         bars={name: tuple(group[name] / 1e9 for group in groups) for name in groups[0] if groups[-1][name]},
         bar_contexts=bar_contexts,
         shares=_shares(found, reports),
@@ -74,7 +74,9 @@ def _shares(found: Estimate, reports: dict[str, dict[str, Any]]) -> tuple[tuple[
     peers = [
         (point.label, point.share, False)
         for point in peer_points()
-        if point.context <= SHORT and point.model == found.source.name and point.dtype == "bf16"
+        if point.context <= SHORT
+        and point.model == found.source.name
+        and point.dtype == found.load.precision.name
     ]
     own = [
         (f"{point.label}, {point.dtype}, {point.machine}", point.share, True)

@@ -23,7 +23,7 @@ def _model(name: str) -> dict[str, Any]:
         "architecture": shape.architecture, "total": shape.total, "active": shape.active,
         "published_total": known.published_total, "published_active": known.published_active,
         "published_source": known.published_source, "difference": shape.total / known.published_total - 1,
-        "notes": list(shape.notes), "config_source": known.source,
+        "exception": known.exception, "notes": list(shape.notes), "config_source": known.source,
     }  # fmt: skip
 
 
@@ -33,12 +33,11 @@ def list_text() -> str:
         memory = "-" if gpu.memory_gb is None else f"{gpu.memory_gb:g}"
         bandwidth = "-" if gpu.bandwidth_tbs is None else f"{gpu.bandwidth_tbs:.3f}"
         lines += columns(f"{name:<13}{memory:>5}{bandwidth:>11}  ", gpu.source, 32)
-    lines += [
-        "",
-        "model                                        counted   published            active  published size is from",
-    ]
+    heading = f"{'model':<40}{'counted':>12}{'published':>12}{'':>7}{'active':>11}  published size is from"
+    lines += ["", heading]
     for name in models():
         row = _model(name)
         label = f"{name:<40}{count(row['total']):>12}{count(row['published_total']):>12}{row['difference']:>+7.1%}"
-        lines += columns(f"{label}{count(row['active']):>11}  ", row["published_source"], 84)
+        exception = f"; EXCEPTION: {row['exception']}" if row["exception"] else ""
+        lines += columns(f"{label}{count(row['active']):>11}  ", row["published_source"] + exception, 84)
     return "\n".join(lines) + "\n"

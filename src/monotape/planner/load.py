@@ -30,8 +30,8 @@ class Load:
     def pass_bytes(self, context: int, rows: int = 1) -> float:
         """The bytes of one pass that computes a token for each of `rows` sequences at this context."""
         weights = sum(
-            self.precision.read_bytes(part) * distinct_copies(part, rows) / part.chosen
-            for part in self.shape.all_parts()
+            times * self.precision.read_bytes(part) * distinct_copies(part, rows) / part.chosen
+            for part, times in self.shape.all_parts()
         )
         return weights + rows * self.kv_read(context)
 

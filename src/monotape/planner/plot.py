@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from monotape.errors import ResourceError, UsageError
 from monotape.planner.estimate import Estimate
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: Told apart by dash, marker and hatch; the colours only help.
-_LINES = (("--", "#5f6b76", 1.6), (":", "#5f6b76", 2.2), ("-", "black", 2.6), ("-.", "#b3431b", 2.6))
+_LINES = {
+    "datasheet": ("--", "#5f6b76", 1.6),
+    "effective": (":", "#5f6b76", 2.2),
+    "measured": ("-", "black", 2.6),
+}
+_PREDICTED = ("-.", "#b3431b", 2.6)
 _MARKERS = "osDvPXh<>d"
 _HATCHES = {"attention": "", "dense_ffn": "//", "experts": "xx", "head": "..", "kv": ""}
 _FILLS = {
@@ -34,7 +40,7 @@ _NAMES = {
     "head": "head",
     "kv": "KV cache",
 }
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.hashsalt": "monotape", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 13,
     "hatch.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False, "path.simplify": False,
 }  # fmt: skip
@@ -67,8 +73,8 @@ def render(figure: Figure, kind: str) -> bytes:
     with matplotlib.rc_context(_STYLE):
         canvas = Canvas(figsize=(10, 9.6), layout="constrained")
         FigureCanvasAgg(canvas)
-        above, below = canvas.subfigures(2, 1, height_ratios=(1.15, 1))
-        canvas.suptitle(figure.title, fontsize=13, fontweight="bold")
+        above, below = cast("Any", canvas.subfigures(2, 1, height_ratios=(1, 1)))
+        canvas.suptitle(figure.title.replace(" on ", "\non ", 1), fontsize=13, fontweight="bold")
         _roofline(above.subplots(), figure)
         left, right = below.subplots(1, 2, width_ratios=(1, 1.25))
         _bars(left, figure)
@@ -85,16 +91,19 @@ def render(figure: Figure, kind: str) -> bytes:
 
 def _roofline(axes: Axes, figure: Figure) -> None:
     axes.set_xscale("log", base=2)
-    for (name, values), (dash, colour, width) in zip(figure.lines.items(), _LINES, strict=False):
-        axes.plot(figure.contexts, values, dash, color=colour, linewidth=width, label=name)
-    labels = list(dict.fromkeys(point.label for point in figure.points))
+    for name, values in figure.lines.items():
+        dash, colour, width = _LINES.get(name, _PREDICTED)
+        label = f"ceiling, {name} bandwidth" if name in _LINES else name
+        axes.plot(figure.contexts, values, dash, color=colour, linewidth=width, label=label)
+    counted = Counter(point.label for point in figure.points)  # one context makes no curve: see the shares
+    labels = [label for label, count in counted.items() if count > 1]
     for number, label in enumerate(labels):
         points = [point for point in figure.points if point.label == label]
         own = points[0].own
         axes.plot(
-            [point.context for point in points], [point.tokens_per_second for point in points], linestyle="none",
-            marker="*" if own else _MARKERS[number % len(_MARKERS)], markersize=14 if own else 8,
-            markerfacecolor="#b3431b" if own else "white", markeredgecolor="black", markeredgewidth=1.4, label=label,
+            [point.context for point in points], [point.tokens_per_second for point in points], "-", linewidth=0.9,
+            color="#5f6b76", marker="*" if own else _MARKERS[number % len(_MARKERS)], markersize=15 if own else 9,
+            markerfacecolor="#b3431b" if own else "none", markeredgecolor="black", markeredgewidth=1.4, label=label,
         )  # fmt: skip
     ticks = figure.contexts[::2]
     axes.set_xticks(ticks, [_tokens(tick) for tick in ticks])
@@ -105,7 +114,7 @@ def _roofline(axes: Axes, figure: Figure) -> None:
     axes.set_xlabel("context, tokens")
     axes.set_ylabel("tokens per second")
     axes.set_title("Speed of light, and what was measured", loc="left", fontsize=13)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=10.5, handlelength=2.6)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=12, handlelength=2.6)
 
 
 def _bars(axes: Axes, figure: Figure) -> None:
@@ -122,7 +131,7 @@ def _bars(axes: Axes, figure: Figure) -> None:
     axes.set_xlabel("context, tokens")
     axes.set_ylabel("gigabytes")
     axes.set_title("What a token reads", loc="left", fontsize=13)
-    axes.legend(loc="upper left", frameon=False, fontsize=10.5, ncols=2, handlelength=1.4, columnspacing=1.0)
+    axes.legend(loc="upper left", frameon=False, fontsize=11.5, ncols=2, handlelength=1.4, columnspacing=1.0)
 
 
 def _shares(axes: Axes, figure: Figure) -> None:
@@ -134,13 +143,13 @@ def _shares(axes: Axes, figure: Figure) -> None:
         axes.set_axis_off()
         return
     places = range(len(figure.shares))
-    for place, (label, share, own) in zip(places, figure.shares, strict=True):
+    for place, (_, share, own) in zip(places, figure.shares, strict=True):
         axes.barh(
             place, 100 * share, 0.7, color="#b3431b" if own else "#dfe3e6", hatch="xx" if own else "",
             edgecolor="black", linewidth=0.9,
         )  # fmt: skip
-        axes.text(100 * share + 1.5, place, f"{100 * share:.0f} %", va="center", fontsize=10.5)
-    axes.set_yticks(list(places), [_folded(label) for label, _, _ in figure.shares], fontsize=10)
+        axes.text(100 * share + 1.5, place, f"{100 * share:.0f} %", va="center", fontsize=11.5)
+    axes.set_yticks(list(places), [_folded(label) for label, _, _ in figure.shares], fontsize=11)
     axes.set_xlim(0, 112)
     axes.set_xticks([0, 25, 50, 75, 100])
     axes.axvline(100, color="black", linewidth=2.2)

@@ -93,14 +93,14 @@ def kv_bytes_for(dtype: str) -> float:
 
 def weight_bytes(shape: ModelShape, precision: Precision) -> float:
     """All weights, as they lie in memory."""
-    return sum(precision.stored_bytes(part) for part in shape.all_parts())
+    return sum(times * precision.stored_bytes(part) for part, times in shape.all_parts())
 
 
 def read_bytes_by_group(shape: ModelShape, precision: Precision) -> dict[str, float]:
     """The weights that one token reads, under the headings of shape.GROUPS."""
     found = dict.fromkeys(GROUPS, 0.0)
-    for part in shape.all_parts():
-        found[KIND_GROUPS[part.kind]] += precision.read_bytes(part)
+    for part, times in shape.all_parts():
+        found[KIND_GROUPS[part.kind]] += times * precision.read_bytes(part)
     return found
 
 

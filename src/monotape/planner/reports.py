@@ -10,7 +10,7 @@ from typing import Any
 from monotape.errors import UsageError
 from monotape.planner.accounting import shape_from_config
 from monotape.planner.box import TERA, Box, tokens_per_second
-from monotape.planner.catalogue import find_gpu, models, table
+from monotape.planner.catalogue import find_gpu, find_model, models, table
 from monotape.planner.load import Load
 from monotape.planner.precision import kv_bytes_for, precision_for
 
@@ -59,11 +59,13 @@ def own_points(reports: dict[str, dict[str, Any]]) -> tuple[Point, ...]:
             continue
         machine = str(report.get("gpu") or report.get("machine", {}).get("processor", "unknown"))
         backend, dtype = str(report.get("backend")), str(report.get("dtype"))
+        known = find_model(str(report["model"]))
+        model = known.name if known is not None else str(report["model"])
         for row in rows:
             speed = row["tokens_per_second"]["median"]
             found.append(
                 Point(
-                    f"Monotape, {backend}", str(report["model"]), machine, dtype, row["context"], speed,
+                    f"Monotape, {backend}", model, machine, dtype, row["context"], speed,
                     row["bandwidth_share"], f"reports/{name}", own=True,
                 )
             )  # fmt: skip
@@ -106,9 +108,8 @@ def cpu_share(reports: dict[str, dict[str, Any]]) -> tuple[float, str]:
     return middle, ", ".join(shares)
 
 
-def points_for(box: Box, model: str, reports: dict[str, dict[str, Any]]) -> tuple[Point, ...]:
-    """What was measured of this model on one such device."""
-    if box.count != 1:
-        return ()
-    points = (*peer_points(), *own_points(reports))
-    return tuple(point for point in points if point.machine == box.gpu.name and point.model == model)
+def points_for(box: Box, model: str, dtype: str, reports: dict[str, dict[str, Any]]) -> tuple[Point, ...]:
+    """What was measured of this model, in this format, on one such device."""
+    wanted = (box.gpu.name, model, dtype)
+    points = (*peer_points(), *own_points(reports)) if box.count == 1 else ()
+    return tuple(point for point in points if (point.machine, point.model, point.dtype) == wanted)

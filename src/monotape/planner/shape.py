@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: What parameters are for. Bytes per token are shown under the heading that KIND_GROUPS gives each.
 ATTENTION, FFN, SHARED, ROUTED, ROUTER, HEAD, EMBEDDING = (
@@ -87,48 +88,57 @@ class ModelShape:
     width: int
     context: int | None  # the longest that the config allows
     notes: tuple[str, ...] = ()  # what is not counted, and why
+    kinds: tuple[tuple[Layer, int], ...] = field(
+        init=False, repr=False
+    )  # layers that are alike, and how many
 
-    def all_parts(self) -> Iterable[Part]:
-        yield from self.parts
-        for layer in self.layers:
-            yield from layer.parts
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kinds", tuple(Counter(self.layers).items()))
+
+    def all_parts(self) -> Iterable[tuple[Part, int]]:
+        """Every part, and how often it occurs."""
+        for part in self.parts:
+            yield part, 1
+        for layer, times in self.kinds:
+            for part in layer.parts:
+                yield part, times
+
+    def all_caches(self) -> Iterable[tuple[Cache, int]]:
+        for layer, times in self.kinds:
+            for cache in layer.caches:
+                yield cache, times
 
     @property
     def total(self) -> int:
         """Every parameter of the text model, a tied embedding once."""
-        return sum(part.total for part in self.all_parts())
+        return sum(times * part.total for part, times in self.all_parts())
 
     @property
     def active(self) -> int:
         """Parameters one token reads: the head counts, of the embedding one row."""
-        return sum(part.active for part in self.all_parts())
+        return sum(times * part.active for part, times in self.all_parts())
 
     @property
     def stages(self) -> int:
         return sum(layer.stages for layer in self.layers) + 2  # head and sample
 
-    @property
-    def is_moe(self) -> bool:
-        return any(part.kind == ROUTED for part in self.all_parts())
-
     def kv_read_bytes(self, context: int, value_bytes: float) -> float:
         """What one token reads of the past."""
-        return sum(cache.read_bytes(context, value_bytes) for layer in self.layers for cache in layer.caches)
+        return sum(times * cache.read_bytes(context, value_bytes) for cache, times in self.all_caches())
 
     def kv_stored_bytes(self, context: int, value_bytes: float, devices: int = 1) -> float:
         """What one sequence occupies on one of `devices`: heads are split as far as there are heads."""
         return sum(
-            cache.stored_bytes(context, value_bytes) / min(devices, cache.heads)
-            for layer in self.layers
-            for cache in layer.caches
+            times * cache.stored_bytes(context, value_bytes) / min(devices, cache.heads)
+            for cache, times in self.all_caches()
         )
 
     def score_flops(self, context: int) -> float:
         """Arithmetic of attention for one token that sees `context` positions."""
         return float(
             sum(
-                layer.score_flops * cache.read_entries(context)
-                for layer in self.layers
+                times * layer.score_flops * cache.read_entries(context)
+                for layer, times in self.kinds
                 for cache in layer.caches
                 if cache.scored
             )

@@ -146,13 +146,13 @@ def _prediction(found: Estimate) -> list[str]:
     if prediction is None:
         return columns("prediction", "none without --link-us, the time of one small sum over all devices")
     parts = f"{prediction.stream_us:,.0f} us streaming + {prediction.exposed_us:,.0f} us not hidden"
-    if found.box.count > 1:
+    if prediction.link_us:
         parts += f" + {prediction.link_us:,.0f} us links"
     best = found.ceilings[-1]
     rate = 1 / (prediction.total_us * MICRO)
     body = f"{found.engine.title}: {speed(rate)} tok/s, {_share(rate, best)}; {parts}"
     lines = columns("prediction", body)
-    if found.box.count > 1 and prediction.link_us:
+    if prediction.link_us:
         hidden = 1 / ((prediction.stream_us + prediction.exposed_us) * MICRO)
         lines += columns(
             "", f"if every sum hides behind streaming (delayed tensor parallelism): {speed(hidden)} tok/s"

@@ -1,0 +1,145 @@
+"""Writes reports/README.md: every measurement under reports/ with its command, machine, commit, sources and spread.
+
+    python bench/index.py            # writes the page
+    python bench/index.py --check    # fails where the page is not what the reports say
+
+Nothing is measured here: the page only shows what the JSON files beside it hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from monotape.planner.reports import load_reports
+from report import REPORTS
+
+PAGE = REPORTS / "README.md"
+#: How a report came about; everything else in it is a setting or a result.
+ORIGIN = ("name", "command", "date", "commit", "uncommitted_changes", "sources", "machine")
+BYTES = ("weight_bytes", "peak_memory_after_load")
+HEAD = """# Reports
+
+What was measured, by which command, on which machine, at which commit. `sources` names the state of the kernel and plan
+sources that ran (the first digits of a SHA-256). Speeds are medians, with the lowest and the highest of all runs.
+
+This page is generated from the files beside it: `python bench/index.py`.
+"""
+
+
+def page(reports: dict[str, dict[str, Any]]) -> str:
+    sections = [HEAD]
+    for name, report in reports.items():
+        sections.append("\n".join([f"## [{name.removesuffix('.json')}]({name})", "", *_body(report)]) + "\n")
+    if not reports:
+        sections.append("Nothing has been measured yet.\n")
+    return "\n".join(sections)
+
+
+def _body(report: dict[str, Any]) -> Iterator[str]:
+    yield "| | |"
+    yield "| --- | --- |"
+    yield f"| command | `{report.get('command', 'unknown')}` |"
+    machine = report.get("machine", {})
+    yield f"| machine | {', '.join(str(value) for value in machine.values()) or 'unknown'} |"
+    dirty = " and uncommitted changes" if report.get("uncommitted_changes") else ""
+    yield f"| commit | {str(report.get('commit', 'unknown'))[:12]}{dirty} |"
+    yield f"| sources | {report.get('sources', 'unknown')} |"
+    yield f"| date | {report.get('date', 'unknown')} |"
+    settings = {
+        key: value
+        for key, value in report.items()
+        if key not in ORIGIN and not isinstance(value, dict | list)
+    }
+    for key, value in settings.items():
+        yield f"| {key.replace('_', ' ')} | {_sized(key, value)} |"
+    rows = list(_results(report))
+    if rows:
+        yield from ("", "| measured | result |", "| --- | --- |", *rows)
+
+
+def _results(report: dict[str, Any]) -> Iterator[str]:
+    """One row for each measurement: entries of lists of results, and named spreads."""
+    for key, value in report.items():
+        if key in ORIGIN:
+            continue
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            yield from (_row(item) for item in value)
+        elif isinstance(value, dict):
+            for name, item in value.items():
+                if isinstance(item, dict):
+                    shown = _spread(item) if _is_spread(item) else _facts(item)
+                    yield f"| {name} | {shown} |"
+
+
+def _row(item: dict[str, Any]) -> str:
+    """A result is named by its first entry: the context, the engine."""
+    first, *rest = item
+    shown = _shown(item[first])
+    name = f"{first.replace('_', ' ')} {shown}" if isinstance(item[first], int | float) else shown
+    return f"| {name} | {_facts({key: item[key] for key in rest})} |"
+
+
+def _facts(item: dict[str, Any]) -> str:
+    found = []
+    for key, value in item.items():
+        name = key.replace("_", " ")
+        if isinstance(value, dict) and _is_spread(value):
+            found.append(f"{name} {_spread(value)}")
+        elif not isinstance(value, dict | list):
+            found.append(f"{name} {_shown(value)}")
+    return "; ".join(found)
+
+
+def _is_spread(value: dict[str, Any]) -> bool:
+    return {"median", "min", "max", "runs"} <= set(value)
+
+
+def _spread(value: dict[str, Any]) -> str:
+    return (
+        f"{_shown(value['median'])} ({_shown(value['min'])} to {_shown(value['max'])}, {value['runs']} runs)"
+    )
+
+
+def _sized(key: str, value: Any) -> str:
+    """Bytes and bytes a second in gigabytes."""
+    unit = " GB/s" if key == "read_bandwidth" else " GB" if key in BYTES else ""
+    return f"{value / 1e9:.3f}{unit}" if unit else _shown(value)
+
+
+def _shown(value: Any) -> str:
+    """Numbers with four digits, the same on every machine."""
+    if isinstance(value, list):
+        return " and ".join(map(_shown, value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
+    options = parser.parse_args()
+    text = page(load_reports(REPORTS))
+    if not options.check:
+        PAGE.write_text(text, "utf-8")
+        return 0
+    if _current(PAGE) == text:
+        return 0
+    print("reports/README.md is out of date: run `python bench/index.py`.")
+    return 1
+
+
+def _current(path: Path) -> str:
+    return path.read_text("utf-8") if path.is_file() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The page of reports: generated, complete, and as committed."""
+
+from __future__ import annotations
+
+import index
+from monotape.planner.reports import load_reports
+from planner.test_reports import decode_report
+
+
+def test_the_page_is_what_the_reports_say() -> None:
+    """Write it anew with `python bench/index.py`."""
+    assert index.PAGE.read_text("utf-8") == index.page(load_reports(index.REPORTS))
+
+
+def test_a_report_shows_how_it_came_about() -> None:
+    text = index.page({"some.json": decode_report(uncommitted_changes=True)})
+    for wanted in (
+        "[some](some.json)", "`python bench/decode.py --save`", "aarch64, Some CPU",
+        "0123456789ab and uncommitted changes",
+        "feedbeef00112233", "2026-11-15", "read bandwidth | 21.000 GB/s", "weight bytes | 0.527 GB",
+    ):  # fmt: skip
+        assert wanted in text
+
+
+def test_a_measurement_shows_its_spread() -> None:
+    text = index.page({"some.json": decode_report()})
+    assert "| context 32 | tokens per second 25 (24 to 26.5, 5 runs);" in text
+    assert "bandwidth share 0.66" in text
+    assert "| llama.cpp | 20 (19 to 21, 5 runs) |" in text
+
+
+def test_results_named_by_words() -> None:
+    report = {
+        "name": "x",
+        "runs": [{"engine": "monotape", "passed": 20}, {"engines": ["a", "b"], "same_tokens": 40}],
+    }
+    text = index.page({"x.json": report})
+    assert "| monotape | passed 20 |" in text
+    assert "| a and b | same tokens 40 |" in text
+
+
+def test_no_reports_make_a_page_too() -> None:
+    assert "Nothing has been measured yet." in index.page({})

@@ -1,0 +1,218 @@
+"""`monotape plan`: answers without a GPU and without NumPy; what cannot be is refused with a sentence and a hint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import monotape
+from monotape.cli.main import main
+from planner.loads import config_of
+
+Captured = pytest.CaptureFixture[str]
+
+
+def planned(capsys: Captured, *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def complaint(capsys: Captured, *arguments: str) -> tuple[str, str]:
+    """The sentence and the hint of a command that must fail."""
+    assert main(["plan", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 2, captured.err
+    assert re.fullmatch(r"monotape: .+\.", lines[0])
+    assert re.fullmatch(r"  hint: \S.*", lines[1])
+    return lines[0].removeprefix("monotape: "), lines[1].removeprefix("  hint: ")
+
+
+def test_the_answer_has_everything(capsys: Captured) -> None:
+    text = planned(capsys, "gpt-oss-120b", "--gpu", "h200", "--count", "8", "--context", "4096")
+    for wanted in (
+        "116.83 B parameters, 5.13 B of them", "attention", "experts", "head", "KV", "datasheet", "effective",
+        "measured", "fits", "launch tax", "links", "prediction", "assumption",
+    ):  # fmt: skip
+        assert wanted in text
+
+
+def test_json_is_one_object_and_says_the_same(capsys: Captured) -> None:
+    data = json.loads(planned(capsys, "llama-3.2-1b", "--json"))
+    assert data["model"] == "meta-llama/Llama-3.2-1B"
+    assert data["parameters"] == {"total": 1235814400, "active": 1235814400}
+    parts = dict(data["bytes_per_token"])
+    assert parts.pop("total") == pytest.approx(sum(parts.values()))
+    assert data["ceilings"]["measured"]["tokens_per_second"] == pytest.approx(4.58e12 / sum(parts.values()))
+    assert data["memory_per_device"]["fits"] is True
+    prediction = data["prediction"]
+    assert prediction["token_us"] == pytest.approx(
+        prediction["stream_us"] + prediction["exposed_us"] + prediction["link_us"]
+    )
+    assert "not a measurement" in prediction["assumption"]
+
+
+def test_the_python_api_gives_the_same_numbers(capsys: Captured) -> None:
+    from monotape.planner.estimate import as_json, estimate
+
+    found = estimate("qwen3-30b-a3b", gpu="mi355x", count=4, dtype="fp8", context=12345)
+    arguments = [
+        "qwen3-30b-a3b",
+        "--gpu",
+        "mi355x",
+        "--count",
+        "4",
+        "--dtype",
+        "fp8",
+        "--context",
+        "12345",
+        "--json",
+    ]
+    assert json.loads(planned(capsys, *arguments)) == json.loads(json.dumps(as_json(found)))
+
+
+def test_a_request_needs_no_model(capsys: Captured) -> None:
+    text = planned(capsys, "--request", "prompt=8000,cached=7000,output=2000")
+    assert text.startswith("meta-llama/Meta-Llama-3.1-8B on 1x NVIDIA H200")
+    for wanted in (
+        "cache read",
+        "prefill extend",
+        "decode",
+        "one user",
+        "16 users",
+        "stack, 64 users",
+        "--price",
+    ):
+        assert wanted in text
+
+
+def test_prices_are_the_users_own(capsys: Captured) -> None:
+    arguments = ["--request", "prompt=800,output=200", "--concurrency", "4", "--json", "--price"]
+    cheap = json.loads(planned(capsys, *arguments, "2"))["request"]["offers"]
+    dear = json.loads(planned(capsys, *arguments, "6"))["request"]["offers"]
+    assert [offer["users"] for offer in cheap] == [1, 4, 64]
+    for one, other in zip(cheap, dear, strict=True):
+        assert other["dollars_a_request"] == pytest.approx(3 * one["dollars_a_request"])
+
+
+def test_an_agent_runs_the_built_in_trace_or_a_file(capsys: Captured, tmp_path: Path) -> None:
+    assert "a coding agent fixes a failing test" in planned(capsys, "--agent")
+    path = tmp_path / "trace.json"
+    path.write_text('{"name": "mine", "steps": [{"prompt": 10, "output": 50000, "tool_s": 0}]}')
+    text = planned(capsys, "--agent", str(path))
+    assert "mine" in text
+    assert "8 min 20 s" in text
+    assert "16.7 s" in text
+
+
+def test_models_and_gpus_are_listed(capsys: Captured) -> None:
+    text = planned(capsys, "--list")
+    assert "mi300x" in text
+    assert "moonshotai/Kimi-K3" in text
+    data = json.loads(planned(capsys, "--list", "--json"))
+    assert len(data["models"]) == 43
+    assert all(
+        (abs(row["difference"]) < 0.02) is (row["exception"] is None) for row in data["models"].values()
+    )
+
+
+def test_projections_say_what_does_not_follow(capsys: Captured) -> None:
+    assert "DOES NOT FOLLOW" in planned(capsys, "--projections")
+    assert len(json.loads(planned(capsys, "--projections", "--json"))) == 8
+
+
+def test_a_plot_is_drawn_beside_the_answer(capsys: Captured, tmp_path: Path) -> None:
+    path = tmp_path / "picture.svg"
+    assert planned(capsys, "qwen3-0.6b", "--plot", str(path)) == planned(capsys, "qwen3-0.6b")
+    assert path.read_bytes().startswith(b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "hinted"),
+    [
+        (["lama-3.2-1b"], "'lama-3.2-1b'", "meta-llama/Llama-3.2-1B"),
+        (["--gpu", "h2000"], "no GPU 'h2000'", "h200"),
+        (["--gpu", "rtx-4080"], "no GPU 'rtx-4080'", "rtx-4090"),
+        (["--context", "-1"], "--context -1 is negative", "131072"),
+        (["--context", str(10**18)], f"{10**18} tokens", "131072"),
+        (["tinyllama-1.1b", "--context", "4096"], "ends at 2048", "2048"),
+        (["--request", f"prompt={10**18},output=1"], f"prompt={10**18}", "0 to"),
+        (["--request", "prompt=131000,output=1000"], "132000 tokens", "131072"),
+        (["--request", "prompt=5"], "prompt= and output=", "prompt=8000"),
+        (["tinyllama-1.1b", "--context", "1", "--agent"], "--agent asks for 53110 tokens", "2048"),
+        (["--count", "0"], "--count 0", "1 to"),
+        (["--count", "many"], "'many' is not a whole number", "digits"),
+        (["--dtype", "fp4"], "'fp4'", "mxfp4"),
+        (["--kv-dtype", "int4"], "'int4'", "fp8"),
+        (["--engine", "monotpe"], "'monotpe'", "monotape"),
+        (["--engine", "share"], "needs a share", "--mbu"),
+        (["--engine", "vllm", "--mbu", "0.5"], "contradict", "one of them"),
+        (["--mbu", "36"], "36 is no share", "0.36"),
+        (["--engine", "cpu", "--reports", "no-such-folder"], "no-such-folder", "--reports"),
+        (["--gpu", "cpu"], "no bandwidth", "--bandwidth"),
+        (["--bandwidth", "nan"], "not a finite number", "0.8"),
+        (["--price", "-2", "--request", "prompt=5,output=5"], "--price -2", "dollars"),
+        (["--stack-us", "-2", "--request", "prompt=5,output=5"], "--stack-us -2", "microseconds"),
+        (["--gpu", "rtx-4090", "--count", "2", "--request", "prompt=5,output=5"], "2x NVIDIA", "--link-us"),
+        (["--plot", "picture.pdf"], ".pdf", ".svg"),
+        (["--plot", "picture"], "without an ending", ".svg"),
+        (["--contxt", "5"], "--contxt", "--context"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_refused(capsys: Captured, arguments: list[str], said: str, hinted: str) -> None:
+    sentence, hint = complaint(capsys, *arguments)
+    assert said in sentence
+    assert hinted in hint
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["LlamaForCausalLMM"]},
+        {"hidden_size": None},
+        {"num_hidden_layers": -1},
+        {"torch_dtype": "odd"},
+    ],
+    ids=str,
+)
+def test_a_config_that_cannot_be_understood_is_refused(
+    capsys: Captured, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama-3.2-1b", **changes)))
+    complaint(capsys, str(tmp_path))
+
+
+def test_the_answer_needs_no_heavy_import() -> None:
+    """What keeps it under 300 ms: no NumPy, no hub, no plotting, no weights."""
+    code = (
+        "import json, sys\nfrom monotape.cli.main import main\n"
+        "assert main(['plan', 'llama-3.2-1b', '--request', 'prompt=9,output=9', '--agent']) == 0\n"
+        "print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(monotape.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    loaded = set(json.loads(done.stderr))
+    assert "monotape.planner.estimate" in loaded
+    heavy = {
+        "numpy",
+        "torch",
+        "transformers",
+        "matplotlib",
+        "huggingface_hub",
+        "gguf",
+        "tokenizers",
+        "rich",
+        "minijinja",
+    }
+    assert loaded.isdisjoint(heavy)
+    assert loaded.isdisjoint({"monotape.weights.open", "monotape.backends.protocol", "monotape.engine.llm"})

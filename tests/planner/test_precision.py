@@ -1,0 +1,116 @@
+"""Bytes of weights: formats of the user's choice, and what checkpoints say of themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monotape.errors import ModelError, UnsupportedModel, UsageError
+from monotape.planner.precision import FORMATS, precision_for
+from monotape.planner.shape import ATTENTION, FFN, HEAD, ROUTED, ROUTER, SHARED, Part
+from planner.loads import config_of, load_of
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("gpt-oss-20b", 12.8 * 1.073741824),  # checkpoint sizes of the model card, in GiB
+        ("gpt-oss-120b", 60.8 * 1.073741824),
+        ("kimi-k2.5", 594),  # the size of the published files
+        ("kimi-k3", 1560),
+        ("deepseek-v4-flash", 156),
+        ("llama-3.1-8b", 16.06),
+    ],
+)
+def test_weights_take_the_space_that_the_published_files_take(name: str, gigabytes: float) -> None:
+    assert load_of(name).weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.005)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("bf16", 16), ("q8", 8.5), ("int4", 4.5), ("mxfp4", 4.25)])
+def test_one_format_for_every_matrix_a_token_reads(dtype: str, bits: float) -> None:
+    load = load_of("llama-3.2-1b", dtype)
+    matrices = sum(times * part.matrices for part, times in load.shape.all_parts())
+    vectors = sum(times * part.vectors for part, times in load.shape.all_parts())
+    assert load.weight_bytes == matrices * bits / 8 + vectors * 2
+
+
+def test_fp8_has_a_scale_for_each_block() -> None:
+    assert FORMATS["fp8"][0] == 1 + 4 / 16384
+
+
+def test_routers_embeddings_and_vectors_are_never_shrunk() -> None:
+    precision = precision_for("int4", {})
+    assert precision.read_bytes(Part(ROUTER, 100, 7)) == 214
+    assert precision.read_bytes(Part(ROUTED, 100, 7, copies=9, chosen=2)) == 2 * (56.25 + 14)
+    assert precision.stored_bytes(Part(ROUTED, 100, 7, copies=9, chosen=2)) == 9 * (56.25 + 14)
+
+
+def kinds_shrunk(config: dict[str, Any]) -> set[str]:
+    return set(precision_for("auto", config).matrices)
+
+
+def test_checkpoints_say_what_they_leave_alone() -> None:
+    assert kinds_shrunk(config_of("gpt-oss-20b")) == {ROUTED, SHARED, FFN}
+    assert kinds_shrunk(config_of("kimi-k2.5")) == {ROUTED}
+    assert kinds_shrunk(config_of("kimi-k3")) == {ROUTED}
+    assert kinds_shrunk(config_of("deepseek-v3")) == {ATTENTION, FFN, SHARED, ROUTED}
+    assert kinds_shrunk(config_of("minimax-m2.7")) == {ATTENTION, FFN, SHARED, ROUTED}  # "gate" is the router
+    assert kinds_shrunk(config_of("qwen3-8b")) == set()
+
+
+def test_deepseek_v4_has_fp4_experts_in_an_fp8_model() -> None:
+    precision = precision_for("auto", config_of("deepseek-v4-flash"))
+    assert precision.matrices[ROUTED] == 0.53125
+    assert precision.matrices[ATTENTION] == FORMATS["fp8"][0]
+    assert HEAD not in precision.matrices
+
+
+@pytest.mark.parametrize(
+    ("quantized", "size"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 0.5 + 2.5 / 128),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 0.5 + 2.5 / 64),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}},
+            },
+            1.0,
+        ),
+    ],
+)
+def test_common_quantisations_are_understood(quantized: dict[str, Any], size: float) -> None:
+    precision = precision_for("auto", config_of("qwen3-8b", quantization_config=quantized))
+    assert precision.matrices[FFN] == size
+    assert HEAD not in precision.matrices
+
+
+@pytest.mark.parametrize(
+    "quantized",
+    [
+        {"quant_method": "mystery"},
+        {"quant_method": "gptq", "bits": 5, "group_size": 128},
+        {"quant_method": "compressed-tensors", "config_groups": {}},
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"g": {"weights": {"num_bits": 3, "type": "int"}}},
+        },
+    ],
+)
+def test_a_quantisation_that_is_not_understood_is_refused_with_a_way_out(quantized: dict[str, Any]) -> None:
+    config = config_of("qwen3-8b", quantization_config=quantized)
+    with pytest.raises(UnsupportedModel, match="--dtype"):
+        precision_for("auto", config)
+    assert precision_for("fp8", config).name == "fp8"
+
+
+def test_odd_values_are_refused() -> None:
+    with pytest.raises(ModelError, match="must be an object"):
+        precision_for("auto", {"quantization_config": [1]})
+    with pytest.raises(UnsupportedModel, match="int7"):
+        precision_for("auto", {"torch_dtype": "int7"})
+    with pytest.raises(UnsupportedModel, match="fp3"):
+        precision_for("auto", config_of("deepseek-v4-flash", expert_dtype="fp3"))
+    with pytest.raises(UsageError, match="nearest it knows is 'mxfp4'"):
+        precision_for("mxpf4", {})
