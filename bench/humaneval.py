@@ -14,15 +14,16 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from completions import STOPS, Completion, Engine, monotape_engine, tokenizer_of, transformers_engine
 from humaneval_problems import PROBLEMS, Problem, sample
 from monotape.config import cache_dir
-from monotape.errors import MonotapeError
+from monotape.errors import MonotapeError, UsageError
 from monotape.weights.hub import resolve
-from report import publish
+from report import publish, sources_hash
 from sandbox import Limits, Verdict, run_program
 
 
@@ -55,8 +56,15 @@ class Run:
             "seconds": round(self.seconds, 1),
             "tokens": self.tokens,
             "tokens_per_second": round(self.tokens / self.seconds, 2),
-            "ended_by_length": sum(each.end == "length" for each in self.completions.values()),
-            "verdicts": self.verdicts,
+            "problems": {
+                task: {
+                    "verdict": self.verdicts[task],
+                    "tokens": len(each.token_ids),
+                    "end": each.end,
+                    "text": each.text,
+                }
+                for task, each in self.completions.items()
+            },
         }
 
 
@@ -120,13 +128,13 @@ def engines(arguments: argparse.Namespace, model: Path, context: int) -> Iterato
     """What loads each engine that was asked for, to be called when the one before it is gone."""
     if arguments.engine in ("monotape", "both"):
         for dtype in arguments.dtype:
-            yield lambda: monotape_engine(model, arguments.backend, dtype, context, arguments.max_tokens)  # noqa: B023
+            yield partial(monotape_engine, model, arguments.backend, dtype, context, arguments.max_tokens)
     if arguments.engine in ("transformers", "both"):
-        yield lambda: transformers_engine(model, arguments.max_tokens)
+        yield partial(transformers_engine, model, arguments.max_tokens)
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    problems = sample(arguments.problems)
+    problems, sources = sample(arguments.problems), sources_hash()
     model = find_model(arguments.model)
     tokenizer = tokenizer_of(model)
     prompts = [tokenizer.encode(problem.prompt) for problem in problems]
@@ -149,6 +157,9 @@ def measure(arguments: argparse.Namespace) -> None:
         "runs": [run.results() for run in runs],
         "differences": compare(runs),
     }
+    if arguments.save and sources_hash() != sources:
+        # Minutes have passed. The report names the sources as they are now, which must be those that ran.
+        raise UsageError("The sources changed during the run, so it cannot be saved.", "Run it again.")
     publish(f"humaneval-{model.stem}-{len(problems)}", results, save=arguments.save)
 
 

@@ -64,6 +64,7 @@ BREAKERS: dict[str, Callable[[Plan], Plan]] = {
     "one owner": lambda plan: with_stage(
         plan, 1, lambda s: replace(s, spans=(replace(s.spans[0], count=s.spans[0].count + 1), *s.spans[1:]))
     ),
+    "residual": lambda plan: with_stage(plan, 3, lambda s: shifted(s, 1)),
     "whole units": lambda plan: with_stage(plan, 2, lambda s: shifted(s, 1)),
     "tiles cover rows": lambda plan: with_stage(
         plan, 1, lambda s: replace(s, parts=(replace(s.parts[0], rows=99, group=99),))

@@ -58,11 +58,15 @@ def _owned(shape: StageShape, shares: Sequence[int]) -> Stage:
 
 
 def balance_layer(shapes: Sequence[StageShape], fmt: Format, workers: int) -> tuple[Stage, ...]:
-    """Owners for the stages of a layer; the stage with the most bytes does the levelling."""
-    levelling = max(range(len(shapes)), key=lambda i: _units(shapes[i]) * _unit_bytes(shapes[i], fmt))
+    """Owners for the stages of a layer; the largest stage that does not write the residual does the levelling.
+
+    Stages that write the residual stay even, so that an element of it has the same owner after each of them.
+    """
+    free = [i for i, shape in enumerate(shapes) if shape.writes != "residual"]
+    levelling = max(free, key=lambda i: _units(shapes[i]) * _unit_bytes(shapes[i], fmt))
     shares = [even_shares(_units(shape), workers) for shape in shapes]
     loads = [
-        sum(shares[i][worker] * _unit_bytes(shape, fmt) for i, shape in enumerate(shapes) if i != levelling)
+        sum(shares[i][worker] * _unit_bytes(shape, fmt) for i, shape in enumerate(shapes[:levelling]))
         for worker in range(workers)
     ]
     largest = shapes[levelling]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import TILE_ROWS, Format, Part
+from monotape.plan.types import TILE_ROWS, Format, Machine, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ def _padded(k: int, block: int) -> int:
     return -(-k // block) * block
 
 
-def stage_shapes(spec: ModelSpec, fmt: Format) -> tuple[tuple[StageShape, ...], StageShape]:
+def stage_shapes(spec: ModelSpec, fmt: Format, machine: Machine) -> tuple[tuple[StageShape, ...], StageShape]:
     """The four matrix stages of a layer, and the head.
 
-    qkv: a unit is a whole head, because its owner normalises and rotates it. gate_up: a unit is a gate tile and the
+    qkv: a unit is a whole head where its owner normalises and rotates it, else a tile. gate_up: a unit is a gate tile and the
     up tile beside it, because their owner multiplies them. Every part starts a tile of its own, so no tile mixes two
     tensors; rows that a tensor lacks to fill its last tile are zeros.
     """
@@ -42,19 +42,17 @@ def stage_shapes(spec: ModelSpec, fmt: Format) -> tuple[tuple[StageShape, ...], 
     def shape(name: str, parts: tuple[Part, ...], k: int, unit: int, reads: str, writes: str) -> StageShape:
         tiles = sum(part.tiles for part in parts)
         return StageShape(
-            name, parts, name == "gate_up", k, _padded(k, fmt.block), tiles, unit, reads, writes
+            name, parts, name == "gate_up", k, _padded(k, max(fmt.block, machine.k_block)), tiles, unit, reads, writes
         )
 
-    head_dim, width, ffn = spec.head_dim, spec.width, spec.ffn
-    qkv = (
-        Part("q", spec.q_rows, head_dim),
-        Part("k", spec.kv_rows, head_dim),
-        Part("v", spec.kv_rows, head_dim),
-    )
+    width, ffn, head_dim = spec.width, spec.ffn, spec.head_dim
+    rows = {"q": spec.q_rows, "k": spec.kv_rows, "v": spec.kv_rows}
+    qkv = tuple(Part(role, count, head_dim if machine.whole_heads else count) for role, count in rows.items())
+    qkv_unit = _tiles(head_dim) if machine.whole_heads else 1
     gate_up = (Part("gate", ffn, ffn), Part("up", ffn, ffn))
     output, down = (Part("output", width, width),), (Part("down", width, width),)
     layer = (
-        shape("qkv", qkv, width, _tiles(head_dim), "residual", "query"),
+        shape("qkv", qkv, width, qkv_unit, "residual", "query"),
         shape("output", output, spec.q_rows, 1, "attended", "residual"),
         shape("gate_up", gate_up, width, 2, "residual", "activation"),
         shape("down", down, ffn, 1, "activation", "residual"),

@@ -60,7 +60,7 @@ struct Running {
   __device__ void clear() {
 #pragma unroll
     for (int g = 0; g < kGroup; g++) {
-      peak[g] = -INFINITY, sum[g] = 0;
+      peak[g] = -infinity(), sum[g] = 0;
 #pragma unroll
       for (int i = 0; i < 8; i++) values[g][i] = 0;
     }
@@ -77,8 +77,8 @@ struct Running {
 #pragma unroll
     for (int g = 0; g < kGroup; g++) {
       const float other = __shfl_xor_sync(~0u, peak[g], distance), top = fmaxf(peak[g], other);
-      const float mine = peak[g] == -INFINITY ? 0 : __expf(peak[g] - top);
-      const float theirs = other == -INFINITY ? 0 : __expf(other - top);
+      const float mine = peak[g] == -infinity() ? 0 : __expf(peak[g] - top);
+      const float theirs = other == -infinity() ? 0 : __expf(other - top);
       sum[g] = sum[g] * mine + __shfl_xor_sync(~0u, sum[g], distance) * theirs;
 #pragma unroll
       for (int i = 0; i < 8; i++)
@@ -131,41 +131,54 @@ __device__ inline void look_at(Consumer& c, const uint16_t* keys, const uint16_t
 
 // Adds up the warps' results of one head, in order: value `d` of it, and the peak and sum.
 __device__ inline float combine_parts(const float* parts, int count, int stride, int d, float& peak, float& sum) {
-  peak = -INFINITY, sum = 0;
+  peak = -infinity(), sum = 0;
   for (int i = 0; i < count; i++) peak = fmaxf(peak, parts[i * stride + kHeadStride]);
   float value = 0;
   for (int i = 0; i < count; i++) {
     const float* part = parts + i * stride;
-    const float weight = part[kHeadStride] == -INFINITY ? 0 : __expf(part[kHeadStride] - peak);
+    const float weight = part[kHeadStride] == -infinity() ? 0 : __expf(part[kHeadStride] - peak);
     sum += part[kHeadStride + 1] * weight;
     value += part[d] * weight;
   }
   return value;
 }
 
-__device__ inline void publish_head(Consumer& c, int head, int d, float value) {
-  // Called by whole groups of 8 lanes with consecutive d.
+// Called by whole warps with consecutive d.
+__device__ inline void publish_head(Consumer& c, int head, int d, float value, bool real) {
   const uint4 word = gather_word(value);
-  if (d % 8 == 0) publish(c.params.exchange->attended, c.turn, (head * kHeadStride + d) / 8, word);
+  if (real && d % 8 == 0) publish(c.params.exchange->attended, c.layer_turn, (head * kHeadStride + d) / 8, word);
+}
+
+// The words that publish_results() will write, made ready for the turn after.
+__device__ inline void reset_results(Consumer& c, int kv_head, int split, int splits) {
+  const int words = splits == 1 ? kHeadStride / 8 : kPartialWords;
+  for (int i = c.thread; i < kGroup * words; i += kConsumers) {
+    const int head = kv_head * kGroup + i / words, word = i % words;
+    if (splits == 1) reset(c.params.exchange->attended, c.layer_turn, head * kHeadStride / 8 + word);
+    else reset(c.params.exchange->partials, c.layer_turn, (head * kMaxSplits + split) * kPartialWords + word);
+  }
 }
 
 __device__ inline void publish_results(Consumer& c, int kv_head, int split, int splits) {
   constexpr int kStride = kHeadStride + 2;
-  for (int i = c.thread; i < kGroup * kHeadStride; i += kConsumers) {
-    const int g = i / kHeadStride, d = i % kHeadStride, head = kv_head * kGroup + g;
+  constexpr int kValues = kGroup * kHeadStride;
+  for (int i = c.thread; i < divide_up(kValues, 32) * 32; i += kConsumers) {  // whole warps: they shuffle
+    const bool real = i < kValues;
+    const int g = real ? i / kHeadStride : 0, d = i % kHeadStride, head = kv_head * kGroup + g;
     float peak, sum;
     const float value = combine_parts(c.shared.attention + g * kStride, kWarps, kGroup * kStride, d, peak, sum);
     if (splits == 1) {
-      publish_head(c, head, d, value / sum);
+      publish_head(c, head, d, value / sum, real);
       continue;
     }
     const int word = (head * kMaxSplits + split) * kPartialWords;
     const float b = __shfl_down_sync(~0u, value, 1), e = __shfl_down_sync(~0u, value, 2), f = __shfl_down_sync(~0u, value, 3);
+    if (!real) continue;
     if (d % 4 == 0)
-      publish(c.params.exchange->partials, c.turn, word + d / 4,
+      publish(c.params.exchange->partials, c.layer_turn, word + d / 4,
               make_uint4(__float_as_uint(value), __float_as_uint(b), __float_as_uint(e), __float_as_uint(f)));
     if (d == 0)
-      publish(c.params.exchange->partials, c.turn, word + kPartialWords - 1,
+      publish(c.params.exchange->partials, c.layer_turn, word + kPartialWords - 1,
               make_uint4(__float_as_uint(peak), __float_as_uint(sum), 0, 0));
   }
 }
@@ -176,11 +189,12 @@ __device__ bool attend(Consumer& c, int layer, int position) {
   const int begin = window && end > window ? end - window : 0;
   const int splits = splits_for(end - begin), worker = blockIdx.x;
   if (worker >= kKvHeads * splits) return true;
+  c.trace.begin();
   const int kv_head = worker % kKvHeads, split = worker / kKvHeads;
   const int share = (end - begin + splits - 1) / splits;
   const int start = begin + split * share, stop = start + share < end ? start + share : end;
   const bool has_new = start <= position && position < stop;
-  const uint4* words = c.params.exchange->qkv[c.turn & 1];
+  const uint4* words = c.params.exchange->qkv[c.layer_turn & 1];
   Patience patience(c.params, c.shared, Stage::attention, layer);
   constexpr int kHeadWords = kHeadStride / 8;
   fetch_rows(c, words, kv_head * kGroup * kHeadWords, kGroup * kHeadWords, c.shared.query, 0, patience);
@@ -190,6 +204,8 @@ __device__ bool attend(Consumer& c, int layer, int position) {
                kConsumers - 32, patience);
   }
   if (!c.meet()) return false;
+  c.trace.arrived(Stage::attention);
+  reset_results(c, kv_head, split, splits);
   const float* q_gain = kQkNorm ? c.params.q_norm + layer * kHeadDim : nullptr;
   const float* k_gain = kQkNorm ? c.params.k_norm + layer * kHeadDim : nullptr;
   for (int g = c.warp; g < kGroup; g += kWarps)
@@ -219,6 +235,7 @@ __device__ bool attend(Consumer& c, int layer, int position) {
   }
   if (!c.meet()) return false;
   publish_results(c, kv_head, split, splits);
+  c.trace.end(Stage::attention);
   return true;
 }
 
@@ -229,7 +246,7 @@ __device__ bool combine(Consumer& c, int layer, int position) {
   if (splits == 1) return true;
   constexpr int kStride = kHeadStride + 2;
   for (int head = kWorkers - 1 - blockIdx.x; head < kHeads; head += kWorkers) {
-    const uint4* words = c.params.exchange->partials[c.turn & 1] + head * kMaxSplits * kPartialWords;
+    const uint4* words = c.params.exchange->partials[c.layer_turn & 1] + head * kMaxSplits * kPartialWords;
     Patience patience(c.params, c.shared, Stage::combine, layer);
     float* parts = c.shared.combined;
     for (int i = c.thread; i < splits * kPartialWords; i += kConsumers) {
@@ -238,11 +255,13 @@ __device__ bool combine(Consumer& c, int layer, int position) {
       out[0] = __uint_as_float(v.x), out[1] = __uint_as_float(v.y);
       if (i % kPartialWords != kPartialWords - 1) out[2] = __uint_as_float(v.z), out[3] = __uint_as_float(v.w);
     }
+    if (c.thread < kHeadStride / 8) reset(c.params.exchange->attended, c.layer_turn, head * kHeadStride / 8 + c.thread);
     if (!c.meet()) return false;
-    if (c.thread < kHeadStride) {
+    if (c.thread < divide_up(kHeadStride, 32) * 32) {
+      const bool real = c.thread < kHeadStride;
       float peak, sum;
-      const float value = combine_parts(parts, splits, kStride, c.thread, peak, sum);
-      publish_head(c, head, c.thread, value / sum);
+      const float value = combine_parts(parts, splits, kStride, real ? c.thread : 0, peak, sum);
+      publish_head(c, head, c.thread, value / sum, real);
     }
     if (!c.meet()) return false;
   }

@@ -1,10 +1,13 @@
 // The exchange: small buffers through which stages pass activations. A word is either "not yet" (all ones) or the
 // value; who needs it polls it. No counters, no barriers.
 //
-// Each buffer exists twice and is used in turn. Whoever publishes a word in one half resets the same word in the other
-// half. That is safe: to publish at layer l a worker has read all words of the stage before, whose writers have read
-// the stage before that, and so on round the layer; so everybody has long read the other half, which is from layer
-// l - 1. A real NaN never looks like "not yet": conversions make 0x7fff (bf16) or 0x7fffffff (float) of it.
+// Each buffer exists twice and is used in turn. Whoever will publish a word in one half resets the same word in the
+// other half first, as soon as it has read its own input. That is safe: the input of a stage at layer l was written by
+// workers that had read all words of the stage before, whose writers had read the stage before that, and so on round
+// the layer; so everybody has long read the other half, which is from layer l - 1. A fence stands between the reset and
+// the new word, so that who sees the new word cannot find the old one in the other half later; by then the reset has
+// long arrived, and the fence costs little. A real NaN never looks like "not yet": conversions make 0x7fff (bf16) or
+// 0x7fffffff (float) of it.
 #pragma once
 #include "ring.h"
 
@@ -18,7 +21,11 @@ __device__ __forceinline__ bool arrived(uint4 v) {
 
 template <int Words>
 __device__ __forceinline__ void publish(uint4 (&buffer)[2][Words], int turn, int word, uint4 value) {
+  if constexpr (kFenceResets) fence_device();
   store_word(&buffer[turn & 1][word], value);
+}
+template <int Words>
+__device__ __forceinline__ void reset(uint4 (&buffer)[2][Words], int turn, int word) {
   store_word(&buffer[(turn & 1) ^ 1][word], not_yet());
 }
 

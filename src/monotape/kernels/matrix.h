@@ -7,13 +7,31 @@
 namespace monotape {
 
 // Everything a consumer thread carries through the kernel.
+// Where a worker's time goes, by stage: clock ticks spent waiting for input and in all. Only there when it is asked for.
+constexpr int kTraced = 8;
+struct Trace {
+  int64_t waited[kTraced] = {}, total[kTraced] = {};
+  int64_t start_ = 0;
+  __device__ void begin() {
+    if constexpr (kTrace) start_ = clock64();
+  }
+  __device__ void arrived(Stage stage) {
+    if constexpr (kTrace) waited[static_cast<int>(stage)] += clock64() - start_;
+  }
+  __device__ void end(Stage stage) {
+    if constexpr (kTrace) total[static_cast<int>(stage)] += clock64() - start_;
+  }
+};
+
 struct Consumer {
   const Params& params;
   Shared& shared;
   PageReader pages;
   int warp, lane, thread;
-  int turn = 0;    // which half of the exchange buffers; goes up once a layer
+  // Which half of the exchange buffers is in use: each counter goes up with every use of its buffers, and only then.
+  int layer_turn = 0, residual_turn = 0, sample_turn = 0;
   int buffer = 0;  // which of the two sum buffers
+  Trace trace;
 
   __device__ Consumer(const Params& p, Shared& s)
       : params(p), shared(s), pages(s), warp(threadIdx.x / 32), lane(threadIdx.x % 32), thread(threadIdx.x) {}
@@ -95,13 +113,28 @@ __device__ __forceinline__ float2 multiply_tile(Consumer& c, int tile) {
   return make_float2(even[0] + odd[0], even[1] + odd[1]);
 }
 
-// Runs the stage and calls ending(tile of this worker, row of the tile, value) for every row of a batch, with whole
-// warps so that the ending may shuffle.
-template <Stage S, bool Normalised, class Ending>
-__device__ bool matrix_stage(Consumer& c, const uint4* input, const float* gain, int layer, Ending ending) {
+// A worker that owns nothing of a stage reads nothing. But nobody may run ahead of a layer: old words would look new
+// to it. So everybody waits for one word of each layer's input.
+template <Stage S>
+__device__ bool follow(Consumer& c, const uint4* input, int layer) {
+  if (S != Stage::qkv) return !c.shared.failed;
+  Patience patience(c.params, c.shared, S, layer);
+  if (c.thread == 0) wait_word(input, 0, patience);
+  return c.meet();
+}
+
+// Runs the stage: reset_word(tile of this worker) once the input is there, then ending(tile, row of the tile, value,
+// whether it is real) for every row of a batch, with whole warps so that the ending may shuffle.
+template <Stage S, bool Normalised, class Resetting, class Ending>
+__device__ bool matrix_stage(Consumer& c, const uint4* input, const float* gain, int layer, Resetting reset_word,
+                             Ending ending) {
   const int count = c.span(S).count;
-  if (count == 0) return !c.shared.failed;
+  if (count == 0) return follow<S>(c, input, layer);
+  c.trace.begin();
   float squares = read_input<S, Normalised>(c, input, gain, layer);
+  c.trace.arrived(S);
+  if (c.thread % kTileRows == 0)  // the threads that will publish
+    for (int t = c.thread / kTileRows; t < count; t += kConsumers / kTileRows) reset_word(t);
   if constexpr (Normalised) {
 #pragma unroll
     for (int o = 16; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
@@ -131,6 +164,7 @@ __device__ bool matrix_stage(Consumer& c, const uint4* input, const float* gain,
       ending(first + t, row, y * scale, t < batch);
     }
   }
+  c.trace.end(S);
   return true;
 }
 

@@ -4,9 +4,6 @@
 
 namespace monotape {
 
-constexpr int kFewInFlight = 1;   // copies while consumers wait for the exchange: their polls must not queue behind them
-constexpr int kManyInFlight = 4;  // copies while they work
-
 struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
   uint4 x[kWarps][kLongestInput];                       // each warp's own part of a stage's input
@@ -26,6 +23,8 @@ struct alignas(128) Shared {
   int next_token, failed;
 };
 
+static_assert(sizeof(Shared) <= 227 * 1024, "a block's shared memory");
+
 // Ring positions of one side: which slot is next, and how often the ring has gone round.
 struct Cursor {
   int slot = 0;
@@ -43,13 +42,14 @@ class Producer {
   __device__ void play(int worker) {
     policy_ = streaming_policy();
     const uint8_t* tape = params_.tapes + params_.tape_start[worker];
-    for (int position = params_.cached;; position++) {
+    for (int position = params_.cached; !shared_.done; position++) {
       for (int layer = 0; layer < kLayers; layer++)
         for (int s = 0; s < 4; s++)
           if (!segment(tape + layer * params_.layer_bytes[worker], static_cast<Stage>(s))) return drain();
       const bool headless = position + 1 < params_.prompt_length && !params_.logits_out;
       if (!headless && !segment(tape, Stage::head)) return drain();
     }
+    drain();
   }
 
  private:

@@ -42,13 +42,14 @@ struct Span {
 };
 
 struct Exchange {  // word offsets are the same on host and device
-  uint4 residual[2][kWidthWords];
+  uint4 residual[2][kWidthWords];         // what a layer starts from
+  uint4 final_residual[2][kWidthWords];   // what the head starts from
   uint4 after_attention[2][kWidthWords];
   uint4 qkv[2][kQkvWords];
   uint4 partials[2][kPartialsWords];
   uint4 attended[2][kAttendedWords];
   uint4 activation[2][kActivationWords];
-  uint4 candidates[2][kWorkers];
+  uint4 candidates[3][kWorkers];          // three: everybody both writes and reads them, with nothing in between
 };
 
 struct HostStatus {  // in pinned memory that both sides see
@@ -82,6 +83,7 @@ struct Params {
   const int* stop_ids;
   int* ids;
   int64_t* times_ns;
+  int64_t* trace;               // [workers][stages][waited, total] clock ticks, or null
   int64_t kv_capacity, deadline_ns;
   int prompt_length, cached, max_tokens, stop_count;
 };

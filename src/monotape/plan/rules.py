@@ -35,6 +35,14 @@ def _a_span_a_worker(plan: Plan) -> Iterator[str]:
                 yield f"{stage.name}: {len(stage.spans)} spans for {plan.machine.workers} workers"
 
 
+def _residual_has_one_owner(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        writers = [stage for stage in rank.layer_stages if stage.writes == "residual"]
+        for stage in writers[1:]:
+            if stage.spans != writers[0].spans:
+                yield f"{stage.name}: its rows of the residual have other owners than those of {writers[0].name}"
+
+
 def _whole_units(plan: Plan) -> Iterator[str]:
     for rank in plan.ranks:
         for stage in rank.stages:
@@ -55,8 +63,9 @@ def _tiles_cover_rows(plan: Plan) -> Iterator[str]:
 def _whole_blocks(plan: Plan) -> Iterator[str]:
     for rank in plan.ranks:
         for stage in rank.stages:
-            if stage.padded_k % plan.format.block or not 0 <= stage.padded_k - stage.k < plan.format.block:
-                yield f"{stage.name}: k {stage.k} is padded to {stage.padded_k}, blocks are {plan.format.block}"
+            block = max(plan.format.block, plan.machine.k_block)
+            if stage.padded_k % block or not 0 <= stage.padded_k - stage.k < block:
+                yield f"{stage.name}: k {stage.k} is padded to {stage.padded_k}, blocks are {block}"
 
 
 def _tape_is_one_run(plan: Plan) -> Iterator[str]:
@@ -166,6 +175,7 @@ RULES: tuple[Rule, ...] = (
     Rule("ranks in order", "Ranks are numbered from 0 without gaps.", _ranks_in_order),
     Rule("a span a worker", "Every stage gives every worker a span, if only an empty one.", _a_span_a_worker),
     Rule("one owner", "Every tile of every stage has exactly one owner.", _one_owner),
+    Rule("residual", "An element of the residual has the same owner in every stage.", _residual_has_one_owner),
     Rule("whole units", "What must stay together (a head, gate and up) has one owner.", _whole_units),
     Rule("tiles cover rows", "A stage's tiles hold all rows of its parts.", _tiles_cover_rows),
     Rule("whole blocks", "k is padded to the format's block and no further.", _whole_blocks),

@@ -137,6 +137,8 @@ class Machine:
     kind: str  # "cpu" or "cuda"
     workers: int
     alignment: int = 64  # bytes; every segment starts on it
+    k_block: int = 1  # values along k that its kernels take at a time; k is padded to whole blocks
+    whole_heads: bool = True  # a head has one owner, who normalises and rotates it; else attention does that
 
 
 @dataclass(frozen=True, slots=True)

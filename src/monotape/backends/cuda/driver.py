@@ -1,0 +1,196 @@
+"""The CUDA driver, as much of it as we need: memory that frees itself, compilation, one cooperative launch."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.config import cache_dir
+from monotape.errors import BackendError, BackendUnavailable, ResourceError
+
+KERNELS = Path(__file__).parent.parent.parent / "kernels"
+ARCHITECTURE = "sm_90a"
+COMPILE_OPTIONS = ("--std=c++17", f"--gpu-architecture={ARCHITECTURE}")
+
+
+def _modules() -> tuple[Any, Any]:
+    try:
+        from cuda.bindings import driver, nvrtc
+    except ImportError as error:
+        raise BackendUnavailable(
+            "The CUDA packages are not installed.", "Install them with: pip install 'monotape[cuda]'"
+        ) from error
+    return driver, nvrtc
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """The value of a driver call; an error of it becomes an exception with the driver's own name for it."""
+    driver, _ = _modules()
+    status, *values = result
+    if int(status) == 0:
+        return values[0] if len(values) == 1 else tuple(values)
+    name = getattr(status, "name", str(status))
+    if "OUT_OF_MEMORY" in name:
+        raise ResourceError("The GPU has too little free memory.", "Use a smaller model or --max-model-len.")
+    raise BackendError(f"The CUDA driver says {name}.", "Run `monotape doctor`.")
+
+
+@cache
+def device() -> Any:
+    """The first GPU, its context made current. Anything but a Hopper is refused."""
+    driver, _ = _modules()
+    try:
+        check(driver.cuInit(0))
+        gpu = check(driver.cuDeviceGet(0))
+    except BackendError as error:
+        raise BackendUnavailable("No NVIDIA GPU can be used here.", error.message) from error
+    attribute = driver.CUdevice_attribute
+    major = check(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, gpu))
+    if major != 9:
+        name = check(driver.cuDeviceGetName(80, gpu)).decode().strip("\0")
+        raise BackendUnavailable(
+            f"The GPU is a {name}; the kernel is written for Hopper (H100, H200).", "Use --backend cpu."
+        )
+    context = check(driver.cuDevicePrimaryCtxRetain(gpu))
+    check(driver.cuCtxSetCurrent(context))
+    return gpu
+
+
+def processors() -> int:
+    """How many multiprocessors the GPU has: the number of workers."""
+    driver, _ = _modules()
+    kind = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    return int(check(driver.cuDeviceGetAttribute(kind, device())))
+
+
+class DeviceMemory:
+    """Bytes on the GPU."""
+
+    def __init__(self, count: int) -> None:
+        driver, _ = _modules()
+        device()
+        self.bytes = count
+        self.pointer = int(check(driver.cuMemAlloc(max(count, 16))))
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> DeviceMemory:
+        memory = cls(array.nbytes)
+        memory.write(array)
+        return memory
+
+    def write(self, array: NDArray[Any], offset: int = 0) -> None:
+        driver, _ = _modules()
+        contiguous = np.ascontiguousarray(array)
+        check((*driver.cuMemcpyHtoD(self.pointer + offset, contiguous.ctypes.data, contiguous.nbytes), None))
+
+    def read(self, array: NDArray[Any]) -> NDArray[Any]:
+        driver, _ = _modules()
+        check(driver.cuMemcpyDtoH(array.ctypes.data, self.pointer, array.nbytes))
+        return array
+
+    def fill(self, byte: int, stream: Any = 0) -> None:
+        """In the order of `stream`; the default stream does not wait for ours, nor ours for it."""
+        driver, _ = _modules()
+        check((*driver.cuMemsetD8Async(self.pointer, byte, self.bytes, stream), None))
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", 0) and not sys.is_finalizing():
+            _modules()[0].cuMemFree(self.pointer)
+            self.pointer = 0
+
+
+class PinnedMemory:
+    """Host memory that the GPU sees at the same address; zeroed."""
+
+    def __init__(self, count: int) -> None:
+        driver, _ = _modules()
+        device()
+        self.pointer = int(check(driver.cuMemHostAlloc(max(count, 16), 2)))  # DEVICEMAP
+        self.view = np.frombuffer((ctypes.c_uint8 * count).from_address(self.pointer), np.uint8)
+        self.view[:] = 0
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", 0) and not sys.is_finalizing():
+            _modules()[0].cuMemFreeHost(self.pointer)
+            self.pointer = 0
+
+
+def compile_kernel(header: str) -> bytes:
+    """The cubin for this plan.h, from the cache where sources, options and compiler are the same."""
+    sources = {path.name: path.read_text() for path in sorted(KERNELS.iterdir()) if path.suffix in (".h", ".cu")}
+    _, nvrtc = _modules()
+    version = check(nvrtc.nvrtcVersion())
+    key = hashlib.sha256(repr((header, sources, COMPILE_OPTIONS, version)).encode()).hexdigest()[:24]
+    path = cache_dir() / "cubin" / f"{key}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    cubin = _compile(header, sources)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(cubin)
+    os.replace(temporary, path)
+    return cubin
+
+
+def _compile(header: str, sources: dict[str, str]) -> bytes:
+    _, nvrtc = _modules()
+    included = {**{name: text for name, text in sources.items() if name.endswith(".h")}, "plan.h": header}
+    names, texts = [name.encode() for name in included], [text.encode() for text in included.values()]
+    program = check(
+        nvrtc.nvrtcCreateProgram(sources["monotape.cu"].encode(), b"monotape.cu", len(names), texts, names)
+    )
+    options = [option.encode() for option in COMPILE_OPTIONS]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if int(status):
+        log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program))
+        check(nvrtc.nvrtcGetProgramLog(program, log))
+        raise BackendError(f"The kernel does not compile: {log.decode()}", "This is a fault in Monotape.")
+    cubin = b" " * check(nvrtc.nvrtcGetCUBINSize(program))
+    check(nvrtc.nvrtcGetCUBIN(program, cubin))
+    check(nvrtc.nvrtcDestroyProgram(program))
+    return cubin
+
+
+class Kernel:
+    """A loaded kernel that takes one pointer to its parameters."""
+
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+        driver, _ = _modules()
+        device()
+        self._module = check(driver.cuModuleLoadData(cubin))
+        self._function = check(driver.cuModuleGetFunction(self._module, name.encode()))
+        self._shared_bytes = shared_bytes
+        self.launches = 0
+        kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(driver.cuFuncSetAttribute(self._function, kind, shared_bytes))
+        self.stream = check(driver.cuStreamCreate(1))
+
+    def launch(self, blocks: int, threads: int, parameters: ctypes.Structure) -> None:
+        """All blocks are resident together, or the launch fails."""
+        driver, _ = _modules()
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+        check(
+            driver.cuLaunchCooperativeKernel(
+                self._function, blocks, 1, 1, threads, 1, 1, self._shared_bytes, self.stream,
+                ctypes.addressof(pointers),
+            )
+        )  # fmt: skip
+        self.launches += 1
+
+    def finished(self) -> bool:
+        driver, _ = _modules()
+        (status,) = driver.cuStreamQuery(self.stream)
+        if int(status) not in (0, 600):
+            check((status,))
+        return int(status) == 0
+
+    def wait(self) -> None:
+        check((*_modules()[0].cuStreamSynchronize(self.stream), None))
