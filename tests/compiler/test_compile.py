@@ -90,5 +90,6 @@ def test_tape_bytes_are_the_weights_and_little_else(fmt: Format) -> None:
 
 
 def test_float32_weights_keep_float32_kv() -> None:
-    assert default_kv_format(Format.F32) is Format.F32
-    assert default_kv_format(Format.Q8) is Format.F16
+    cpu = Machine("cpu", 2)
+    assert default_kv_format(cpu, Format.F32) is Format.F32
+    assert default_kv_format(cpu, Format.Q8) is Format.F16

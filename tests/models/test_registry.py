@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_configs import CONFIGS, PARAMETERS
 
 from monotape.errors import ModelError, MonotapeError, UnsupportedModel
 from monotape.models.registry import FAMILIES, spec_from_config
 from monotape.models.spec import LAYER_ROLES, MODEL_ROLES, ModelSpec
+from real_configs import CONFIGS, PARAMETERS
 
 LLAMA = "meta-llama/Llama-3.2-1B"
 MISTRAL = "mistralai/Mistral-7B-v0.3"

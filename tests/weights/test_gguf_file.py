@@ -272,6 +272,14 @@ def test_the_tokenizer_of_a_byte_level_model(tmp_path: Path) -> None:
     assert opened.generation_config == {"eos_token_id": [2, VOCAB - 2]}, "the named one, then <|im_end|>"
 
 
+@pytest.mark.parametrize(("pre", "expected"), [("llama-bpe", True), ("tekken", True), ("qwen2", False)])
+def test_bos_where_the_file_does_not_say(tmp_path: Path, pre: str, expected: bool) -> None:
+    metadata = {"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": None}
+    vocabulary = GgufFile(write_model(tmp_path / "m.gguf", metadata=metadata)).text.vocabulary
+    assert vocabulary is not None
+    assert vocabulary.add_bos is expected
+
+
 def test_the_tokenizer_of_a_sentencepiece_model(tmp_path: Path) -> None:
     scores = [-0.5 * index for index in range(VOCAB)]
     metadata = {

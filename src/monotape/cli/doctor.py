@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import os
 import platform
@@ -79,6 +78,8 @@ def _memory() -> Finding:
 
 
 def _packages() -> Finding:
+    import importlib.metadata  # slow to import, and only wanted here
+
     versions, missing = {}, []
     for name in NEEDED:
         try:

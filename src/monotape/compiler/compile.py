@@ -20,7 +20,6 @@ def compile_plan(
     *,
     context: int,
     chunk: int = CPU_CHUNK,
-    kv_format: Format | None = None,
 ) -> Plan:
     """The schedule of one token of this model on this machine, checked against every rule."""
     layer_shapes, head_shape = stage_shapes(spec, fmt, machine)
@@ -33,7 +32,7 @@ def compile_plan(
         head=head,
         tapes=tapes,
         buffers=exchange_buffers(spec, chunk),
-        kv=kv_layout(spec, kv_format or default_kv_format(fmt)),
+        kv=kv_layout(spec, default_kv_format(machine, fmt)),
     )
     plan = Plan(
         model=spec.architecture,
@@ -51,8 +50,10 @@ def compile_plan(
     return plan
 
 
-def default_kv_format(fmt: Format) -> Format:
-    """float32 weights ask for exactness, so their KV is float32; all others keep halves."""
+def default_kv_format(machine: Machine, fmt: Format) -> Format:
+    """On a CPU float32 weights ask for exactness, so their KV is float32; all others keep halves."""
+    if machine.kind == "cuda":
+        return Format.BF16
     return Format.F32 if fmt is Format.F32 else Format.F16
 
 

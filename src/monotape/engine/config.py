@@ -34,7 +34,9 @@ class EngineConfig:
     model: str = _setting(
         DEFAULT_MODEL, "a name, a Hugging Face id, a folder or a GGUF file", metavar="MODEL"
     )
-    backend: str = _setting("auto", "what runs the model: auto, cpu, reference", metavar="NAME")
+    backend: str = _setting(
+        "auto", "what runs the model: auto, cpu, cuda (greedy only yet), reference", metavar="NAME"
+    )
     dtype: str = _setting("auto", "weights in memory: auto, f32, bf16, f16, q8", metavar="TYPE")
     max_model_len: int | None = _setting(
         None, "longest prompt and answer together, in tokens (default: what the model and memory allow)"

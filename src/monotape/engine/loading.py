@@ -12,7 +12,7 @@ from monotape.plan.types import Format, Machine, Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress, source_of, tensor_name
 
-BACKENDS = ("auto", "cpu", "reference")
+BACKENDS = ("auto", "cpu", "cuda", "reference")
 DTYPES = {
     "f32": Format.F32, "float32": Format.F32, "f16": Format.F16, "float16": Format.F16, "half": Format.F16,
     "bf16": Format.BF16, "bfloat16": Format.BF16, "q8": Format.Q8, "int8": Format.Q8,
@@ -36,6 +36,8 @@ def load_backend(
             f"There is no backend '{name}'.",
             f"Did you mean '{nearest(name, BACKENDS)}'? Known: {', '.join(BACKENDS)}.",
         )
+    if name == "cuda":
+        return _load_cuda(spec, checkpoint, context, progress)
     plan = plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers)
     if name != "reference":
         try:
@@ -83,6 +85,19 @@ def _load_cpu(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Pro
     library()  # a machine that cannot run it should say so before the weights are read
     _require_memory(plan.weight_bytes)
     return CpuBackend.load(spec, plan, checkpoint, progress)
+
+
+def _load_cuda(spec: ModelSpec, checkpoint: Checkpoint, context: int, progress: Progress | None) -> Backend:
+    from monotape.backends.cuda.backend import CudaBackend
+    from monotape.backends.cuda.driver import processors
+
+    return CudaBackend.load(spec, gpu_plan(spec, processors(), context), checkpoint, progress)
+
+
+def gpu_plan(spec: ModelSpec, workers: int, context: int) -> Plan:
+    """The plan for a GPU: 32 values along k at a time, heads finished by whoever attends to them."""
+    machine = Machine("cuda", workers, alignment=128, k_block=32, whole_heads=False)
+    return compile_plan(spec, machine, Format.BF16, context=context)
 
 
 def _load_reference(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> Backend:

@@ -99,11 +99,19 @@ __device__ inline void look_at(Consumer& c, const uint16_t* keys, const uint16_t
                                Running& running) {
   const int chunk = c.lane % kLanes;
   const bool real = chunk * 8 < kHeadStride;
-  float q[kGroup][8];
+  // Few query heads stay in registers; many are read from shared memory each time, or something else would spill.
+  constexpr bool kKeepQuery = kGroup <= 4;
+  float q[kKeepQuery ? kGroup : 1][8];
+  const float* query = c.shared.query + (real ? chunk * 8 : 0);
 #pragma unroll
-  for (int g = 0; g < kGroup; g++)
+  for (int g = 0; g < (kKeepQuery ? kGroup : 0); g++) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) q[g][i] = real ? c.shared.query[g * kHeadStride + chunk * 8 + i] : 0;
+    for (int i = 0; i < 8; i++) q[g][i] = query[g * kHeadStride + i];
+  }
+  const auto query_value = [&](int g, int i) {
+    if constexpr (kKeepQuery) return q[g][i];
+    else return const_cast<const volatile float*>(query)[g * kHeadStride + i];
+  };
   running.clear();
   for (int base = start + c.warp * kAtOnce; base < end; base += kWarps * kAtOnce) {
     const int position = base + c.lane / kLanes;
@@ -119,7 +127,7 @@ __device__ inline void look_at(Consumer& c, const uint16_t* keys, const uint16_t
     for (int g = 0; g < kGroup; g++) {
       float score = 0;
 #pragma unroll
-      for (int i = 0; i < 8; i++) score += q[g][i] * k[i];
+      for (int i = 0; i < 8; i++) score += query_value(g, i) * k[i];
 #pragma unroll
       for (int o = kLanes / 2; o; o >>= 1) score += __shfl_xor_sync(~0u, score, o);
       if (position < end) running.add(g, score, v);

@@ -11,6 +11,8 @@ _TOKENS, _TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _CONTROL, _NORMAL = 3, 1
 #: What SentencePiece files mean when they do not say.
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
+#: Byte-level BPE files of these pre-tokenizers begin a text with BOS even when they do not say so.
+_BEGIN_WITH_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 #: Control tokens that end a text in the supported families. Files name one `eos`; chat models use several.
 _ENDINGS = frozenset(
     {"<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "</s>"}
@@ -48,6 +50,7 @@ def _vocabulary(source: str, metadata: Metadata) -> Vocabulary | None:
             raise CheckpointError(
                 f"{source} has {count} tokens but {length} entries of {key}.", "Convert it again."
             )
+    pre = metadata.text("tokenizer.ggml.pre") or "default"
     ids = {role: token_id(metadata, role) for role in ("bos", "eos", "unknown")}
     if sentencepiece:
         ids = {role: _SENTENCEPIECE_IDS[role] if value is None else value for role, value in ids.items()}
@@ -58,12 +61,12 @@ def _vocabulary(source: str, metadata: Metadata) -> Vocabulary | None:
             )
     return Vocabulary(
         model=model,
-        pre=metadata.text("tokenizer.ggml.pre") or "default",
+        pre=pre,
         tokens=metadata.texts(_TOKENS),
         types=tuple(types),
         scores=tuple(scores),
         merges=metadata.texts("tokenizer.ggml.merges"),
-        add_bos=metadata.flag("tokenizer.ggml.add_bos_token", sentencepiece),
+        add_bos=metadata.flag("tokenizer.ggml.add_bos_token", sentencepiece or pre in _BEGIN_WITH_BOS),
         add_space_prefix=metadata.flag("tokenizer.ggml.add_space_prefix", sentencepiece),
         bos_id=ids["bos"],
         eos_id=ids["eos"],

@@ -111,7 +111,9 @@ class CudaBackend:
 
     def start(self, job: Job, sequence: KvSequence) -> CudaGeneration:
         if not job.sampling.greedy or job.logprobs is not None or job.min_tokens:
-            raise RequestError("The CUDA backend only decodes greedily yet.", "Set temperature to 0 or use --backend cpu.")
+            raise RequestError(
+                "The CUDA backend only decodes greedily yet.", "Set temperature to 0 or use --backend cpu."
+            )
         assert isinstance(sequence, CudaSequence)
         sequence.truncate(job.cached)
         return CudaGeneration(self, job, sequence)
@@ -129,6 +131,14 @@ class CudaBackend:
     def launch(self, params: ParamsStruct) -> None:
         self._exchange.fill(0xFF, self.kernel.stream)
         self.kernel.launch(self.plan.machine.workers, THREADS, params)
+
+    def lose_word_of(self, stage: str) -> None:
+        """For tests of the deadline: takes its tiles of a stage away from one worker, whose words then never come."""
+        spans = span_table(self.plan)
+        index = [stage.name for stage in self.plan.ranks[0].stages].index(stage)
+        spans[int(np.flatnonzero(spans["count"][:, index])[0]), index]["count"] = 0
+        self._kept.append(DeviceMemory.of(spans))
+        self._params.spans = self._kept[-1].pointer
 
     def close(self) -> None:
         self._kept.clear()
@@ -158,7 +168,8 @@ class CudaGeneration:
 
     @property
     def _words(self) -> NDArray[np.int32]:
-        return self._status.view.view(np.int32)
+        words: NDArray[np.int32] = self._status.view.view(np.int32)
+        return words
 
     def __iter__(self) -> Iterator[Token]:
         seen, ids, times = 0, self._ids.view.view(np.int32), self._times.view.view(np.int64)
@@ -201,7 +212,9 @@ def exchange_bytes(spec: ModelSpec, plan: Plan) -> int:
 def span_table(plan: Plan) -> NDArray[Any]:
     """kernels/types.h: Span, [workers][stages]"""
     rank = plan.ranks[0]
-    table = np.zeros((plan.machine.workers, len(rank.stages)), [("first", "i4"), ("count", "i4"), ("offset", "i8")])
+    table = np.zeros(
+        (plan.machine.workers, len(rank.stages)), [("first", "i4"), ("count", "i4"), ("offset", "i8")]
+    )
     for tape in rank.tapes:
         segments = (*tape.layer_segments, tape.head_segment)
         for index, (stage, segment) in enumerate(zip(rank.stages, segments, strict=True)):
@@ -221,7 +234,9 @@ def small_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, NDArray[
         "final_norm": read_role(spec, checkpoint, "final_norm", None, 0, spec.width),
     }
     if spec.qkv_bias:
-        small["qkv_bias"] = np.concatenate([per_layer(role) for role in ("q_bias", "k_bias", "v_bias")], axis=1)
+        small["qkv_bias"] = np.concatenate(
+            [per_layer(role) for role in ("q_bias", "k_bias", "v_bias")], axis=1
+        )
     if spec.qk_norm:
         small["q_norm"], small["k_norm"] = per_layer("q_norm"), per_layer("k_norm")
     return small

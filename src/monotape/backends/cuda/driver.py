@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import struct
 import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,8 +52,10 @@ def device() -> Any:
     try:
         check(driver.cuInit(0))
         gpu = check(driver.cuDeviceGet(0))
-    except BackendError as error:
-        raise BackendUnavailable("No NVIDIA GPU can be used here.", error.message) from error
+    except (BackendError, RuntimeError) as error:  # no device, or no driver at all
+        raise BackendUnavailable(
+            "No NVIDIA GPU can be used here.", "Install the NVIDIA driver, or use --backend cpu."
+        ) from error
     attribute = driver.CUdevice_attribute
     major = check(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, gpu))
     if major != 9:
@@ -114,7 +118,7 @@ class PinnedMemory:
         driver, _ = _modules()
         device()
         self.pointer = int(check(driver.cuMemHostAlloc(max(count, 16), 2)))  # DEVICEMAP
-        self.view = np.frombuffer((ctypes.c_uint8 * count).from_address(self.pointer), np.uint8)
+        self.view = np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(self.pointer))
         self.view[:] = 0
 
     def __del__(self) -> None:
@@ -125,7 +129,9 @@ class PinnedMemory:
 
 def compile_kernel(header: str) -> bytes:
     """The cubin for this plan.h, from the cache where sources, options and compiler are the same."""
-    sources = {path.name: path.read_text() for path in sorted(KERNELS.iterdir()) if path.suffix in (".h", ".cu")}
+    sources = {
+        path.name: path.read_text() for path in sorted(KERNELS.iterdir()) if path.suffix in (".h", ".cu")
+    }
     _, nvrtc = _modules()
     version = check(nvrtc.nvrtcVersion())
     key = hashlib.sha256(repr((header, sources, COMPILE_OPTIONS, version)).encode()).hexdigest()[:24]
@@ -153,10 +159,47 @@ def _compile(header: str, sources: dict[str, str]) -> bytes:
         log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program))
         check(nvrtc.nvrtcGetProgramLog(program, log))
         raise BackendError(f"The kernel does not compile: {log.decode()}", "This is a fault in Monotape.")
-    cubin = b" " * check(nvrtc.nvrtcGetCUBINSize(program))
+    cubin: bytes = b" " * check(nvrtc.nvrtcGetCUBINSize(program))
     check(nvrtc.nvrtcGetCUBIN(program, cubin))
     check(nvrtc.nvrtcDestroyProgram(program))
     return cubin
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUsage:
+    """What a compiled kernel takes per thread."""
+
+    registers: int
+    stack_bytes: int
+
+
+def resource_usage(cubin: bytes) -> ResourceUsage:
+    """Read off the cubin's .nv.info sections, so that it can be checked where there is no GPU."""
+    registers: list[int] = []
+    stack: list[int] = []
+    for data in _elf_sections(cubin, ".nv.info"):
+        position = 0
+        while position + 4 <= len(data):
+            kind, attribute, size = struct.unpack_from("<BBH", data, position)
+            if kind == 4 and attribute in (0x2F, 0x11) and size >= 8:  # EIATTR_REGCOUNT, EIATTR_FRAME_SIZE
+                value = struct.unpack_from("<II", data, position + 4)[1]
+                (registers if attribute == 0x2F else stack).append(value)
+            position += 4 + (size if kind == 4 else 0)
+    return ResourceUsage(max(registers), max(stack, default=0))
+
+
+def _elf_sections(image: bytes, name: str) -> list[bytes]:
+    """The contents of an ELF file's sections of that name."""
+    (table,) = struct.unpack_from("<Q", image, 0x28)
+    size, count, names_index = struct.unpack_from("<HHH", image, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", image, table + i * size) for i in range(count)]
+    names = headers[names_index][4]
+    found = []
+    for entry, _, _, _, offset, length in headers:
+        start = names + entry
+        if image[start : image.index(b"\0", start)].decode() == name:
+            found.append(image[offset : offset + length])
+    return found
 
 
 class Kernel:

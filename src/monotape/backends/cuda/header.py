@@ -11,7 +11,9 @@ PAGE_BYTES = 16 * 1024
 _WARPS, _BATCH_TILES = 8, 32
 
 
-def plan_header(spec: ModelSpec, plan: Plan, *, trace: bool = False, few: int = 1, many: int = 4, fence: bool = True) -> str:
+def plan_header(
+    spec: ModelSpec, plan: Plan, *, trace: bool = False, few: int = 1, many: int = 4, fence: bool = True
+) -> str:
     """plan.h for this model on this machine."""
     check_supported(spec, plan)
     rank = plan.ranks[0]
@@ -54,9 +56,11 @@ def check_supported(spec: ModelSpec, plan: Plan) -> None:
         )
     if plan.machine.workers < spec.kv_heads:
         raise UnsupportedModel(
-            f"{plan.machine.workers} workers cannot share {spec.kv_heads} KV heads.", "Use as many workers as heads."
+            f"{plan.machine.workers} workers cannot share {spec.kv_heads} KV heads.",
+            "Use as many workers as heads.",
         )
     if plan.format is not Format.BF16:
         raise UnsupportedModel(
-            f"The CUDA kernel does not run {plan.format.value} weights yet.", "Use --dtype bf16, or --backend cpu."
+            f"The CUDA kernel does not run {plan.format.value} weights yet.",
+            "Use --dtype bf16, or --backend cpu.",
         )

@@ -21,7 +21,9 @@ class BlockPacker:
             return int(np.flatnonzero(bad)[0])
         count, k = rows.shape
         halves = to_bf16(rows).reshape(count // TILE_ROWS, TILE_ROWS, k // BLOCK_K, BLOCK_K)
-        out[:] = np.ascontiguousarray(halves.transpose(0, 2, 1, 3)).reshape(count // TILE_ROWS, -1).view(np.uint8)
+        out[:] = (
+            np.ascontiguousarray(halves.transpose(0, 2, 1, 3)).reshape(count // TILE_ROWS, -1).view(np.uint8)
+        )
         return -1
 
     def pack_integers(self, integers: NDArray[np.int8], scales: NDArray[np.float16], out: Bytes) -> int:
@@ -31,4 +33,6 @@ class BlockPacker:
 def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Rounded to nearest even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(
+        np.uint16
+    )
