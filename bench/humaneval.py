@@ -1,7 +1,6 @@
 """HumanEval: how many functions a model completes on Monotape, and on transformers with the same weights.
 
-    python bench/humaneval.py --engine both --model \\
-        Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
+    python bench/humaneval.py --engine both --dtype f32 q8 --save
 
 Prompts are continued as they are, without a chat template: greedy, one sample a problem, until a stop string
 (see completions.py), the end of the text or --max-tokens. The 40 problems of the default are spread evenly
@@ -25,6 +24,8 @@ from monotape.errors import MonotapeError, UsageError
 from monotape.weights.hub import resolve
 from report import publish, sources_hash
 from sandbox import Limits, Verdict, run_program
+
+MODEL = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,10 @@ def print_table(runs: Sequence[Run]) -> None:
 
 
 def find_model(name: str) -> Path:
-    """A path or a name as everywhere in Monotape, or the bare name of a file in its cache."""
-    cached = cache_dir() / "models" / name
-    return cached if Path(name).name == name and cached.is_file() else resolve(name)
+    """A path or a name as everywhere in Monotape; a file of that name in its cache saves the download."""
+    file = name.rpartition(":")[2]  # org/name:file.gguf
+    cached = cache_dir() / "models" / file
+    return cached if Path(file).name == file and cached.is_file() else resolve(name)
 
 
 def engines(arguments: argparse.Namespace, model: Path, context: int) -> Iterator[Callable[[], Engine]]:
@@ -165,7 +167,11 @@ def measure(arguments: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--model", required=True, help="a path, a hub id, or a file's name in Monotape's cache")
+    made.add_argument(
+        "--model",
+        default=MODEL,
+        help="a path, a hub id, or a file's name in Monotape's cache (default: %(default)s)",
+    )
     made.add_argument("--backend", default="auto", help="Monotape's backend (default: %(default)s)")
     made.add_argument(
         "--dtype",

@@ -76,9 +76,7 @@ def publish(name: str, results: dict[str, Any], *, save: bool) -> None:
         "name": name,
         "command": shlex.join(["python", *map(_portable, sys.argv)]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "sources": sources_hash(),
+        **_AT_START,
         "machine": machine(),
         **results,
     }
@@ -86,3 +84,11 @@ def publish(name: str, results: dict[str, Any], *, save: bool) -> None:
         REPORTS.mkdir(exist_ok=True)
         (REPORTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))
+
+
+#: Taken when the benchmark starts: what is edited while it runs is not what it measured.
+_AT_START = {
+    "commit": _git("rev-parse", "HEAD"),
+    "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+    "sources": sources_hash(),
+}

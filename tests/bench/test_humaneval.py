@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from completions import STOPS, Completion, stopped
-from humaneval import Run, compare
+from humaneval import Run, compare, find_model
 from humaneval_problems import PROBLEMS, all_problems, sample
 from monotape.engine.stop import StopStrings
 from monotape.errors import UsageError
@@ -169,6 +169,18 @@ def test_differences_are_between_each_run_and_the_last() -> None:
     assert compare([one]) == []
     assert one.results()["passed"] == 1
     assert two.results()["tokens_per_second"] == 2.0
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "org/model:a.gguf"])
+def test_a_file_in_the_cache_saves_the_download(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONOTAPE_CACHE", str(tmp_path))
+    cached = tmp_path / "models" / "a.gguf"
+    cached.parent.mkdir()
+    cached.touch()
+    assert find_model(name) == cached
+    assert find_model(str(tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize(

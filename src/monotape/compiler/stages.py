@@ -35,8 +35,8 @@ def stage_shapes(spec: ModelSpec, fmt: Format, machine: Machine) -> tuple[tuple[
     """The four matrix stages of a layer, and the head.
 
     qkv: a unit is a whole head where its owner normalises and rotates it, else a tile. gate_up: a unit is a gate
-    tile and the up tile beside it, because their owner multiplies them. Every part starts a tile of its own, so no tile mixes two
-    tensors; rows that a tensor lacks to fill its last tile are zeros.
+    tile and the up tile beside it, because their owner multiplies them. Every part starts a tile of
+    its own, so no tile mixes two tensors; rows that a tensor lacks to fill its last tile are zeros.
     """
 
     def shape(name: str, parts: tuple[Part, ...], k: int, unit: int, reads: str, writes: str) -> StageShape:

@@ -35,7 +35,6 @@ def _modules() -> tuple[Any, Any]:
 
 def check(result: tuple[Any, ...]) -> Any:
     """The value of a driver call; an error of it becomes an exception with the driver's own name for it."""
-    driver, _ = _modules()
     status, *values = result
     if int(status) == 0:
         return values[0] if len(values) == 1 else tuple(values)

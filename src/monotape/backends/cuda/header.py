@@ -30,7 +30,7 @@ def plan_header(
     lines += [
         f"constexpr float kNormEps = {spec.norm_eps!r}f, kAttentionScale = {spec.attention_scale!r}f;",
         f"constexpr bool kQkvBias = {str(spec.qkv_bias).lower()}, kQkNorm = {str(spec.qk_norm).lower()};",
-        # Copies in flight while consumers wait for the exchange (their polls must not queue behind), and while they work.
+        # Copies in flight: few while consumers poll the exchange, which must not queue behind them; then many.
         f"constexpr int kFewInFlight = {few}, kManyInFlight = {many};",
         f"constexpr bool kFenceResets = {str(fence).lower()};",
         f"constexpr bool kTrace = {str(trace).lower()};",

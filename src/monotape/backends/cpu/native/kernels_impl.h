@@ -209,16 +209,17 @@ inline void store_lanes(float* p, f32x8 a, int left) {
   std::memcpy(p, lanes, sizeof(float) * left);
 }
 
-template <Format F>
-void score(const float* q, int group, int head_dim, const uint8_t* keys, int count, float* scores, int stride) {
-  for (int p = 0; p < count; p++) {
-    const uint8_t* key = keys + static_cast<size_t>(p) * head_dim * value_bytes(F);
-    for (int g = 0; g < group; g++) {
-      f32x8 dot = broadcast(0);
-      for (int d = 0; d < head_dim; d += 8)
-        dot = fma(load_floats(q + g * head_dim + d, head_dim - d), load_lanes<F>(key + d * value_bytes(F), head_dim - d), dot);
-      scores[g * stride + p] = sum(dot);
+// Dot products of one position with G query heads: each key value is loaded and widened once for all of them.
+template <Format F, int G>
+void score_heads(const float* q, int head_dim, const uint8_t* keys, int count, float* scores, int stride) {
+  for (int p = 0; p < count; p++, keys += head_dim * value_bytes(F)) {
+    f32x8 dot[G];
+    for (int g = 0; g < G; g++) dot[g] = broadcast(0);
+    for (int d = 0; d < head_dim; d += 8) {
+      const f32x8 key = load_lanes<F>(keys + d * value_bytes(F), head_dim - d);
+      for (int g = 0; g < G; g++) dot[g] = fma(load_floats(q + g * head_dim + d, head_dim - d), key, dot[g]);
     }
+    for (int g = 0; g < G; g++) scores[g * stride + p] = sum(dot[g]);
   }
 }
 
@@ -239,36 +240,45 @@ inline void soften(float* scores, int count, float* header) {
   header[1] = sum(total);
 }
 
-template <Format F>
-void weigh(const float* weights, int group, int stride, int head_dim, const uint8_t* values, int count, float* out,
-           size_t out_stride) {
-  for (int g = 0; g < group; g++)
-    for (int d = 0; d < head_dim; d += 32) {
-      f32x8 acc[4];
-      for (auto& a : acc) a = broadcast(0);
-      const int left = head_dim - d, parts = left >= 32 ? 4 : (left + 7) / 8;
-      for (int p = 0; p < count; p++) {
-        const uint8_t* value = values + (static_cast<size_t>(p) * head_dim + d) * value_bytes(F);
-        const f32x8 weight = broadcast(weights[g * stride + p]);
-        if (left >= 32) {
-          for (int i = 0; i < 4; i++) acc[i] = fma(weight, load_as<F>(value + 8 * i * value_bytes(F)), acc[i]);
-        } else {
-          for (int i = 0; i < parts; i++)
-            acc[i] = fma(weight, load_lanes<F>(value + 8 * i * value_bytes(F), left - 8 * i), acc[i]);
-        }
-      }
-      for (int i = 0; i < parts; i++) store_lanes(out + g * out_stride + d + 8 * i, acc[i], left - 8 * i);
+// Values weighted by G heads' softmax: each value is loaded and widened once for all of them.
+template <Format F, int G>
+void weigh_heads(const float* weights, int stride, int head_dim, const uint8_t* values, int count, float* out,
+                 size_t out_stride) {
+  for (int d = 0; d < head_dim; d += 8) {
+    const int left = head_dim - d;
+    f32x8 acc[G];
+    for (int g = 0; g < G; g++) acc[g] = broadcast(0);
+    const uint8_t* value = values + d * value_bytes(F);
+    for (int p = 0; p < count; p++, value += head_dim * value_bytes(F)) {
+      const f32x8 v = load_lanes<F>(value, left);
+      for (int g = 0; g < G; g++) acc[g] = fma(broadcast(weights[g * stride + p]), v, acc[g]);
     }
+    for (int g = 0; g < G; g++) store_lanes(out + g * out_stride + d, acc[g], left);
+  }
 }
 
+template <Format F, int G>
+void attend_heads(const float* q, int head_dim, const uint8_t* keys, const uint8_t* values, int count, float* scores,
+                  float* partials, size_t partial_stride) {
+  const int stride = (count + 7) / 8 * 8;
+  score_heads<F, G>(q, head_dim, keys, count, scores, stride);
+  for (int g = 0; g < G; g++) soften(scores + g * stride, count, partials + g * partial_stride);
+  weigh_heads<F, G>(scores, stride, head_dim, values, count, partials + kPartialHeader, partial_stride);
+}
+
+// Up to eight query heads at a time; what a head gets does not depend on which others are computed with it.
 template <Format F>
 void attend_as(const float* q, int group, int head_dim, const void* keys, const void* values, int count, float* scores,
                float* partials, size_t partial_stride) {
-  const int stride = (count + 7) / 8 * 8;
-  score<F>(q, group, head_dim, static_cast<const uint8_t*>(keys), count, scores, stride);
-  for (int g = 0; g < group; g++) soften(scores + g * stride, count, partials + g * partial_stride);
-  weigh<F>(scores, group, stride, head_dim, static_cast<const uint8_t*>(values), count, partials + kPartialHeader,
-           partial_stride);
+  using Attend = void (*)(const float*, int, const uint8_t*, const uint8_t*, int, float*, float*, size_t);
+  constexpr Attend kAttend[] = {attend_heads<F, 1>, attend_heads<F, 2>, attend_heads<F, 3>, attend_heads<F, 4>,
+                                attend_heads<F, 5>, attend_heads<F, 6>, attend_heads<F, 7>, attend_heads<F, 8>};
+  for (int first = 0; first < group; first += 8) {
+    const int together = group - first < 8 ? group - first : 8;
+    kAttend[together - 1](q + first * head_dim, head_dim, static_cast<const uint8_t*>(keys),
+                          static_cast<const uint8_t*>(values), count, scores, partials + first * partial_stride,
+                          partial_stride);
+  }
 }
 
 void attend(Format format, const float* q, int group, int head_dim, const void* keys, const void* values, int count,
