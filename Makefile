@@ -9,7 +9,7 @@ export HF_HOME ?= $(CURDIR)/$(VENV)/huggingface
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format golden bench-cpu humaneval clean
+.PHONY: help demo test test-fast check format golden figures bench-cpu humaneval clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -34,6 +34,10 @@ format: $(VENV)/.dev ## put the code in shape
 
 golden: $(VENV)/.dev ## write the committed plan texts anew; review the diff
 	PYTHONPATH=tests $(BIN)/python tests/plan/plans.py
+
+figures: $(VENV)/.dev ## make the page of reports and the README's figure anew
+	$(BIN)/python bench/index.py
+	$(BIN)/monotape plan llama-3.2-1b --reports reports --plot docs/figures/speed-of-light.svg
 
 bench-cpu: $(VENV)/.bench ## decode speed against the memory bandwidth, and llama.cpp beside it
 	$(BIN)/python bench/decode.py --backend cpu --compare llamacpp

@@ -26,8 +26,8 @@ __device__ void embed(Consumer& c, int token) {
         at = reinterpret_cast<const uint16_t*>(base + block * kBlockBytes + (token % kTileRows) * 64) + k % kBlockK;
       }
       value = low_half(*at);
-      c.shared.residual[tile * 8 + row] = value;
     }
+    if (tile < owned.count) c.shared.residual[tile * 8 + row] = value;  // zeros where the last tile is padded
     const uint4 word = gather_word(value);
     if (row == 0 && tile < owned.count) {
       reset(c.params.exchange->residual, c.residual_turn, owned.first + tile);
