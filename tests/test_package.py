@@ -1,0 +1,20 @@
+"""What an installed package carries beside its Python files."""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_file_of_the_package_is_installed() -> None:
+    """A data file that pyproject.toml does not list is missing from the wheel, and only there."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["monotape"]
+    package = ROOT / "src" / "monotape"
+    files = [path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".so")]
+    names = [str(path.relative_to(package)) for path in files]
+    assert len(names) > 20
+    assert [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []
