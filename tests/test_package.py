@@ -14,7 +14,9 @@ def test_every_file_of_the_package_is_installed() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = settings["tool"]["setuptools"]["package-data"]["monotape"]
     package = ROOT / "src" / "monotape"
-    files = [path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".so")]
+    files = [
+        path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".so")
+    ]
     names = [str(path.relative_to(package)) for path in files]
     assert len(names) > 20
     assert [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []

@@ -141,6 +141,50 @@ def test_an_abandoned_job_is_safe_to_close(checkpoint: Checkpoint) -> None:
         gc.collect()
 
 
+def test_closing_right_after_starting_leaves_nobody_waiting(checkpoint: Checkpoint) -> None:
+    """A worker that wakes late still has to play the job: without it the others wait for their deadline."""
+    for _ in range(12):
+        with cpu(checkpoint("llama"), workers=5, context=1000) as backend:
+            backend.start(Job(PROMPT[:5], 0, 900), backend.new_sequence())
+
+
+def test_interrupted_logits_end_before_their_arrays_go(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from monotape.backends.cpu import backend as module
+
+    real, calls = module._wait, []
+
+    def interrupted(engine: int, seen: int) -> object:
+        calls.append(seen)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(engine, seen)
+
+    with cpu(checkpoint("llama"), context=160) as backend:
+        monkeypatch.setattr(module, "_wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            backend.logits(PROMPT, backend.new_sequence())
+        assert len(generate(backend, count=4)) == 4  # not busy any more
+
+
+def test_more_threads_than_the_machine_gives_is_an_error_with_a_hint(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from monotape.backends.cpu import backend as module
+    from monotape.errors import ResourceError
+
+    real = module.library
+
+    class Refusing:
+        def __getattr__(self, name: str) -> object:
+            return (lambda *_: None) if name == "monotape_open" else getattr(real(), name)
+
+    monkeypatch.setattr(module, "library", Refusing)
+    with pytest.raises(ResourceError, match="no room for 2 workers"), cpu(checkpoint("llama")):
+        pass
+
+
 def test_cached_positions_are_not_computed_again(checkpoint: Checkpoint) -> None:
     with cpu(checkpoint("llama"), "q8") as backend:
         sequence = backend.new_sequence()
@@ -151,8 +195,10 @@ def test_cached_positions_are_not_computed_again(checkpoint: Checkpoint) -> None
         assert warm == ids(generate(backend, turn, 10))
 
 
-def test_overflow_is_a_numerical_fault_and_the_backend_goes_on(checkpoint: Checkpoint) -> None:
-    with cpu(checkpoint("llama"), context=64) as backend:
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8"])
+def test_overflow_is_a_numerical_fault_and_the_backend_goes_on(checkpoint: Checkpoint, dtype: str) -> None:
+    """In the 8-bit mode activations are integers, which cannot be NaN: their scale must carry it."""
+    with cpu(checkpoint("llama"), dtype, context=64) as backend:
         sequence = backend.new_sequence()
         backend.logits(PROMPT[:4], sequence)
         sequence.values[:] = np.nan

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -205,3 +209,32 @@ def test_full_disk_while_pulling(capsys: Captured, tmp_path: Path, monkeypatch: 
     message = complaint(capsys, "pull", "smollm2")
     assert "space" in message.lower() or "disk" in message.lower()
     assert not [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_system_message_without_a_chat(capsys: Captured, folder: Path) -> None:
+    assert "--system" in run(capsys, folder, "--system", "be brief")
+
+
+def test_standard_input_that_is_not_text(
+    capsys: Captured, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))
+    assert "UTF-8" in complaint(capsys, "run", "-", "--model", str(folder))
+
+
+def test_a_dtype_that_the_gpu_backend_does_not_run(capsys: Captured, folder: Path) -> None:
+    assert "bf16" in run(capsys, folder, "--backend", "cuda", "--dtype", "q8")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written(folder: Path) -> None:
+    command = [sys.executable, "-m", "monotape", "run", "--prompt-ids", IDS, "--model", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": "src"}
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [*command, "--max-tokens", "3"],
+            stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False,
+        )  # fmt: skip
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "hint:" in result.stderr

@@ -131,4 +131,4 @@ def _cache() -> Finding:
 def _gpu() -> Finding:
     if shutil.which("nvidia-smi") is None:
         return Finding("gpu", True, "none found; models run on the CPU")
-    return Finding("gpu", True, "NVIDIA driver found; this version runs models on the CPU only")
+    return Finding("gpu", True, "NVIDIA driver found; --backend cuda decodes greedily on a Hopper")

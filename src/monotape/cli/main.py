@@ -75,6 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # nobody reads us any more; do not complain about that either
         return 0
+    except OSError as error:
+        print(f"monotape: {error.strerror or error}.", file=sys.stderr)
+        print("  hint: Check the disk, the file and where the output goes.", file=sys.stderr)
+        return 2
 
 
 def entry() -> NoReturn:

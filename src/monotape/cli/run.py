@@ -43,7 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     if (options.prompt is None) == (options.prompt_ids is None):
         raise UsageError("There must be one prompt.", "Give a PROMPT, or --prompt-ids 1,2,3.")
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if options.system and (options.raw or options.prompt_ids is not None):
+        raise UsageError(
+            "--system needs a chat.", "Leave out --raw and --prompt-ids, or put the text into the prompt."
+        )
+    prompt = _standard_input() if options.prompt == "-" else options.prompt
     from monotape.engine.llm import LLM
 
     with LLM.from_config(engine_config(options)) as llm:
@@ -59,10 +63,24 @@ def main(options: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"Standard input is not UTF-8 text (byte {error.start}).", "Convert it, for example with iconv."
+        ) from None
+
+
 def _start(llm: Any, prompt: str | None, options: argparse.Namespace, params: Any) -> Any:
     if options.prompt_ids is not None:
         return llm.stream({"prompt_token_ids": options.prompt_ids}, params)
     if options.raw or not llm.has_chat_template:
+        if options.system:
+            raise UsageError(
+                "--system needs a chat, and this model has no chat template.",
+                "Give one with --chat-template.",
+            )
         return llm.stream(prompt, params)
     system = [{"role": "system", "content": options.system}] if options.system else []
     return llm.stream_chat([*system, {"role": "user", "content": prompt}], params)

@@ -13,7 +13,9 @@ if TYPE_CHECKING:  # commands that generate nothing must not wait for NumPy
 
 
 def ceiling(backend: Backend) -> float | None:
-    """Bytes per second that this machine can read; None where that cannot be measured."""
+    """Bytes per second that this machine's cores can read; None where that is not what limits the backend."""
+    if backend.name == "cuda":
+        return None
     from monotape.backends.cpu.bandwidth import known_bandwidth
 
     try:

@@ -37,6 +37,10 @@ def load_backend(
             f"Did you mean '{nearest(name, BACKENDS)}'? Known: {', '.join(BACKENDS)}.",
         )
     if name == "cuda":
+        if DTYPES.get(dtype, Format.BF16) is not Format.BF16 or workers is not None:
+            raise UsageError(
+                "The CUDA backend runs bf16 on all multiprocessors.", "Leave out --dtype and --workers."
+            )
         return _load_cuda(spec, checkpoint, context, progress)
     plan = plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers)
     if name != "reference":

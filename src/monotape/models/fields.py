@@ -135,7 +135,10 @@ class Fields:
         value = self._take(name, _ABSENT)
         if not isinstance(value, list | tuple) or len(value) != count:
             size = f"has {len(value)}" if isinstance(value, list | tuple) else "is no list"
-            raise ModelError(f"{self._where}: {self.label(name)} must list {count} numbers, but it {size}.")
+            raise ModelError(
+                f"{self._where}: {self.label(name)} must list {count} numbers, but it {size}.",
+                "The config contradicts itself; fetch it again.",
+            )
         if any(type(item) not in (int, float) or not 0 < item < math.inf for item in value):
             raise self.wrong(name, "must hold positive numbers only")
         return tuple(float(item) for item in value)

@@ -18,13 +18,14 @@ from monotape.models.spec import ModelSpec
 FAMILIES: Mapping[str, Family] = {
     family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3)
 }
+_FETCH_AGAIN = "The file is damaged or of another kind; fetch the model again."
 _BY_TYPE: Mapping[str, Family] = {family.name: family for family in FAMILIES.values()}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """What a config.json describes. Raises UnsupportedModel for what no family file describes, by name."""
     if not isinstance(config, Mapping):
-        raise ModelError(f"config.json holds {shown(config)}, but must hold an object.")
+        raise ModelError(f"config.json holds {shown(config)}, but must hold an object.", _FETCH_AGAIN)
     return _family(config).spec(config)
 
 
@@ -51,5 +52,8 @@ def _architecture(config: Mapping[str, Any]) -> str | None:
     if names in (None, []):
         return None
     if not isinstance(names, list | tuple) or len(names) != 1 or type(names[0]) is not str:
-        raise ModelError(f"config.json: architectures is {shown(names)}, but must list one name.")
+        raise ModelError(
+            f"config.json: architectures is {shown(names)}, but must list one name.",
+            f"Supported are {', '.join(FAMILIES)}.",
+        )
     return names[0]

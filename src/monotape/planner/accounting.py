@@ -25,7 +25,9 @@ _BESIDE = {
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     """What a config.json describes. Raises UnsupportedModel, by name, for an architecture that no row describes."""
     if not isinstance(config, Mapping):
-        raise ModelError(f"config.json holds {shown(config)}, but must hold an object.")
+        raise ModelError(
+            f"config.json holds {shown(config)}, but must hold an object.", "Pass the config.json of a model."
+        )
     outer = ConfigFields(config)
     architecture = _architecture(config)
     family = FAMILIES[architecture]

@@ -104,9 +104,13 @@ def find_gpu(name: str) -> Gpu:
     )
 
 
+#: Names that the engine knows too.
+_ALIASES = {"smollm2": "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m"}
+
+
 def find_model(name: str) -> KnownModel | None:
     """The built-in model of that id or short name; "Meta-" before and "-Instruct" after it may be left out."""
-    wanted = plain(name)
+    wanted = plain(_ALIASES.get(name, name))
     for model in models().values():
         if wanted in short_names(model.name):
             return model

@@ -92,6 +92,11 @@ class CpuBackend:
         self.spec, self.plan, self.isa = spec, plan, isa_name()
         self._model = model
         self._engine = library().monotape_open(ctypes.byref(model.struct), self.isa.encode())
+        if not self._engine:
+            raise ResourceError(
+                f"This machine has no room for {plan.machine.workers} workers and their buffers.",
+                "Use fewer --workers or a smaller --max-model-len.",
+            )
         self._running: CpuGeneration | None = None  # its arrays must outlive the native side's use of them
 
     @classmethod
@@ -115,8 +120,14 @@ class CpuBackend:
         assert job.cached <= sequence.length and job.cached < len(job.prompt)
         sequence.truncate(job.cached)
         sequence.reserve(len(job.prompt) + job.max_tokens)
-        self._running = CpuGeneration(self._engine, job, sequence)
-        return self._running
+        generation = CpuGeneration(self._engine, job, sequence)
+        previous, self._running = self._running, generation
+        try:
+            generation.begin()
+        except BackendError:  # another job runs, and it is that one whose arrays must stay
+            self._running = previous
+            raise
+        return generation
 
     def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
         assert isinstance(sequence, CpuSequence) and self._engine
@@ -131,8 +142,14 @@ class CpuBackend:
             logits=out.ctypes.data, top_logprobs=-1,
         )  # fmt: skip
         _start(self._engine, struct)
-        while (status := _wait(self._engine, 0)).finish == FINISH_RUNNING:
-            pass
+        try:
+            status = _wait_for_end(self._engine)
+        except (
+            BaseException
+        ):  # an interrupt: the workers still write into `out`, which must not go before they stop
+            library().monotape_cancel(self._engine)
+            _wait_for_end(self._engine)
+            raise
         _raise_fault(status)
         sequence.length = prompt.size
         return out
@@ -161,8 +178,13 @@ class CpuGeneration:
         self._ids, self._times = np.empty(count, np.int32), np.empty(count, np.int64)
         self._logprobs = np.empty(count if job.logprobs is not None else 0, np.float32)
         self._top_ids, self._top_values = np.empty((count, top), np.int32), np.empty((count, top), np.float32)
-        _start(engine, self._struct(top))
-        self.start_ns = int(_wait(engine, -1).start_ns)
+        self._top = top
+        self.start_ns = 0
+
+    def begin(self) -> None:
+        """Hands the job to the workers. From here on they write into this object's arrays."""
+        _start(self._engine, self._struct(self._top))
+        self.start_ns = int(_wait(self._engine, -1).start_ns)
 
     def _struct(self, top: int) -> JobStruct:
         job, sequence = self._job, self._sequence
@@ -216,7 +238,10 @@ class CpuGeneration:
 
 
 def _start(engine: int, struct: JobStruct) -> None:
-    if not library().monotape_start(engine, ctypes.byref(struct)):
+    started = library().monotape_start(engine, ctypes.byref(struct))
+    if started < 0:
+        raise ResourceError("There is too little memory to start a job.", "Free some memory and try again.")
+    if not started:
         raise BackendError(
             "The CPU backend runs one job at a time and is busy.",
             "Wait for the running generation, or cancel it.",
@@ -226,6 +251,12 @@ def _start(engine: int, struct: JobStruct) -> None:
 def _wait(engine: int, seen: int) -> StatusStruct:
     status = StatusStruct()
     library().monotape_wait(engine, seen, _WAIT_MS, ctypes.byref(status))
+    return status
+
+
+def _wait_for_end(engine: int) -> StatusStruct:
+    while (status := _wait(engine, 2**31 - 1)).finish == FINISH_RUNNING:
+        pass
     return status
 
 

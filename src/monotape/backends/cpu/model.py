@@ -17,9 +17,8 @@ from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan, RankPlan
 from monotape.weights.checkpoint import Checkpoint
-from monotape.weights.tapes import Bytes, Progress, aligned_bytes, load_tapes, source_of, tensor_name
-
-Floats = NDArray[np.float32]
+from monotape.weights.small import small_tensors
+from monotape.weights.tapes import Bytes, Progress, aligned_bytes, load_tapes, source_of
 
 DEADLINE_US = 60_000_000  # a worker that has not come for a minute never will
 _TABLE_CHUNK = 1 << 20  # values
@@ -49,7 +48,7 @@ def load_model(
     cosines, sines = position_tables(spec.rope, plan.context)
     _point(model, "cosines", cosines)
     _point(model, "sines", sines)
-    for name, array in _small_tensors(spec, checkpoint).items():
+    for name, array in small_tensors(spec, checkpoint).items():
         _point(model, name, array)
     if not spec.tied:
         _point(model, "embedding", _embedding_table(spec, plan, checkpoint, packer))
@@ -89,37 +88,6 @@ def _point(model: LoadedModel, name: str, array: NDArray[Any]) -> None:
     contiguous = np.ascontiguousarray(array)
     model.kept.append(contiguous)
     setattr(model.struct, name, contiguous.ctypes.data)
-
-
-def _small_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, Floats]:
-    def per_layer(role: str) -> Floats:
-        return np.stack([_vector(spec, checkpoint, role, layer) for layer in range(spec.layers)])
-
-    small = {
-        "attention_norm": per_layer("attention_norm"),
-        "ffn_norm": per_layer("ffn_norm"),
-        "final_norm": _vector(spec, checkpoint, "final_norm", None),
-    }
-    if spec.qkv_bias:
-        small["qkv_bias"] = np.concatenate(
-            [per_layer(role) for role in ("q_bias", "k_bias", "v_bias")], axis=1
-        )
-    if spec.qk_norm:
-        small["q_norm"], small["k_norm"] = per_layer("q_norm"), per_layer("k_norm")
-    return small
-
-
-def _vector(spec: ModelSpec, checkpoint: Checkpoint, role: str, layer: int | None) -> Floats:
-    source = source_of(spec, role, layer)
-    name = tensor_name(source, layer)
-    start, stop = source.rows or (0, spec.shape_of(role)[0])
-    values = checkpoint.rows(name, start, stop)
-    if not np.isfinite(values).all():
-        raise CheckpointError(
-            f"{checkpoint.source}: tensor {name} holds a value that is not a finite number.",
-            "The file is damaged; download it again.",
-        )
-    return values
 
 
 def _embedding_table(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: NativePacker) -> Bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from ctypes import c_int32, c_int64, c_void_p
@@ -14,13 +15,14 @@ from numpy.typing import NDArray
 from monotape.backends.cuda.driver import DeviceMemory, Kernel, PinnedMemory, compile_kernel
 from monotape.backends.cuda.header import SHARED_MEMORY, plan_header
 from monotape.backends.cuda.packer import BlockPacker, to_bf16
-from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
+from monotape.backends.protocol import FinishReason, Job, KvSequence, Sampling, Token
 from monotape.errors import BackendError, DeadlineFault, NumericalFault, RequestError
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan
 from monotape.weights.check import read_role
 from monotape.weights.checkpoint import Checkpoint
+from monotape.weights.small import small_tensors
 from monotape.weights.tapes import Progress, load_tapes
 
 THREADS = 9 * 32
@@ -110,9 +112,11 @@ class CudaBackend:
         return CudaSequence(self.plan, self.plan.context)
 
     def start(self, job: Job, sequence: KvSequence) -> CudaGeneration:
-        if not job.sampling.greedy or job.logprobs is not None or job.min_tokens:
+        plain = dataclasses.replace(job.sampling, seed=0) == Sampling()
+        if not plain or job.logprobs is not None or job.min_tokens:
             raise RequestError(
-                "The CUDA backend only decodes greedily yet.", "Set temperature to 0 or use --backend cpu."
+                "The CUDA backend only decodes greedily yet, without penalties, bias or log-probabilities.",
+                "Set temperature to 0 or use --backend cpu.",
             )
         assert isinstance(sequence, CudaSequence)
         sequence.truncate(job.cached)
@@ -221,22 +225,3 @@ def span_table(plan: Plan) -> NDArray[Any]:
             span = stage.spans[tape.worker]
             table[tape.worker, index] = (span.first, span.count, segment.offset)
     return table
-
-
-def small_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, NDArray[np.float32]]:
-    def per_layer(role: str) -> NDArray[np.float32]:
-        count = spec.shape_of(role)[0]
-        return np.stack([read_role(spec, checkpoint, role, layer, 0, count) for layer in range(spec.layers)])
-
-    small = {
-        "attention_norm": per_layer("attention_norm"),
-        "ffn_norm": per_layer("ffn_norm"),
-        "final_norm": read_role(spec, checkpoint, "final_norm", None, 0, spec.width),
-    }
-    if spec.qkv_bias:
-        small["qkv_bias"] = np.concatenate(
-            [per_layer(role) for role in ("q_bias", "k_bias", "v_bias")], axis=1
-        )
-    if spec.qk_norm:
-        small["q_norm"], small["k_norm"] = per_layer("q_norm"), per_layer("k_norm")
-    return small

@@ -44,9 +44,16 @@ def check(result: tuple[Any, ...]) -> Any:
     raise BackendError(f"The CUDA driver says {name}.", "Run `monotape doctor`.")
 
 
-@cache
 def device() -> Any:
-    """The first GPU, its context made current. Anything but a Hopper is refused."""
+    """The first GPU, its context made current in this thread."""
+    gpu, context = _gpu_and_context()
+    check((*_modules()[0].cuCtxSetCurrent(context), None))
+    return gpu
+
+
+@cache
+def _gpu_and_context() -> tuple[Any, Any]:
+    """Anything but a Hopper is refused."""
     driver, _ = _modules()
     try:
         check(driver.cuInit(0))
@@ -62,9 +69,7 @@ def device() -> Any:
         raise BackendUnavailable(
             f"The GPU is a {name}; the kernel is written for Hopper (H100, H200).", "Use --backend cpu."
         )
-    context = check(driver.cuDevicePrimaryCtxRetain(gpu))
-    check(driver.cuCtxSetCurrent(context))
-    return gpu
+    return gpu, check(driver.cuDevicePrimaryCtxRetain(gpu))
 
 
 def processors() -> int:
@@ -91,12 +96,14 @@ class DeviceMemory:
 
     def write(self, array: NDArray[Any], offset: int = 0) -> None:
         driver, _ = _modules()
+        device()
         contiguous = np.ascontiguousarray(array)
         check((*driver.cuMemcpyHtoD(self.pointer + offset, contiguous.ctypes.data, contiguous.nbytes), None))
 
     def read(self, array: NDArray[Any]) -> NDArray[Any]:
         driver, _ = _modules()
-        check(driver.cuMemcpyDtoH(array.ctypes.data, self.pointer, array.nbytes))
+        device()
+        check((*driver.cuMemcpyDtoH(array.ctypes.data, self.pointer, array.nbytes), None))
         return array
 
     def fill(self, byte: int, stream: Any = 0) -> None:
@@ -218,6 +225,7 @@ class Kernel:
     def launch(self, blocks: int, threads: int, parameters: ctypes.Structure) -> None:
         """All blocks are resident together, or the launch fails."""
         driver, _ = _modules()
+        device()
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
         check(
             driver.cuLaunchCooperativeKernel(
@@ -229,6 +237,7 @@ class Kernel:
 
     def finished(self) -> bool:
         driver, _ = _modules()
+        device()
         (status,) = driver.cuStreamQuery(self.stream)
         if int(status) not in (0, 600):
             check((status,))

@@ -94,7 +94,10 @@ class ReferenceBackend:
             raise RequestError("The prompt is empty.", "Give at least one token.")
         for token in tokens:
             if not 0 <= token < self.spec.vocab:
-                raise RequestError(f"Token id {token} is not in the vocabulary of {self.spec.vocab}.")
+                raise RequestError(
+                    f"Token id {token} is not in the vocabulary of {self.spec.vocab}.",
+                    "Use ids of this model's own tokenizer.",
+                )
         if positions > self.context:
             raise RequestError(
                 f"The request needs {positions} positions, but the context has {self.context}.",

@@ -1,6 +1,7 @@
 // The life of a job: persistent workers, one call, all tokens.
 #include <condition_variable>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -12,18 +13,20 @@ namespace monotape {
 
 class Engine {
  public:
+  // Throws when memory or threads run out; whatever was started has ended then.
   Engine(const Model& model, const Kernels& kernels) : shared_(model, kernels) {
-    for (int w = 0; w < model.workers; w++) threads_.emplace_back([this, w] { live(w); });
+    for (int w = 0; w < model.workers; w++) workers_.emplace_back(shared_, w);
+    try {
+      for (int w = 0; w < model.workers; w++) threads_.emplace_back([this, w] { live(w); });
+    } catch (...) {
+      end_threads();
+      throw;
+    }
   }
 
   ~Engine() {
     cancel();
-    {
-      std::lock_guard lock(mutex_);
-      closing_ = true;
-    }
-    work_.notify_all();
-    for (auto& thread : threads_) thread.join();
+    end_threads();
   }
 
   // The job's arrays stay the caller's and must outlive it. False: a job is running already.
@@ -35,7 +38,7 @@ class Engine {
     shared_.finish = Finish::running;
     shared_.fault.kind = 0;
     shared_.rendezvous.reset();
-    shared_.sampler.begin(shared_.job);
+    shared_.sampler.begin(shared_.job);  // may throw; nobody has been woken yet
     published_ = 0;
     start_ns_ = now_ns();
     busy_ = shared_.model.workers;
@@ -64,13 +67,22 @@ class Engine {
   void cancel() { shared_.cancelled = true; }
 
  private:
+  void end_threads() {
+    {
+      std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    work_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
+
   void live(int index) {
-    Worker worker(shared_, index);
+    Worker& worker = workers_[index];
     for (uint64_t seen = 0;;) {
       {
         std::unique_lock lock(mutex_);
         work_.wait(lock, [&] { return closing_ || jobs_ > seen; });
-        if (closing_) return;
+        if (jobs_ == seen) return;  // a job that has started is played by all, or the others would wait in vain
         seen = jobs_;
       }
       shared_.job.kind == JobKind::generate ? generate(worker, index) : all_logits(worker, index);
@@ -137,8 +149,11 @@ class Engine {
       for (int r = 0; r < rows.count; r++) {
         if (!worker.head(r, shared_.logits.data())) return;
         float* out = job.logits + static_cast<size_t>(position + r - job.cached) * vocab;
-        if (index == 0) std::memcpy(out, shared_.logits.data(), sizeof(float) * vocab);
-        if (!worker.meet(Stage::head)) return;
+        if (index == 0) {
+          std::memcpy(out, shared_.logits.data(), sizeof(float) * vocab);
+          if (shared_.cancelled) shared_.finish = Finish::cancelled;
+        }
+        if (!worker.meet(Stage::head) || shared_.finish != Finish::running) return;
       }
       position += rows.count;
     }
@@ -151,6 +166,7 @@ class Engine {
   }
 
   Shared shared_;
+  std::vector<Worker> workers_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable work_, news_;
@@ -182,10 +198,21 @@ const char* monotape_isa(const char* isa) {
 
 Engine* monotape_open(const monotape::Model* model, const char* isa) {
   const monotape::Kernels* kernels = monotape::choose_kernels(isa);
-  return kernels ? new Engine(*model, *kernels) : nullptr;
+  try {
+    return kernels ? new Engine(*model, *kernels) : nullptr;
+  } catch (const std::exception&) {  // no memory, or no more threads: Python says so
+    return nullptr;
+  }
 }
 void monotape_close(Engine* engine) { delete engine; }
-int32_t monotape_start(Engine* engine, const monotape::Job* job) { return engine->start(*job); }
+// 1: started; 0: busy; -1: out of memory.
+int32_t monotape_start(Engine* engine, const monotape::Job* job) {
+  try {
+    return engine->start(*job);
+  } catch (const std::exception&) {
+    return -1;
+  }
+}
 void monotape_cancel(Engine* engine) { engine->cancel(); }
 void monotape_wait(Engine* engine, int32_t seen, int32_t timeout_ms, monotape::Status* status) {
   *status = engine->wait(seen, timeout_ms);

@@ -45,6 +45,13 @@ size_t prepared_bytes(Format format, int padded_k) {
 void quantise(const float* x, int count, Q8Block& block) {
   float values[kQ8Block] = {}, largest = 0;
   std::memcpy(values, x, sizeof(float) * count);
+  bool finite = true;
+  for (float v : values) finite &= (f32_to_bits(v) & 0x7f800000u) != 0x7f800000u;
+  if (!finite) {  // integers cannot carry a NaN, so the scale does
+    std::memset(&block, 0, sizeof block);
+    block.scale = bits_to_f32(0x7fc00000u);
+    return;
+  }
   for (float v : values) largest = std::fmax(largest, std::fabs(v));
   const float inverse = largest > 0 ? kIntegerPeak / largest : 0;
   int16_t integers[kQ8Block];
