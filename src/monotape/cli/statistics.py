@@ -12,21 +12,30 @@ if TYPE_CHECKING:  # commands that generate nothing must not wait for NumPy
     from monotape.engine.outputs import GenerationStats
 
 
-def ceiling(backend: Backend) -> float | None:
-    """Bytes per second that this machine's cores can read; None where that is not what limits the backend."""
+def ceiling(stats: GenerationStats, backend: Backend) -> float | None:
+    """Bytes per second that this machine's cores can read; None where that is not what limits the backend.
+
+    A figure that a request beats was measured while the machine had other work: it is measured again, once.
+    """
     if backend.name == "cuda":
         return None
-    from monotape.backends.cpu.bandwidth import known_bandwidth
+    from monotape.backends.cpu.bandwidth import known_bandwidth, measure_bandwidth, remember_bandwidth
 
     try:
-        return known_bandwidth().bytes_per_second
+        known = known_bandwidth()
+        if (_share(stats, known.bytes_per_second) or 0) <= 1:
+            return known.bytes_per_second
+        again = measure_bandwidth()
+        best = max(known, again, key=lambda found: found.bytes_per_second)
+        remember_bandwidth(best)
+        return best.bytes_per_second
     except BackendUnavailable:
         return None
 
 
 def stats_object(stats: GenerationStats, backend: Backend) -> dict[str, Any]:
     """The figures of a request as a JSON object."""
-    bandwidth = ceiling(backend)
+    bandwidth = ceiling(stats, backend)
     return {
         **dataclasses.asdict(stats),
         "backend": backend.name,
@@ -39,13 +48,14 @@ def stats_object(stats: GenerationStats, backend: Backend) -> dict[str, Any]:
 
 def stats_line(stats: GenerationStats, backend: Backend) -> str:
     """The same in one line for a person."""
-    bandwidth = ceiling(backend)
+    bandwidth = ceiling(stats, backend)
     parts = [f"{stats.new_tokens} tokens"]
     if stats.decode_tokens_per_second:
         parts.append(f"{stats.decode_tokens_per_second:.1f} tok/s")
     share = _share(stats, bandwidth)
     if share is not None and bandwidth is not None:
-        parts.append(f"{100 * share:.0f} % of the {bandwidth / 1e9:.1f} GB/s this machine reads")
+        cache = " (some of it from the cache)" if share > 1 else ""
+        parts.append(f"{100 * share:.0f} % of the {bandwidth / 1e9:.1f} GB/s this machine reads{cache}")
     if stats.ttft_s is not None:
         parts.append(f"first token after {1000 * stats.ttft_s:.0f} ms")
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
