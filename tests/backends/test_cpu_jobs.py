@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,11 +144,26 @@ def test_an_abandoned_job_is_safe_to_close(checkpoint: Checkpoint) -> None:
         gc.collect()
 
 
+START_AND_CLOSE = """
+import sys
+from pathlib import Path
+from backends.cpu_cases import PROMPT, cpu
+from monotape.backends.protocol import Job
+
+for _ in range(12):
+    with cpu(Path(sys.argv[1]), workers=5, context=1000) as backend:
+        backend.start(Job(PROMPT[:5], 0, 900), backend.new_sequence())
+"""
+
+
 def test_closing_right_after_starting_leaves_nobody_waiting(checkpoint: Checkpoint) -> None:
-    """A worker that wakes late still has to play the job: without it the others wait for their deadline."""
-    for _ in range(12):
-        with cpu(checkpoint("llama"), workers=5, context=1000) as backend:
-            backend.start(Job(PROMPT[:5], 0, 900), backend.new_sequence())
+    """A worker that wakes late still has to play the job: without it the others wait out their minute's deadline.
+
+    In a process of its own, so that such a wait is a failure and not just a long test.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", "tests"])}
+    command = [sys.executable, "-c", START_AND_CLOSE, str(checkpoint("llama"))]
+    subprocess.run(command, check=True, timeout=50, env=environment)
 
 
 def test_interrupted_logits_end_before_their_arrays_go(
@@ -165,7 +183,8 @@ def test_interrupted_logits_end_before_their_arrays_go(
         monkeypatch.setattr(module, "_wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             backend.logits(PROMPT, backend.new_sequence())
-        assert len(generate(backend, count=4)) == 4  # not busy any more
+        assert len(calls) > 1  # it waited for the workers before it let go
+        assert len(generate(backend, count=4)) == 4
 
 
 def test_more_threads_than_the_machine_gives_is_an_error_with_a_hint(
