@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from monotape.compiler.stages import StageShape
-from monotape.plan.types import Format, Span, Stage
+from monotape.plan.types import Format, Machine, Span, Stage
 
 
 def _units(shape: StageShape) -> int:
@@ -57,16 +57,22 @@ def _owned(shape: StageShape, shares: Sequence[int]) -> Stage:
     )  # fmt: skip
 
 
-def balance_layer(shapes: Sequence[StageShape], fmt: Format, workers: int) -> tuple[Stage, ...]:
+def balance_layer(shapes: Sequence[StageShape], fmt: Format, machine: Machine) -> tuple[Stage, ...]:
     """Owners for the stages of a layer; the largest stage that does not write the residual does the levelling.
 
-    Stages that write the residual stay even, so that an element of it has the same owner after each of them.
+    Stages that write the residual stay even, so that an element of it has the same owner after each of them. Where
+    workers wait at every stage, only what comes before the levelling stage can be made up for in it.
     """
+    workers = machine.workers
     free = [i for i, shape in enumerate(shapes) if shape.writes != "residual"]
     levelling = max(free, key=lambda i: _units(shapes[i]) * _unit_bytes(shapes[i], fmt))
     shares = [even_shares(_units(shape), workers) for shape in shapes]
     loads = [
-        sum(shares[i][worker] * _unit_bytes(shape, fmt) for i, shape in enumerate(shapes[:levelling]))
+        sum(
+            shares[i][worker] * _unit_bytes(shape, fmt)
+            for i, shape in enumerate(shapes if machine.prefetches else shapes[:levelling])
+            if i != levelling
+        )
         for worker in range(workers)
     ]
     largest = shapes[levelling]

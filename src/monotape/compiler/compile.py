@@ -23,7 +23,7 @@ def compile_plan(
 ) -> Plan:
     """The schedule of one token of this model on this machine, checked against every rule."""
     layer_shapes, head_shape = stage_shapes(spec, fmt, machine)
-    layer_stages = balance_layer(layer_shapes, fmt, machine.workers)
+    layer_stages = balance_layer(layer_shapes, fmt, machine)
     head = balance_head(head_shape, machine.workers)
     tapes = lay_tapes(layer_stages, head, spec.layers, fmt, machine)
     rank = RankPlan(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from pathlib import Path
 
 from monotape.backends.protocol import Backend
 from monotape.compiler.compile import compile_plan
-from monotape.errors import BackendUnavailable, ResourceError, UsageError, nearest
+from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Format, Machine, Plan
 from monotape.weights.checkpoint import Checkpoint
@@ -17,6 +19,7 @@ DTYPES = {
     "f32": Format.F32, "float32": Format.F32, "f16": Format.F16, "float16": Format.F16, "half": Format.F16,
     "bf16": Format.BF16, "bfloat16": Format.BF16, "q8": Format.Q8, "int8": Format.Q8,
 }  # fmt: skip
+GPU_FORMATS = (Format.BF16, Format.F16)
 _MATRICES = ("q", "k", "v", "output", "gate", "up", "down")
 
 
@@ -31,19 +34,16 @@ def load_backend(
     progress: Progress | None = None,
 ) -> Backend:
     """Loads the model onto the named backend; "auto" takes the fastest one this machine has."""
-    if name not in BACKENDS:
-        raise UsageError(
-            f"There is no backend '{name}'.",
-            f"Did you mean '{nearest(name, BACKENDS)}'? Known: {', '.join(BACKENDS)}.",
-        )
-    if name == "cuda":
-        if DTYPES.get(dtype, Format.BF16) is not Format.BF16 or workers is not None:
-            raise UsageError(
-                "The CUDA backend runs bf16 on all multiprocessors.", "Leave out --dtype and --workers."
-            )
-        return _load_cuda(spec, checkpoint, context, progress)
+    chosen = choose_backend(name, dtype, workers)
+    if chosen == "cuda":
+        try:
+            return _load_cuda(spec, checkpoint, dtype, context, workers, progress)
+        except UnsupportedModel as error:
+            if name != "auto":
+                raise
+            _note(f"{error.message} Using the CPU.")
     plan = plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers)
-    if name != "reference":
+    if chosen != "reference":
         try:
             return _load_cpu(spec, plan, checkpoint, progress)
         except BackendUnavailable as error:
@@ -51,6 +51,40 @@ def load_backend(
                 raise
             _warn_about_reference(error)
     return _load_reference(spec, plan, checkpoint)
+
+
+def choose_backend(name: str, dtype: str = "auto", workers: int | None = None) -> str:
+    """ "auto" is a Hopper GPU where there is one and it can do what was asked for, else the cores."""
+    if name not in BACKENDS:
+        raise UsageError(
+            f"There is no backend '{name}'.",
+            f"Did you mean '{nearest(name, BACKENDS)}'? Known: {', '.join(BACKENDS)}.",
+        )
+    if name == "cuda":
+        _require_gpu_dtype(dtype)
+    if name != "auto":
+        return name
+    if workers is not None or (dtype != "auto" and DTYPES.get(dtype) not in GPU_FORMATS):
+        return "cpu"
+    from monotape.backends.cuda.detection import why_not
+
+    reason = why_not()
+    if reason:
+        _note(f"{reason} Using the CPU.")
+    return "cuda" if reason is None else "cpu"
+
+
+def planned(
+    name: str, spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str, context: int, workers: int | None
+) -> Plan:
+    """The plan that the named backend would run. With a number of workers it needs no GPU to be there."""
+    if choose_backend(name, dtype, workers) != "cuda":
+        return plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers)
+    if workers is None:
+        from monotape.backends.cuda.driver import processors
+
+        workers = processors()
+    return gpu_plan(spec, workers, context, gpu_format(dtype, spec, checkpoint))
 
 
 def plan_for(
@@ -72,14 +106,18 @@ def choose_format(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format
             known = ("auto", *DTYPES)
             raise UsageError(f"There is no dtype '{dtype}'.", f"Did you mean '{nearest(dtype, known)}'?")
         return DTYPES[dtype]
-    stored = {
+    stored = _stored_formats(spec, checkpoint)
+    if stored == {"bf16"} or stored == {"f16"}:
+        return DTYPES[stored.pop()]
+    return Format.F32 if stored <= {"f32", "f16", "bf16"} else Format.Q8
+
+
+def _stored_formats(spec: ModelSpec, checkpoint: Checkpoint) -> set[str]:
+    return {
         checkpoint.stored_as(tensor_name(source_of(spec, role, layer), layer))
         for layer in range(spec.layers)
         for role in _MATRICES
     }
-    if stored == {"bf16"} or stored == {"f16"}:
-        return DTYPES[stored.pop()]
-    return Format.F32 if stored <= {"f32", "f16", "bf16"} else Format.Q8
 
 
 def _load_cpu(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None) -> Backend:
@@ -91,17 +129,46 @@ def _load_cpu(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Pro
     return CpuBackend.load(spec, plan, checkpoint, progress)
 
 
-def _load_cuda(spec: ModelSpec, checkpoint: Checkpoint, context: int, progress: Progress | None) -> Backend:
+def _load_cuda(
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    dtype: str,
+    context: int,
+    workers: int | None,
+    progress: Progress | None,
+) -> Backend:
+    if workers is not None:
+        raise UsageError(
+            "The CUDA backend runs on all multiprocessors.", "Leave out --workers, or use --backend cpu."
+        )
+    fmt = gpu_format(dtype, spec, checkpoint)
     from monotape.backends.cuda.backend import CudaBackend
     from monotape.backends.cuda.driver import processors
 
-    return CudaBackend.load(spec, gpu_plan(spec, processors(), context), checkpoint, progress)
+    return CudaBackend.load(spec, gpu_plan(spec, processors(), context, fmt), checkpoint, progress)
 
 
-def gpu_plan(spec: ModelSpec, workers: int, context: int) -> Plan:
+def gpu_format(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format:
+    """The format on a GPU's tapes. "auto" is bf16, but for weights that are stored as fp16."""
+    if dtype == "auto":
+        return Format.F16 if _stored_formats(spec, checkpoint) == {"f16"} else Format.BF16
+    _require_gpu_dtype(dtype)
+    return choose_format(dtype, spec, checkpoint)
+
+
+def _require_gpu_dtype(dtype: str) -> None:
+    fmt = DTYPES.get(dtype)  # a name that means nothing is refused by choose_format
+    if fmt is not None and fmt not in GPU_FORMATS:
+        raise UsageError(
+            f"The CUDA backend runs bf16 and f16 weights, not {fmt.value}.",
+            "Leave out --dtype, or use --backend cpu.",
+        )
+
+
+def gpu_plan(spec: ModelSpec, workers: int, context: int, fmt: Format = Format.BF16) -> Plan:
     """The plan for a GPU: 32 values along k at a time, heads finished by whoever attends to them."""
     machine = Machine("cuda", workers, alignment=128, k_block=32, whole_heads=False)
-    return compile_plan(spec, machine, Format.BF16, context=context)
+    return compile_plan(spec, machine, fmt, context=context)
 
 
 def _load_reference(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> Backend:
@@ -110,6 +177,12 @@ def _load_reference(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> Back
 
     _require_memory(4 * spec.parameters)
     return ReferenceBackend(spec, plan, load_weights(spec, checkpoint), plan.context)
+
+
+@cache
+def _note(text: str) -> None:
+    """Says it once."""
+    logging.getLogger("monotape").warning("%s", text)
 
 
 def _warn_about_reference(error: BackendUnavailable) -> None:

@@ -1,279 +1,249 @@
-// Attention of one token: the positions of each KV head are spread over as many workers as they can feed; partial
-// results are combined in the order of the positions.
+// Attention of one token: the positions of each KV head are spread over as many workers as they can feed, and come
+// through the ring like weights; partial results are combined in the order of the positions.
 #pragma once
-#include "matrix.h"
+#include "heads.h"
+#include "housekeeping.h"
 
 namespace monotape {
 
-constexpr int kPositionsPerSplit = 64;
-__host__ __device__ constexpr int lanes_per_position() {
-  int lanes = 1;
-  while (lanes * 8 < kHeadStride) lanes *= 2;
-  return lanes;
-}
-constexpr int kLanes = lanes_per_position(), kAtOnce = 32 / kLanes;  // positions that a warp looks at together
-static_assert(kLanes <= 32, "a head is at most 256 wide");
-
-__device__ __forceinline__ int splits_for(int positions) {
-  const int wanted = (positions + kPositionsPerSplit - 1) / kPositionsPerSplit;
-  return wanted < kMaxSplits ? wanted : kMaxSplits;
-}
-
-// A head's values from the exchange into shared memory, as float32.
-__device__ inline void fetch_rows(Consumer& c, const uint4* words, int first, int count, float* out, int from_thread,
-                                  Patience& patience) {
-  const int i = c.thread - from_thread;
-  if (i < 0 || i >= count) return;
-  const uint4 v = wait_word(words, first + i, patience);
-  const uint32_t pair[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int j = 0; j < 4; j++) out[i * 8 + 2 * j] = low_half(pair[j]), out[i * 8 + 2 * j + 1] = high_half(pair[j]);
-}
-
-// Normalises (where the model does) and rotates one head in shared memory; one warp does it.
-__device__ inline void finish_head(Consumer& c, float* head, const float* gain, int position, float scale) {
-  if constexpr (kQkNorm) {
-    float squares = 0;
-    for (int d = c.lane; d < kHeadDim; d += 32) squares += head[d] * head[d];
-#pragma unroll
-    for (int o = 16; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
-    const float inverse = rsqrtf(squares / kHeadDim + kNormEps);
-    for (int d = c.lane; d < kHeadDim; d += 32) head[d] = head[d] * inverse * gain[d];
-    __syncwarp();
-  }
-  constexpr int half = kRopeDims / 2;
-  for (int d = c.lane; d < half; d += 32) {
-    const float cosine = c.params.cosines[static_cast<int64_t>(position) * half + d];
-    const float sine = c.params.sines[static_cast<int64_t>(position) * half + d];
-    const float a = head[d], b = head[d + half];
-    head[d] = a * cosine - b * sine;
-    head[d + half] = b * cosine + a * sine;
-  }
-  __syncwarp();
-  for (int d = c.lane; d < kHeadStride; d += 32) head[d] *= scale;
-}
-
-// The softmax of some positions, not normalised, of the query heads that share a KV head; a lane has 8 of the values.
+// The softmax of some positions, not normalised, of the query heads that share a KV head. Row r of the warp is query
+// head r; a lane has values 8j + 2t and the next of head lane / 4, in values[j][0] and [1].
 struct Running {
-  float peak[kGroup], sum[kGroup], values[kGroup][8];
+  float peak = -infinity(), sum = 0;
+  float values[kHeadTiles][4];
 
   __device__ void clear() {
 #pragma unroll
-    for (int g = 0; g < kGroup; g++) {
-      peak[g] = -infinity(), sum[g] = 0;
-#pragma unroll
-      for (int i = 0; i < 8; i++) values[g][i] = 0;
-    }
-  }
-  __device__ void add(int g, float score, const float* v) {
-    const float top = fmaxf(peak[g], score);
-    const float old = __expf(peak[g] - top), now = __expf(score - top);
-    sum[g] = sum[g] * old + now;
-#pragma unroll
-    for (int i = 0; i < 8; i++) values[g][i] = values[g][i] * old + now * v[i];
-    peak[g] = top;
-  }
-  __device__ void merge_lanes(int distance) {
-#pragma unroll
-    for (int g = 0; g < kGroup; g++) {
-      const float other = __shfl_xor_sync(~0u, peak[g], distance), top = fmaxf(peak[g], other);
-      const float mine = peak[g] == -infinity() ? 0 : __expf(peak[g] - top);
-      const float theirs = other == -infinity() ? 0 : __expf(other - top);
-      sum[g] = sum[g] * mine + __shfl_xor_sync(~0u, sum[g], distance) * theirs;
-#pragma unroll
-      for (int i = 0; i < 8; i++)
-        values[g][i] = values[g][i] * mine + __shfl_xor_sync(~0u, values[g][i], distance) * theirs;
-      peak[g] = top;
-    }
+    for (int j = 0; j < kHeadTiles; j++) values[j][0] = values[j][1] = values[j][2] = values[j][3] = 0;
   }
 };
 
-__device__ __forceinline__ void unpack8(uint4 v, float* out) {
-  const uint32_t pair[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; i++) out[2 * i] = low_half(pair[i]), out[2 * i + 1] = high_half(pair[i]);
+__device__ __forceinline__ uint32_t with_half(uint32_t pair, int half, uint16_t value) {
+  return half ? (pair & 0xffffu) | static_cast<uint32_t>(value) << 16 : (pair & 0xffff0000u) | value;
 }
 
-// This warp's share of the positions [start, end).
-__device__ inline void look_at(Consumer& c, const uint16_t* keys, const uint16_t* values, int start, int end,
-                               Running& running) {
-  const int chunk = c.lane % kLanes;
-  const bool real = chunk * 8 < kHeadStride;
-  // Few query heads stay in registers; many are read from shared memory each time, or something else would spill.
-  constexpr bool kKeepQuery = kGroup <= 4;
-  float q[kKeepQuery ? kGroup : 1][8];
-  const float* query = c.shared.query + (real ? chunk * 8 : 0);
+// One unit of 32 positions, the first of them `base`; [begin, end) can be seen. What the newest token adds is not in
+// the ring yet: its key and value replace what the unit has at place `newest`; -1: the token is not of this unit.
+__device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const Head& query, int newest,
+                                        int base, int begin, int end, Running& running) {
+  float score[4][2];
+  float top = running.peak;
 #pragma unroll
-  for (int g = 0; g < (kKeepQuery ? kGroup : 0); g++) {
+  for (int tile = 0; tile < 4; tile++) {
+    float sum[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < 8; i++) q[g][i] = query[g * kHeadStride + i];
-  }
-  const auto query_value = [&](int g, int i) {
-    if constexpr (kKeepQuery) return q[g][i];
-    else return const_cast<const volatile float*>(query)[g * kHeadStride + i];
-  };
-  running.clear();
-  for (int base = start + c.warp * kAtOnce; base < end; base += kWarps * kAtOnce) {
-    const int position = base + c.lane / kLanes;
-    const bool there = position < end && real;
-    const int64_t at = static_cast<int64_t>(position) * kHeadStride + chunk * 8;
-    const uint4 zero = make_uint4(0, 0, 0, 0);
-    const uint4 key_word = there ? load_word(reinterpret_cast<const uint4*>(keys + at)) : zero;
-    const uint4 value_word = there ? load_word(reinterpret_cast<const uint4*>(values + at)) : zero;
-    float k[8], v[8];
-    unpack8(key_word, k);
-    unpack8(value_word, v);
+    for (int b = 0; b < kHeadBlocks; b++) {
+      uint4 key = unit[(tile * kHeadBlocks + b) * kBlockWords + c.lane];
+      if (newest == tile * 8 + c.row) key = c.shared.new_key[b * 4 + c.column];
+      multiply_accumulate(sum, query.block[b].x, 0, query.block[b].y, 0, key.x, key.y);
+      multiply_accumulate(sum, query.block[b].z, 0, query.block[b].w, 0, key.z, key.w);
+    }
 #pragma unroll
-    for (int g = 0; g < kGroup; g++) {
-      float score = 0;
-#pragma unroll
-      for (int i = 0; i < 8; i++) score += query_value(g, i) * k[i];
-#pragma unroll
-      for (int o = kLanes / 2; o; o >>= 1) score += __shfl_xor_sync(~0u, score, o);
-      if (position < end) running.add(g, score, v);
+    for (int i = 0; i < 2; i++) {
+      const int position = base + tile * 8 + 2 * c.column + i;
+      score[tile][i] = position >= begin && position < end ? sum[i] : -infinity();
+      top = fmaxf(top, score[tile][i]);
     }
   }
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+  if (top == -infinity()) top = 0;  // nothing to see: all weights are zero
+  const float fade = __expf(running.peak - top);
+  running.peak = top;
+  uint32_t weight[4];
+  float total = 0;
 #pragma unroll
-  for (int o = kLanes; o < 32; o <<= 1) running.merge_lanes(o);
+  for (int tile = 0; tile < 4; tile++) {
+    const float a = __expf(score[tile][0] - top), b = __expf(score[tile][1] - top);
+    total += a + b;
+    weight[tile] = pack_pair(a, b);
+  }
+  total += __shfl_xor_sync(~0u, total, 1);
+  total += __shfl_xor_sync(~0u, total, 2);
+  running.sum = running.sum * fade + total;
+  const uint4* values = unit + kKeyBlocks * kBlockWords + c.lane;
+#pragma unroll
+  for (int j = 0; j < kHeadTiles; j++) {
+    uint4 value = values[j * kBlockWords];
+    if (newest >= 0 && newest % 8 / 2 == c.column) {
+      const uint16_t fresh = c.shared.new_value[j * 8 + c.row];
+      const int half = newest % 2, tile = newest / 8;
+      if (tile == 0) value.x = with_half(value.x, half, fresh);
+      if (tile == 1) value.y = with_half(value.y, half, fresh);
+      if (tile == 2) value.z = with_half(value.z, half, fresh);
+      if (tile == 3) value.w = with_half(value.w, half, fresh);
+    }
+    running.values[j][0] *= fade, running.values[j][1] *= fade;
+    multiply_accumulate(running.values[j], weight[0], 0, weight[1], 0, value.x, value.y);
+    multiply_accumulate(running.values[j], weight[2], 0, weight[3], 0, value.z, value.w);
+  }
+}
+
+// The heads' query vectors: row r is query head r of this KV head.
+__device__ __forceinline__ Head fetch_query(Consumer& c, const uint4* words, int kv_head, int layer, int position) {
+  int index[HeadWords::count];
+  uint4 word[HeadWords::count];
+  HeadWords::numbers(c.column, index);
+#pragma unroll
+  for (int i = 0; i < HeadWords::count; i++)
+    index[i] = c.row < kGroup && index[i] >= 0 ? (kv_head * kGroup + c.row) * kHeadWords + index[i] : -1;
+  Patience patience(c.shared, Stage::attention, layer);
+  poll(words, index, word, patience);
+  const float* gain = kQkNorm ? c.params.q_norm + layer * kHeadDim : nullptr;
+  return finish_head(c.params, word, c.column, gain, position, kAttentionScale);
+}
+
+// The new token's key (the same in all rows) and value; one warp does it, and writes both to the KV.
+__device__ __forceinline__ void fetch_newest(Consumer& c, const uint4* words, int kv_head, int layer, int position) {
+  int index[HeadWords::count];
+  uint4 word[HeadWords::count];
+  HeadWords::numbers(c.column, index);
+#pragma unroll
+  for (int i = 0; i < HeadWords::count; i++)
+    if (index[i] >= 0) index[i] += kQueryRows / 8 + kv_head * kHeadWords;
+  Patience patience(c.shared, Stage::attention, layer);
+  poll(words, index, word, patience);
+  const int value_index[1] = {c.lane < kHeadWords ? (kQueryRows + kKvRows) / 8 + kv_head * kHeadWords + c.lane : -1};
+  uint4 value[1];
+  poll(words, value_index, value, patience);
+  if (c.lane < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane] = value[0];
+  const float* gain = kQkNorm ? c.params.k_norm + layer * kHeadDim : nullptr;
+  const Head key = finish_head(c.params, word, c.column, gain, position, 1.0f);
+  if (c.row == 0) {
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + c.column] = key.block[b];
+  }
+  __syncwarp();
+  uint8_t* unit = kv_unit(c.params, layer, kv_head, position / kUnitPositions);
+  if (c.row == 0) store_key(unit, position, c.column, key);
+  for (int d = c.lane; d < kHeadDim; d += 32) *value_place(unit, position, d) = c.shared.new_value[d];
 }
 
 // Adds up the warps' results of one head, in order: value `d` of it, and the peak and sum.
-__device__ inline float combine_parts(const float* parts, int count, int stride, int d, float& peak, float& sum) {
+__device__ __forceinline__ float combine_warps(const Shared& shared, int warps, int g, int d, float& peak, float& sum) {
   peak = -infinity(), sum = 0;
-  for (int i = 0; i < count; i++) peak = fmaxf(peak, parts[i * stride + kHeadStride]);
+  for (int w = 0; w < warps; w++) peak = fmaxf(peak, shared.attention[w][g][kHeadDim]);
   float value = 0;
-  for (int i = 0; i < count; i++) {
-    const float* part = parts + i * stride;
-    const float weight = part[kHeadStride] == -infinity() ? 0 : __expf(part[kHeadStride] - peak);
-    sum += part[kHeadStride + 1] * weight;
-    value += part[d] * weight;
+  for (int w = 0; w < warps; w++) {
+    const float weight = __expf(shared.attention[w][g][kHeadDim] - peak);
+    sum += shared.attention[w][g][kHeadDim + 1] * weight;
+    value += shared.attention[w][g][d] * weight;
   }
   return value;
 }
 
-// Called by whole warps with consecutive d.
-__device__ inline void publish_head(Consumer& c, int head, int d, float value, bool real) {
-  const uint4 word = gather_word(value);
-  if (real && d % 8 == 0) publish(c.params.exchange->attended, c.layer_turn, (head * kHeadStride + d) / 8, word);
-}
-
-// The words that publish_results() will write, made ready for the turn after.
-__device__ inline void reset_results(Consumer& c, int kv_head, int split, int splits) {
-  const int words = splits == 1 ? kHeadStride / 8 : kPartialWords;
-  for (int i = c.thread; i < kGroup * words; i += kConsumers) {
-    const int head = kv_head * kGroup + i / words, word = i % words;
-    if (splits == 1) reset(c.params.exchange->attended, c.layer_turn, head * kHeadStride / 8 + word);
-    else reset(c.params.exchange->partials, c.layer_turn, (head * kMaxSplits + split) * kPartialWords + word);
-  }
-}
-
-__device__ inline void publish_results(Consumer& c, int kv_head, int split, int splits) {
-  constexpr int kStride = kHeadStride + 2;
-  constexpr int kValues = kGroup * kHeadStride;
-  for (int i = c.thread; i < divide_up(kValues, 32) * 32; i += kConsumers) {  // whole warps: they shuffle
-    const bool real = i < kValues;
-    const int g = real ? i / kHeadStride : 0, d = i % kHeadStride, head = kv_head * kGroup + g;
+// Thread i has value i % kHeadDim of query head i / kHeadDim, and so on in rounds. One split publishes the attended
+// values themselves, several publish their parts, for `combine`.
+__device__ __forceinline__ void publish_results(Consumer& c, const Share& share) {
+  Exchange& exchange = *c.params.exchange;
+#pragma unroll 1
+  for (int i = c.thread; i < divide_up(kGroup * kHeadDim, 32) * 32; i += kConsumers) {  // whole warps: they shuffle
+    const bool real = i < kGroup * kHeadDim;
+    const int g = real ? i / kHeadDim : 0, d = i % kHeadDim;
     float peak, sum;
-    const float value = combine_parts(c.shared.attention + g * kStride, kWarps, kGroup * kStride, d, peak, sum);
-    if (splits == 1) {
-      publish_head(c, head, d, value / sum, real);
+    const float value = combine_warps(c.shared, smaller(share.count, kWarps), g, d, peak, sum);
+    if (share.splits == 1) {
+      const uint4 word = gather_word(value / sum);
+      if (real && d % 8 == 0) publish(exchange.attended, c.turn, (share.kv_head * kGroup + g) * kHeadWords + d / 8, word);
       continue;
     }
-    const int word = (head * kMaxSplits + split) * kPartialWords;
-    const float b = __shfl_down_sync(~0u, value, 1), e = __shfl_down_sync(~0u, value, 2), f = __shfl_down_sync(~0u, value, 3);
-    if (!real) continue;
-    if (d % 4 == 0)
-      publish(c.params.exchange->partials, c.layer_turn, word + d / 4,
-              make_uint4(__float_as_uint(value), __float_as_uint(b), __float_as_uint(e), __float_as_uint(f)));
-    if (d == 0)
-      publish(c.params.exchange->partials, c.layer_turn, word + kPartialWords - 1,
+    const uint4 word = make_uint4(__float_as_uint(value), __float_as_uint(__shfl_down_sync(~0u, value, 1)),
+                                  __float_as_uint(__shfl_down_sync(~0u, value, 2)),
+                                  __float_as_uint(__shfl_down_sync(~0u, value, 3)));
+    if (real && d % 4 == 0) publish(exchange.partials, c.turn, part_word(share.kv_head, g, share.split, d / 4), word);
+    if (real && d == 0)
+      publish(exchange.partials, c.turn, part_word(share.kv_head, g, share.split, kPartialWords - 1),
               make_uint4(__float_as_uint(peak), __float_as_uint(sum), 0, 0));
   }
 }
 
-// The stage: q, k and v of this token arrive; the worker that has the last position also puts k and v into the KV.
-__device__ bool attend(Consumer& c, int layer, int position) {
-  const int window = c.params.windows[layer], end = position + 1;
-  const int begin = window && end > window ? end - window : 0;
-  const int splits = splits_for(end - begin), worker = blockIdx.x;
-  if (worker >= kKvHeads * splits) return true;
-  c.trace.begin();
-  const int kv_head = worker % kKvHeads, split = worker / kKvHeads;
-  const int share = (end - begin + splits - 1) / splits;
-  const int start = begin + split * share, stop = start + share < end ? start + share : end;
-  const bool has_new = start <= position && position < stop;
-  const uint4* words = c.params.exchange->qkv[c.layer_turn & 1];
-  Patience patience(c.params, c.shared, Stage::attention, layer);
-  constexpr int kHeadWords = kHeadStride / 8;
-  fetch_rows(c, words, kv_head * kGroup * kHeadWords, kGroup * kHeadWords, c.shared.query, 0, patience);
-  if (has_new) {
-    fetch_rows(c, words, kQueryRows / 8 + kv_head * kHeadWords, kHeadWords, c.shared.new_key, kConsumers - 64, patience);
-    fetch_rows(c, words, (kQueryRows + kKvRows) / 8 + kv_head * kHeadWords, kHeadWords, c.shared.new_value,
-               kConsumers - 32, patience);
-  }
-  if (!c.meet()) return false;
-  c.trace.arrived(Stage::attention);
-  reset_results(c, kv_head, split, splits);
-  const float* q_gain = kQkNorm ? c.params.q_norm + layer * kHeadDim : nullptr;
-  const float* k_gain = kQkNorm ? c.params.k_norm + layer * kHeadDim : nullptr;
-  for (int g = c.warp; g < kGroup; g += kWarps)
-    finish_head(c, c.shared.query + g * kHeadStride, q_gain, position, kAttentionScale);
-  const int64_t cache = (static_cast<int64_t>(layer) * kKvHeads + kv_head) * c.params.kv_capacity * kHeadStride;
-  if (has_new && c.warp == kWarps - 1) {
-    finish_head(c, c.shared.new_key, k_gain, position, 1.0f);
-    __syncwarp();
-    for (int d = 2 * c.lane; d < kHeadStride; d += 64) {
-      const int64_t at = cache + static_cast<int64_t>(position) * kHeadStride + d;
-      *reinterpret_cast<uint32_t*>(c.params.keys + at) = pack_pair(c.shared.new_key[d], c.shared.new_key[d + 1]);
-      *reinterpret_cast<uint32_t*>(c.params.values + at) = pack_pair(c.shared.new_value[d], c.shared.new_value[d + 1]);
-    }
-    fence_device();  // later tokens read this from other workers
-  }
-  if (!c.meet()) return false;
+// The stage: the query arrives, every warp looks at units in turn, and the warps' results are added up.
+__device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
+  const Share share = share_of(c.params, layer, position);
+  if (!share.has_part) return true;
+  c.begin(Stage::attention, layer);
+  const uint4* words = c.params.exchange->qkv[c.turn & 1];
+  const Head query = fetch_query(c, words, share.kv_head, layer, position);
+  c.trace.arrived();
+  if (!c.meet()) return false;  // nobody reads the sums of the stage before any more: they share their memory
+  Reset reset;
+  if (c.span(Stage::qkv).count == 0) reset = reset_turn_before(c, layer, kConsumers);
   Running running;
-  look_at(c, c.params.keys + cache, c.params.values + cache, start, stop, running);
-  if (c.lane < kLanes && c.lane * 8 < kHeadStride) {
-#pragma unroll
-    for (int g = 0; g < kGroup; g++) {
-      float* part = c.shared.attention + (c.warp * kGroup + g) * (kHeadStride + 2);
-#pragma unroll
-      for (int i = 0; i < 8; i++) part[c.lane * 8 + i] = running.values[g][i];
-      if (c.lane == 0) part[kHeadStride] = running.peak[g], part[kHeadStride + 1] = running.sum[g];
-    }
+  running.clear();
+  const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
+  if (last >= 0 && last % kWarps == c.warp) fetch_newest(c, words, share.kv_head, layer, position);
+  for (int unit = 0; unit < share.count; unit += kPageUnits) {
+    const uint4* page = c.pages.take();
+#pragma unroll 1
+    for (int i = unit; i < smaller(unit + kPageUnits, share.count); i++)
+      if (i % kWarps == c.warp)
+        look_at(c, page + (i - unit) * (kUnitBytes / 16), query, i == last ? position % kUnitPositions : -1,
+                (share.first + i) * kUnitPositions, share.begin, position + 1, running);
+    c.pages.give_back(c.lane);
   }
+  if (c.row < kGroup) {
+    float* part = c.shared.attention[c.warp][c.row];
+#pragma unroll
+    for (int j = 0; j < kHeadTiles; j++)
+      *reinterpret_cast<float2*>(part + 8 * j + 2 * c.column) = make_float2(running.values[j][0], running.values[j][1]);
+    if (c.column == 0) part[kHeadDim] = running.peak, part[kHeadDim + 1] = running.sum;
+  }
+  reset.confirm(c.shared);
   if (!c.meet()) return false;
-  publish_results(c, kv_head, split, splits);
-  c.trace.end(Stage::attention);
-  return true;
+  publish_results(c, share);
+  c.trace.end();
+  return c.meet();
 }
 
-// Where several workers shared a KV head: one worker a query head adds up their parts.
-__device__ bool combine(Consumer& c, int layer, int position) {
-  const int window = c.params.windows[layer], end = position + 1;
-  const int begin = window && end > window ? end - window : 0, splits = splits_for(end - begin);
-  if (splits == 1) return true;
-  constexpr int kStride = kHeadStride + 2;
-  for (int head = kWorkers - 1 - blockIdx.x; head < kHeads; head += kWorkers) {
-    const uint4* words = c.params.exchange->partials[c.layer_turn & 1] + head * kMaxSplits * kPartialWords;
-    Patience patience(c.params, c.shared, Stage::combine, layer);
-    float* parts = c.shared.combined;
-    for (int i = c.thread; i < splits * kPartialWords; i += kConsumers) {
-      const uint4 v = wait_word(words, i, patience);
-      float* out = parts + i / kPartialWords * kStride + i % kPartialWords * 4;
-      out[0] = __uint_as_float(v.x), out[1] = __uint_as_float(v.y);
-      if (i % kPartialWords != kPartialWords - 1) out[2] = __uint_as_float(v.z), out[3] = __uint_as_float(v.w);
+// Where several workers shared a KV head: one warp a query head adds up their parts, a lane four of its values.
+__device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, int layer) {
+  const int sums_index[1] = {c.lane < splits ? (head * kMaxSplits + c.lane + 1) * kPartialWords - 1 : -1};
+  uint4 sums[1];
+  const uint4* words = c.params.exchange->partials[c.turn & 1];
+  Patience patience(c.shared, Stage::combine, layer);
+  poll(words, sums_index, sums, patience);
+  __syncwarp();
+  Reset reset;  // a worker that has nothing else to do in a layer
+  if (c.span(Stage::qkv).count == 0 && blockIdx.x / kKvHeads >= splits) reset = reset_turn_before(c, layer, 32);
+  float peak = c.lane < splits ? __uint_as_float(sums[0].x) : -infinity();
+  const float my_peak = peak;
+#pragma unroll
+  for (int o = 8; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
+  peak = __shfl_sync(~0u, peak, 0);
+  const float my_weight = c.lane < splits ? __expf(my_peak - peak) : 0, my_sum = __uint_as_float(sums[0].y);
+  float value[4] = {0, 0, 0, 0}, sum = 0;
+  constexpr int kAtOnce = smaller(kMaxSplits, 8);  // more would not fit the registers
+#pragma unroll 1
+  for (int first = 0; first < splits; first += kAtOnce) {
+    uint4 part[kAtOnce];
+    poll_run<kPartialWords>(words, (head * kMaxSplits + first) * kPartialWords + c.lane,
+                            c.lane < kPartialWords - 1 ? splits - first : 0, part, patience);
+#pragma unroll
+    for (int s = 0; s < kAtOnce; s++) {  // past the last split there are zero words
+      const float weight = __shfl_sync(~0u, my_weight, first + s);
+      sum += __shfl_sync(~0u, my_sum, first + s) * weight;
+      value[0] += __uint_as_float(part[s].x) * weight, value[1] += __uint_as_float(part[s].y) * weight;
+      value[2] += __uint_as_float(part[s].z) * weight, value[3] += __uint_as_float(part[s].w) * weight;
     }
-    if (c.thread < kHeadStride / 8) reset(c.params.exchange->attended, c.layer_turn, head * kHeadStride / 8 + c.thread);
-    if (!c.meet()) return false;
-    if (c.thread < divide_up(kHeadStride, 32) * 32) {
-      const bool real = c.thread < kHeadStride;
-      float peak, sum;
-      const float value = combine_parts(parts, splits, kStride, real ? c.thread : 0, peak, sum);
-      publish_head(c, head, c.thread, value / sum, real);
-    }
-    if (!c.meet()) return false;
   }
-  return true;
+  const uint32_t low = pack_pair(value[0] / sum, value[1] / sum), high = pack_pair(value[2] / sum, value[3] / sum);
+  const uint4 word = make_uint4(low, high, __shfl_down_sync(~0u, low, 1), __shfl_down_sync(~0u, high, 1));
+  reset.confirm(c.shared);
+  __syncwarp();
+  const bool publishes = c.lane % 2 == 0 && c.lane < kPartialWords - 1;
+  if (publishes) publish(c.params.exchange->attended, c.turn, (head * kHeadDim + c.lane * 4) / 8, word);
+}
+
+__device__ __forceinline__ void combine(Consumer& c, int layer, int position) {
+  const int splits = split_count(c.params, position);
+  if (splits == 1 || c.warp != 0) return;
+  // From the last worker down: the first ones have the most to do in attention.
+#pragma unroll 1
+  for (int head = kWorkers - 1 - blockIdx.x; head < kHeads; head += kWorkers) {
+    c.begin(Stage::combine, layer);
+    combine_head(c, head, splits, layer);
+    c.trace.end();
+  }
 }
 
 }  // namespace monotape

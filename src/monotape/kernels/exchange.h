@@ -1,13 +1,11 @@
 // The exchange: small buffers through which stages pass activations. A word is either "not yet" (all ones) or the
 // value; who needs it polls it. No counters, no barriers.
 //
-// Each buffer exists twice and is used in turn. Whoever will publish a word in one half resets the same word in the
-// other half first, as soon as it has read its own input. That is safe: the input of a stage at layer l was written by
-// workers that had read all words of the stage before, whose writers had read the stage before that, and so on round
-// the layer; so everybody has long read the other half, which is from layer l - 1. A fence stands between the reset and
-// the new word, so that who sees the new word cannot find the old one in the other half later; by then the reset has
-// long arrived, and the fence costs little. A real NaN never looks like "not yet": conversions make 0x7fff (bf16) or
-// 0x7fffffff (float) of it.
+// Each buffer exists twice, for even and odd turns, and every word of it is written in every turn. Whoever publishes a
+// word resets it too: later, when everybody must have read it, and long before anybody polls it again two turns on.
+// housekeeping.h says when that is. The reset has arrived when a load of the same word gives it back; the load is under
+// way while the stage computes, so it costs nothing. (A fence in its place costs about a microsecond a stage.)
+// A real NaN never looks like "not yet": conversions make 0x7fff or 0x7fffffff of it.
 #pragma once
 #include "ring.h"
 
@@ -21,67 +19,102 @@ __device__ __forceinline__ bool arrived(uint4 v) {
 
 template <int Words>
 __device__ __forceinline__ void publish(uint4 (&buffer)[2][Words], int turn, int word, uint4 value) {
-  if constexpr (kFenceResets) fence_device();
   store_word(&buffer[turn & 1][word], value);
 }
-template <int Words>
-__device__ __forceinline__ void reset(uint4 (&buffer)[2][Words], int turn, int word) {
-  store_word(&buffer[(turn & 1) ^ 1][word], not_yet());
-}
 
-// A wait that ends: by the word, by a fault somewhere else, or by the deadline.
-class Patience {
+// A word on its way back to "not yet"; `confirm` returns when it is there.
+class Reset {
  public:
-  __device__ Patience(const Params& params, Shared& shared, Stage stage, int layer)
-      : params_(params), shared_(shared), stage_(stage), layer_(layer) {}
-
-  // Called in each round of polling; false when it is time to give up. `word` is what is still missing.
-  __device__ bool more(int word) {
-    if ((++rounds_ & 1023) != 0) return true;
-    if (load_host_flag(reinterpret_cast<const uint32_t*>(&params_.status->finish)) >= static_cast<uint32_t>(Finish::numerical_fault))
-      return fail();
-    const int64_t now = clock_ns();
-    if (start_ == 0) start_ = now;
-    if (now - start_ < params_.deadline_ns) return true;
-    if (atomicCAS_system(&params_.status->finish, 0, static_cast<int>(Finish::deadline_fault)) == 0) {
-      params_.status->worker = blockIdx.x;
-      params_.status->stage = static_cast<int>(stage_);
-      params_.status->word = word;
-      params_.status->layer = layer_;
-      fence_host();
-    }
-    return fail();
+  __device__ __forceinline__ void begin(uint4* word) {
+    at_ = word;
+    if (!at_) return;
+    store_word(at_, not_yet());
+    seen_ = load_word(at_);
+  }
+  __device__ __forceinline__ void confirm(const Shared& shared) {
+    while (at_ && (seen_.x & seen_.y & seen_.z & seen_.w) != ~0u && !shared.failed) seen_ = load_word(at_);
   }
 
  private:
-  __device__ bool fail() {
-    shared_.failed = 1;
-    return false;
+  uint4* at_ = nullptr;
+  uint4 seen_;
+};
+
+// A wait that ends: by the word, or because the watchdog (see clerk.h) has called everything off. Who waits for long
+// says what for; nothing else of the safety net is on the path of a token.
+class Patience {
+ public:
+  __device__ Patience(Shared& shared, Stage stage, int layer) : shared_(shared), stage_(stage), layer_(layer) {}
+
+  // Called in each round of polling; false when it is time to give up. `word` is what is still missing.
+  __device__ __forceinline__ bool more(int word) {
+    if ((++rounds_ & 1023) != 0) return true;
+    shared_.awaited_stage = static_cast<int>(stage_), shared_.awaited_layer = layer_, shared_.awaited_word = word;
+    shared_.awaited_progress = shared_.progress;
+    return !shared_.failed;
   }
 
-  const Params& params_;
+ private:
   Shared& shared_;
   Stage stage_;
   int layer_;
   int rounds_ = 0;
-  int64_t start_ = 0;
 };
 
-// Polls one word.
-__device__ __forceinline__ uint4 wait_word(const uint4* word, int index, Patience& patience) {
-  uint4 v = load_word(word + index);
-  while (!arrived(v) && patience.more(index)) v = load_word(word + index);
-  return v;
+// Polls several words at once, every missing one in each round, until all are there. A negative index is a zero word.
+template <int Count>
+__device__ __forceinline__ void poll(const uint4* buffer, const int (&index)[Count], uint4 (&word)[Count],
+                                     Patience& patience) {
+#pragma unroll
+  for (int i = 0; i < Count; i++) word[i] = index[i] >= 0 ? load_word(buffer + index[i]) : make_uint4(0, 0, 0, 0);
+  for (;;) {
+    int missing = -1;
+#pragma unroll
+    for (int i = 0; i < Count; i++)
+      if (!arrived(word[i])) {
+        missing = index[i];
+        word[i] = load_word(buffer + index[i]);
+      }
+    if (missing < 0 || !patience.more(missing)) return;
+  }
 }
 
-__device__ __forceinline__ uint4 pack_words(float a, float b, float c, float d, float e, float f, float g, float h) {
-  return make_uint4(pack_pair(a, b), pack_pair(c, d), pack_pair(e, f), pack_pair(g, h));
+// The same for up to Count words at a constant distance, the first `there` of them.
+template <int Stride, int Count>
+__device__ __forceinline__ void poll_run(const uint4* buffer, int first, int there, uint4 (&word)[Count],
+                                         Patience& patience) {
+#pragma unroll
+  for (int i = 0; i < Count; i++) word[i] = i < there ? load_word(buffer + first + i * Stride) : make_uint4(0, 0, 0, 0);
+  for (;;) {
+    int missing = -1;
+#pragma unroll
+    for (int i = 0; i < Count; i++)
+      if (!arrived(word[i])) {
+        missing = first + i * Stride;
+        word[i] = load_word(buffer + missing);
+      }
+    if (missing < 0 || !patience.more(missing)) return;
+  }
+}
+
+// A NaN that is about to be published: the first place of this worker that saw one is kept, for the watchdog.
+__device__ __forceinline__ void report_nan(Shared& shared, Stage stage, int layer) {
+  if (shared.nan_place < 0) shared.nan_place = layer * kTracedStages + static_cast<int>(stage);
 }
 
 // Eight neighbouring lanes' values as one word, in the first of them.
 __device__ __forceinline__ uint4 gather_word(float value) {
   const uint32_t pair = pack_pair(value, __shfl_down_sync(~0u, value, 1));
   return make_uint4(pair, __shfl_down_sync(~0u, pair, 2), __shfl_down_sync(~0u, pair, 4), __shfl_down_sync(~0u, pair, 6));
+}
+
+__device__ __forceinline__ void unpack8(uint4 v, float* out) {
+  const uint32_t pair[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) out[2 * i] = low_half(pair[i]), out[2 * i + 1] = high_half(pair[i]);
+}
+__device__ __forceinline__ uint4 pack8(const float* v) {
+  return make_uint4(pack_pair(v[0], v[1]), pack_pair(v[2], v[3]), pack_pair(v[4], v[5]), pack_pair(v[6], v[7]));
 }
 
 }  // namespace monotape

@@ -1,170 +1,155 @@
-// A matrix stage: read the input from the exchange, multiply it by this worker's tiles as they come off the tape, add
-// up what the eight warps have, and hand each finished row to the stage's own ending.
+// A matrix stage of one token: read the input from the exchange, multiply it by this worker's tiles as they come off
+// the tape, add up what the eight warps have, and hand each finished row to the stage's own ending.
 #pragma once
-#include "exchange.h"
-#include "ring.h"
+#include "housekeeping.h"
 
 namespace monotape {
 
-// Everything a consumer thread carries through the kernel.
-// Where a worker's time goes, by stage: clock ticks spent waiting for input and in all. Only there when it is asked for.
-constexpr int kTraced = 8;
-struct Trace {
-  int64_t waited[kTraced] = {}, total[kTraced] = {};
-  int64_t start_ = 0;
-  __device__ void begin() {
-    if constexpr (kTrace) start_ = clock64();
-  }
-  __device__ void arrived(Stage stage) {
-    if constexpr (kTrace) waited[static_cast<int>(stage)] += clock64() - start_;
-  }
-  __device__ void end(Stage stage) {
-    if constexpr (kTrace) total[static_cast<int>(stage)] += clock64() - start_;
-  }
-};
-
-struct Consumer {
-  const Params& params;
-  Shared& shared;
-  PageReader pages;
-  int warp, lane, thread;
-  // Which half of the exchange buffers is in use: each counter goes up with every use of its buffers, and only then.
-  int layer_turn = 0, residual_turn = 0, sample_turn = 0;
-  int buffer = 0;  // which of the two sum buffers
-  Trace trace;
-
-  __device__ Consumer(const Params& p, Shared& s)
-      : params(p), shared(s), pages(s), warp(threadIdx.x / 32), lane(threadIdx.x % 32), thread(threadIdx.x) {}
-  __device__ const Span& span(Stage stage) const { return shared.spans[static_cast<int>(stage)]; }
-  // False: a wait was given up somewhere in this block. The same for all its consumers.
-  __device__ bool meet() {
-    consumers_meet(kConsumers);
-    return !shared.failed;
-  }
-};
-
-// Blocks of k are dealt out to warps in turn: warp w has blocks w, w + 8, w + 16, ... of every tile.
+// A warp's share of a stage's k: block w of each page, w + 8, w + 16 ... Its part of the input stays in registers,
+// eight blocks to a register word: block b of the warp is with the lanes of row b % 8, and the multiplication puts it
+// into that row of the operand. So every block lands in a row of its own, and the rows are added up at the end.
 template <Stage S>
-constexpr int kWarpBlocks = divide_up(k_blocks(S), kWarps);
+struct WarpBlocks {
+  using Pages = Paging<S>;
+  static constexpr int rounds = kPageBlocks / kWarps;                        // of a full page
+  static constexpr int last_rounds = divide_up(Pages::last, kWarps);
+  static constexpr int count = (Pages::pieces - 1) * rounds + last_rounds;
+  static constexpr int registers = divide_up(count, 8);
+  // The block of k that is this warp's number `block`; -1 if there is none.
+  static __device__ __forceinline__ int k_block(int block, int warp) {
+    const int at = block / rounds * kPageBlocks + block % rounds * kWarps + warp;
+    return block < count && at < Pages::blocks ? at : -1;
+  }
+};
 
-// Polls this warp's words of the input, multiplies the norm's gain in, and keeps them in the warp's part of shared
-// memory. Returns this lane's part of the sum of squares, taken before the gain.
+template <Stage S>
+struct Input {
+  uint4 word[WarpBlocks<S>::registers];
+};
+
+// Polls this warp's words of the input and multiplies the norm's gain in. Returns this lane's part of the sum of
+// squares, taken before the gain.
 template <Stage S, bool Normalised>
-__device__ float read_input(Consumer& c, const uint4* input, const float* gain, int layer) {
-  constexpr int kRounds = divide_up(kWarpBlocks<S>, 8), kWords = stage_k(S) / 8;
-  uint4 word[kRounds];
-  int index[kRounds];
-  bool missing = false;
-  for (int r = 0; r < kRounds; r++) {
-    index[r] = ((c.lane / 4 + 8 * r) * kWarps + c.warp) * 4 + c.lane % 4;
-    word[r] = index[r] < kWords ? load_word(input + index[r]) : make_uint4(0, 0, 0, 0);
-    missing |= !arrived(word[r]);
+__device__ __forceinline__ float read_input(Consumer& c, Input<S>& input, const uint4* buffer, const float* gain,
+                                            Stage stage, int layer) {
+  constexpr int kCount = WarpBlocks<S>::registers, kWords = divide_up(stage_k(S), 8);
+  int index[kCount];
+#pragma unroll
+  for (int r = 0; r < kCount; r++) {
+    const int block = WarpBlocks<S>::k_block(8 * r + c.row, c.warp);
+    index[r] = block >= 0 && block * 4 + c.column < kWords ? block * 4 + c.column : -1;
+  }
+  float gains[Normalised ? kCount * 8 : 1];
+  if constexpr (Normalised) {
+#pragma unroll
+    for (int i = 0; i < kCount * 8; i++) {
+      const int at = index[i / 8] * 8 + i % 8;
+      gains[i] = index[i / 8] >= 0 && at < kWidth ? gain[at] : 0;
+    }
   }
   if (c.thread == 0) c.shared.waiting = 1;
-  Patience patience(c.params, c.shared, S, layer);
-  while (missing) {  // every missing word in each round, not one after another
-    missing = false;
-    int first_missing = -1;
-#pragma unroll
-    for (int r = 0; r < kRounds; r++)
-      if (!arrived(word[r])) {
-        word[r] = load_word(input + index[r]);
-        if (!arrived(word[r])) missing = true, first_missing = index[r];
-      }
-    if (missing && !patience.more(first_missing)) break;
-  }
+  // Every lane waits for a word, needed or not: who has seen one may reset what the turn before has published.
+  const bool needed = index[0] >= 0;
+  if (!needed) index[0] = 0;
+  Patience patience(c.shared, stage, layer);
+  poll(buffer, index, input.word, patience);
+  if (!needed) input.word[0] = make_uint4(0, 0, 0, 0);
   if (c.thread == 0) c.shared.waiting = 0;
   float squares = 0;
+  if constexpr (Normalised) {
 #pragma unroll
-  for (int r = 0; r < kRounds; r++) {
-    if constexpr (Normalised) {
-      uint32_t* pair = reinterpret_cast<uint32_t*>(&word[r]);
+    for (int r = 0; r < kCount; r++) {
+      float value[8];
+      unpack8(input.word[r], value);
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const float a = low_half(pair[i]), b = high_half(pair[i]);
-        squares += a * a + b * b;
-        const int at = index[r] * 8 + 2 * i;
-        if (at + 1 < kWidth) pair[i] = pack_pair(a * gain[at], b * gain[at + 1]);
-        else if (at < kWidth) pair[i] = pack_pair(a * gain[at], 0);
-      }
+      for (int i = 0; i < 8; i++) squares += value[i] * value[i], value[i] *= gains[r * 8 + i];
+      input.word[r] = pack8(value);
     }
-    const int slot = c.lane + 32 * r;
-    if (slot < kWarpBlocks<S> * 4) c.shared.x[c.warp][slot] = word[r];
+#pragma unroll
+    for (int o = 16; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
   }
-  __syncwarp();
   return squares;
 }
 
 // One tile: eight rows times the input, this warp's blocks only. Lanes 0 to 3 end up with two rows each.
 template <Stage S>
-__device__ __forceinline__ float2 multiply_tile(Consumer& c, int tile) {
+__device__ __forceinline__ float2 multiply_tile(Consumer& c, const Input<S>& input, int tile, int count) {
+  using Pages = Paging<S>;
+  using Mine = WarpBlocks<S>;
   float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
-  const bool first_row = c.lane < 4;  // the other fifteen rows of the operand are zero
-#pragma unroll 4
-  for (int i = 0; i < kWarpBlocks<S>; i++) {
-    const int block = i * kWarps + c.warp;
-    if (block >= k_blocks(S)) break;
-    const uint4 w = *c.pages.block(tile * k_blocks(S) + block, c.lane);
-    uint4 x = c.shared.x[c.warp][i * 4 + c.lane % 4];
-    if (!first_row) x = make_uint4(0, 0, 0, 0);
-    multiply_accumulate(even, x.x, x.y, w.x, w.y);
-    multiply_accumulate(odd, x.z, x.w, w.z, w.w);
-  }
-  return make_float2(even[0] + odd[0], even[1] + odd[1]);
-}
-
-// A worker that owns nothing of a stage reads nothing. But nobody may run ahead of a layer: old words would look new
-// to it. So everybody waits for one word of each layer's input.
-template <Stage S>
-__device__ bool follow(Consumer& c, const uint4* input, int layer) {
-  if (S != Stage::qkv) return !c.shared.failed;
-  Patience patience(c.params, c.shared, S, layer);
-  if (c.thread == 0) wait_word(input, 0, patience);
-  return c.meet();
-}
-
-// Runs the stage: reset_word(tile of this worker) once the input is there, then ending(tile, row of the tile, value,
-// whether it is real) for every row of a batch, with whole warps so that the ending may shuffle.
-template <Stage S, bool Normalised, class Resetting, class Ending>
-__device__ bool matrix_stage(Consumer& c, const uint4* input, const float* gain, int layer, Resetting reset_word,
-                             Ending ending) {
-  const int count = c.span(S).count;
-  if (count == 0) return follow<S>(c, input, layer);
-  c.trace.begin();
-  float squares = read_input<S, Normalised>(c, input, gain, layer);
-  c.trace.arrived(S);
-  if (c.thread % kTileRows == 0)  // the threads that will publish
-    for (int t = c.thread / kTileRows; t < count; t += kConsumers / kTileRows) reset_word(t);
-  if constexpr (Normalised) {
+  const int in_page = Pages::pieces > 1 ? 0 : tile % Pages::tiles;
 #pragma unroll
-    for (int o = 16; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
+  for (int piece = 0; piece < Pages::pieces; piece++) {
+    const bool last = piece == Pages::pieces - 1;
+    const uint4* page = c.pages.take() + in_page * Pages::blocks * kBlockWords + c.lane;
+    uint4 w[Mine::rounds];
+#pragma unroll
+    for (int i = 0; i < Mine::rounds; i++) {
+      if (last && i >= Mine::last_rounds) continue;
+      const bool there = !last || i * kWarps + c.warp < Pages::last;
+      w[i] = there ? page[(i * kWarps + c.warp) * kBlockWords] : make_uint4(0, 0, 0, 0);
+    }
+    if (Pages::pieces > 1 || in_page == Pages::tiles - 1 || tile == count - 1) c.pages.give_back(c.lane);
+    const int row = opaque(c.row);  // else the operands of all blocks would be made before the first page, and spill
+#pragma unroll
+    for (int i = 0; i < Mine::rounds; i++) {
+      if (last && i >= Mine::last_rounds) continue;
+      const int block = piece * Mine::rounds + i;
+      const uint4 x = input.word[block / 8];
+      const bool mine = row == block % 8;
+      multiply_accumulate(even, mine ? x.x : 0, 0, mine ? x.y : 0, 0, w[i].x, w[i].y);
+      multiply_accumulate(odd, mine ? x.z : 0, 0, mine ? x.w : 0, 0, w[i].z, w[i].w);
+    }
   }
-  c.pages.begin();
+  float2 rows = make_float2(even[0] + odd[0], even[1] + odd[1]);
+#pragma unroll
+  for (int o = 4; o < 32; o <<= 1) {
+    rows.x += __shfl_xor_sync(~0u, rows.x, o);
+    rows.y += __shfl_xor_sync(~0u, rows.y, o);
+  }
+  return rows;
+}
+
+// Runs a stage of the kind S: resets() once the input is there, then ending(tile, row of the tile, value, whether it is
+// real) for every row of a batch, with whole warps so that the ending may shuffle.
+template <Stage S, bool Normalised, class Resets, class Ending>
+__device__ __forceinline__ bool matrix_stage(Consumer& c, Stage stage, int layer, const uint4* buffer, const float* gain,
+                                             Resets resets, Ending ending) {
+  const int count = c.span(stage).count;
+  if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
+  c.begin(stage, layer);
+  Input<S> input;
+  const float squares = read_input<S, Normalised>(c, input, buffer, gain, stage, layer);
+  c.trace.arrived();
+  Reset reset = resets();
+#pragma unroll 1
   for (int first = 0; first < count; first += kBatchTiles, c.buffer ^= 1) {
-    const int batch = count - first < kBatchTiles ? count - first : kBatchTiles;
+    const int batch = smaller(count - first, kBatchTiles);
+    const int mine = c.thread / kTileRows, row = c.thread % kTileRows;  // the tile and row that this thread will finish
+#pragma unroll 1
     for (int t = 0; t < batch; t++) {
-      const float2 rows = multiply_tile<S>(c, first + t);
+      const float2 rows = multiply_tile<S>(c, input, first + t, count);
       if (c.lane < 4) *reinterpret_cast<float2*>(&c.shared.sums[c.buffer][t][c.warp][2 * c.lane]) = rows;
     }
-    if (c.lane == 0) c.shared.squares[c.buffer][c.warp] = squares;
-    if (first + batch == count) c.pages.finish(divide_up(count * k_blocks(S), kPageBlocks), c.lane);
+    if (Normalised && c.lane == 0) c.shared.squares[c.buffer][c.warp] = squares;
+    if (first == 0) reset.confirm(c.shared);
     if (!c.meet()) return false;
-    float scale = 1;
-    if constexpr (Normalised) {
-      float total = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; w++) total += c.shared.squares[c.buffer][w];
-      scale = rsqrtf(total / kWidth + kNormEps);
-    }
-    const int t = c.thread / kTileRows, row = c.thread % kTileRows;
     if (c.thread < divide_up(batch * kTileRows, 32) * 32) {
-      float y = 0;
+      float scale = 1, y = 0;
+      if constexpr (Normalised) {
+        float total = 0;
 #pragma unroll
-      for (int w = 0; w < kWarps; w++) y += c.shared.sums[c.buffer][t][w][row];
-      ending(first + t, row, y * scale, t < batch);
+        for (int w = 0; w < kWarps; w++) total += c.shared.squares[c.buffer][w];
+        scale = rsqrtf(total / kWidth + kNormEps);
+      }
+#pragma unroll
+      for (int w = 0; w < kWarps; w++) y += c.shared.sums[c.buffer][mine][w][row];
+      y *= scale;
+      if (mine < batch && y != y) report_nan(c.shared, stage, layer);
+      ending(first + mine, row, y, mine < batch);
     }
   }
-  c.trace.end(S);
+  c.trace.end();
   return true;
 }
 

@@ -1,6 +1,7 @@
 // Every instruction and built-in that touches memory or synchronises, under a name that says what it is for. Nothing
 // else in the kernel contains assembly, so that one day this header alone has to be replaced to run it elsewhere.
 #pragma once
+#include "plan.h"
 
 namespace monotape {
 
@@ -53,6 +54,19 @@ __device__ __forceinline__ void copy_page(void* to, const void* from, uint32_t b
       "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
 }
+// Ordinary accesses before it come before bulk copies after it, and the other way round.
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// Sixteen bytes a lane into shared memory, in groups that can be waited for; `bytes` 0 writes zeros.
+__device__ __forceinline__ void copy_word(void* to, const void* from, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Left>
+__device__ __forceinline__ void wait_copy_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+}
 
 // Words of the exchange: loads and stores that go to the L2, where all workers see them.
 __device__ __forceinline__ uint4 load_word(const uint4* p) {
@@ -67,6 +81,30 @@ __device__ __forceinline__ void store_word(uint4* p, uint4 v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
+// Through the L2, because another worker wrote it: rows of a prefill.
+__device__ __forceinline__ uint4 load_row_word(const uint4* p) { return __ldcg(p); }
+__device__ __forceinline__ float2 load_row_pair(const float2* p) { return __ldcg(p); }
+
+// Adds to a counter in the worker's own shared memory.
+__device__ __forceinline__ void add_to_shared(uint32_t* p, uint32_t n) {
+  asm volatile("red.relaxed.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n) : "memory");
+}
+
+// A counter that all workers raise: what they wrote before is seen by who has waited for it.
+__device__ __forceinline__ void raise_counter(uint32_t* p) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+__device__ __forceinline__ uint32_t read_counter(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void mark_unhealthy(uint32_t* p) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(p) : "memory");
+}
+
+// The host's side of things.
 __device__ __forceinline__ uint32_t load_host_flag(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -75,16 +113,28 @@ __device__ __forceinline__ uint32_t load_host_flag(const uint32_t* p) {
 __device__ __forceinline__ void store_to_host(int* p, int v) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+__device__ __forceinline__ void store_to_host(float* p, float v) { store_to_host(reinterpret_cast<int*>(p), __float_as_int(v)); }
 __device__ __forceinline__ void store_to_host(int64_t* p, int64_t v) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
+__device__ __forceinline__ bool claim_host_word(int* p, int value) { return atomicCAS_system(p, 0, value) == 0; }
 __device__ __forceinline__ void fence_host() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ void fence_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 
 __device__ __forceinline__ int64_t clock_ns() {
   int64_t t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   return t;
+}
+__device__ __forceinline__ int64_t clock_ticks() { return clock64(); }
+__device__ __forceinline__ void rest(int ns) { __nanosleep(ns); }
+
+// A value that the compiler must not see through: what is computed from it is computed again, not kept in registers
+// from one stage to the next. It takes a real instruction, because the assembler too would see through an empty one.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(value) : "r"(threadIdx.x % 32));
+  return value;
 }
 
 // The consumer warps of a block wait for each other; the producer goes on.
@@ -92,22 +142,43 @@ __device__ __forceinline__ void consumers_meet(int threads) {
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
 
-// Two halves of k (16 values each) of one k block: row 0 of the first operand is x, the second is eight weight rows.
-__device__ __forceinline__ void multiply_accumulate(float* c, uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, {%7,%8}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1));
+// c += a * b for 16 rows of a, 8 columns of b and 16 values of k. a0 and a2 are rows 0-7, a1 and a3 rows 8-15.
+__device__ __forceinline__ void multiply_accumulate(float* c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                    uint32_t b0, uint32_t b1) {
+  if constexpr (kFloat16)
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// bf16 pairs. The conversion never makes the pattern "all ones": its only NaN is 0x7fff.
+// Pairs of 16-bit floats, bf16 or fp16 as the weights are. The conversion never makes the pattern "all ones": its only
+// NaN is 0x7fff.
 __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  if constexpr (kFloat16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+__device__ __forceinline__ float widen(uint16_t half) {
+  if constexpr (!kFloat16) return __uint_as_float(static_cast<uint32_t>(half) << 16);
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+  return value;
+}
+__device__ __forceinline__ float low_half(uint32_t pair) {
+  if constexpr (!kFloat16) return __uint_as_float(pair << 16);
+  return widen(static_cast<uint16_t>(pair));
+}
+__device__ __forceinline__ float high_half(uint32_t pair) {
+  if constexpr (!kFloat16) return __uint_as_float(pair & 0xffff0000u);
+  return widen(static_cast<uint16_t>(pair >> 16));
+}
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
-__device__ __forceinline__ float low_half(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_half(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 }  // namespace monotape

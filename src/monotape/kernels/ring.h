@@ -4,26 +4,84 @@
 
 namespace monotape {
 
+constexpr int kMailbox = 16;
+
 struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
-  uint4 x[kWarps][kLongestInput];                       // each warp's own part of a stage's input
-  float sums[2][kBatchTiles][kWarps][kTileRows];        // partial sums of warps; two buffers, used in turn
+  union {
+    float sums[2][kBatchTiles][kWarps][kTileRows];          // partial sums of warps; two buffers, used in turn
+    float attention[kWarps][kGroup][kHeadDim + 2];          // what each warp has of every head
+  };
   float squares[2][kWarps];
-  float residual[kMostWidthTiles * kTileRows];          // this worker's own elements of the residual stream
-  float attention[kWarps * kGroup * (kHeadStride + 2)];
-  float combined[kMaxSplits * (kHeadStride + 2)];
-  float query[kGroup * kHeadStride];
-  float new_key[kHeadStride], new_value[kHeadStride];
+  float residual[kMostWidthTiles * kTileRows];              // this worker's own elements of the residual stream
+  uint4 new_key[kHeadBlocks * 4];                           // of the token at hand, for the unit that it belongs to
+  alignas(16) uint16_t new_value[kHeadDim];
   float best_value[kWarps];
   int best_id[kWarps];
   Span spans[kMatrixStages];
   uint64_t full[kRingPages], empty[kRingPages];
-  volatile int waiting;                                 // consumers are polling
-  volatile int done;                                    // the request has ended: the producer must stop
-  int next_token, failed;
+  int64_t mail_time[kMailbox];
+  int mail_id[kMailbox];
+  uint32_t own_words[2][kMostOwnWords];                     // what this worker publishes in a turn: see housekeeping.h
+  int own_count[2];
+  volatile int mailed, delivered;                           // tokens given to the clerk, and tokens that left
+  volatile int cancel;                                      // the host asked to stop
+  volatile int position;                                    // of the token that the consumers are at
+  volatile int playing;                                     // the ring belongs to the producer
+  volatile int head_first;                                  // a prefill has left its last row to the head
+  volatile int waiting;                                     // consumers are polling
+  volatile int done;                                        // the request has ended: everybody must stop
+  volatile int finish;
+  volatile int progress;                                    // goes up with every stage: the watchdog looks at it
+  volatile int awaited_stage, awaited_layer, awaited_word;  // by whoever waits for long, at that progress
+  volatile int awaited_progress;
+  volatile int nan_place;                                   // layer and stage that gave a NaN; -1: none
+  volatile int failed;                                      // waits are given up
+  int next_token, stopping;
 };
 
 static_assert(sizeof(Shared) <= 227 * 1024, "a block's shared memory");
+
+// How the tiles of a stage lie on pages: a long tile takes several, short ones share one.
+template <Stage S>
+struct Paging {
+  static constexpr int blocks = k_blocks(S);
+  static constexpr int pieces = divide_up(blocks, kPageBlocks);
+  static constexpr int tiles = pieces > 1 ? 1 : kPageBlocks / blocks;
+  static constexpr int last = blocks - (pieces - 1) * kPageBlocks;  // blocks of a tile's last piece
+};
+
+// The KV units that one worker looks at: those of one head, [first, first + count). Splits are as many in every layer
+// of a token, and never fewer later, so that each word of their results is written in every turn.
+struct Share {
+  int kv_head, split, splits, first, count, begin;  // begin: the first position that the layer sees
+  bool has_part, has_new;
+};
+
+__device__ __forceinline__ int split_count(const Params& params, int position) {
+  const int units = position / kUnitPositions + 1;
+  const int widest = params.widest_window ? smaller(units, divide_up(params.widest_window, kUnitPositions) + 1) : units;
+  return smaller(kMaxSplits, divide_up(widest, kUnitsPerSplit));
+}
+
+__device__ inline Share share_of(const Params& params, int layer, int position) {
+  const int window = params.windows[layer], units = position / kUnitPositions + 1;
+  Share share;
+  share.splits = split_count(params, position);
+  share.kv_head = blockIdx.x % kKvHeads;
+  share.split = blockIdx.x / kKvHeads;
+  share.has_part = share.split < share.splits;
+  share.begin = window && position + 1 > window ? position + 1 - window : 0;
+  const int first = share.begin / kUnitPositions, each = divide_up(units - first, share.splits);
+  share.first = smaller(units, first + share.split * each);
+  share.count = smaller(units - share.first, each);
+  share.has_new = share.count > 0 && share.first + share.count == units;
+  return share;
+}
+
+__device__ __forceinline__ uint8_t* kv_unit(const Params& params, int layer, int kv_head, int unit) {
+  return params.kv + ((static_cast<int64_t>(layer) * kKvHeads + kv_head) * params.kv_units + unit) * kUnitBytes;
+}
 
 // Ring positions of one side: which slot is next, and how often the ring has gone round.
 struct Cursor {
@@ -40,31 +98,72 @@ class Producer {
 
   // Plays the tape for every token of the request. Never waits for activations, only for room in the ring.
   __device__ void play(int worker) {
+    while (!shared_.playing)
+      if (shared_.done) return;
+    fence_copies();
     policy_ = streaming_policy();
     const uint8_t* tape = params_.tapes + params_.tape_start[worker];
-    for (int position = params_.cached; !shared_.done; position++) {
-      for (int layer = 0; layer < kLayers; layer++)
-        for (int s = 0; s < 4; s++)
-          if (!segment(tape + layer * params_.layer_bytes[worker], static_cast<Stage>(s))) return drain();
-      const bool headless = position + 1 < params_.prompt_length && !params_.logits_out;
-      if (!headless && !segment(tape, Stage::head)) return drain();
+    const int64_t layer_bytes = params_.layer_bytes[worker];
+    int position = shared_.position;
+    int step = shared_.head_first ? 4 * kLayers : 0;  // four matrices a layer, then the head
+    while (!shared_.done) {
+      const bool head = step == 4 * kLayers;
+      const Stage stage = head ? Stage::head : static_cast<Stage>(step % 4);
+      if (!segment(head ? tape : tape + step / 4 * layer_bytes, stage)) break;
+      if (stage == Stage::qkv && !look_back(step / 4, position)) break;
+      if (head && !shared_.head_first) position++;
+      if (head) shared_.head_first = 0;
+      step = head ? 0 : step + 1;
     }
     drain();
   }
 
  private:
+  // A long tile takes several pages, its last one shorter; short tiles share pages. See Paging.
   __device__ bool segment(const uint8_t* base, Stage stage) {
     const Span& span = shared_.spans[static_cast<int>(stage)];
     const uint8_t* from = base + span.offset;
-    int64_t left = static_cast<int64_t>(span.count) * k_blocks(stage) * kBlockBytes;
-    for (; left > 0; left -= kPageBytes, from += kPageBytes) {
-      if (!room()) return false;
-      const uint32_t bytes = left < kPageBytes ? static_cast<uint32_t>(left) : kPageBytes;
-      barrier_expect(&shared_.full[next_.slot], bytes);
-      copy_page(shared_.ring[next_.slot], from, bytes, &shared_.full[next_.slot], policy_);
-      next_.advance();
-      issued_++;
+    const int blocks = k_blocks(stage);
+    const bool whole = blocks <= kPageBlocks;
+    const int run = whole ? span.count * blocks : blocks, most = whole ? kPageBlocks / blocks * blocks : kPageBlocks;
+    for (int tile = 0; tile < (whole ? 1 : span.count); tile++)
+      for (int left = run; left > 0; left -= most) {
+        const uint32_t bytes = smaller(left, most) * kBlockBytes;
+        if (!page(from, bytes)) return false;
+        from += bytes;
+      }
+    return true;
+  }
+
+  // Earlier positions are prefetched like weights, once everything in them has been written: whole units need the
+  // tokens before them to be done, the last unit all tokens before this one.
+  __device__ bool look_back(int layer, int position) {
+    const Share share = share_of(params_, layer, position);
+    if (!share.has_part) return true;
+    const uint8_t* from = kv_unit(params_, layer, share.kv_head, share.first);
+    for (int unit = 0; unit < share.count; unit += kPageUnits) {
+      const int units = smaller(kPageUnits, share.count - unit);
+      const bool last = share.has_new && unit + units == share.count;
+      const int written = last ? position : position / kUnitPositions * kUnitPositions;
+      if (begun_ < written) {
+        while (shared_.position < written)
+          if (shared_.done) return false;
+        begun_ = written;
+        fence_device();
+        fence_copies();
+      }
+      if (!page(from, units * kUnitBytes)) return false;
+      from += units * kUnitBytes;
     }
+    return true;
+  }
+
+  __device__ bool page(const uint8_t* from, uint32_t bytes) {
+    if (!room()) return false;
+    barrier_expect(&shared_.full[next_.slot], bytes);
+    copy_page(shared_.ring[next_.slot], from, bytes, &shared_.full[next_.slot], policy_);
+    next_.advance();
+    issued_++;
     return true;
   }
 
@@ -98,42 +197,29 @@ class Producer {
   uint64_t policy_ = 0;
   Cursor next_, oldest_;
   int64_t issued_ = 0, landed_ = 0;
+  int begun_ = -1;
 };
 
-// A warp's place in the pages of the running stage. Every warp takes every page in order, whether or not it has a
-// block in it: only so do the barriers' rounds stay in step.
+// A warp's place in the ring. Every warp takes every page in order, whether or not it has work in it.
 class PageReader {
  public:
   __device__ explicit PageReader(Shared& shared) : shared_(shared) {}
 
-  __device__ void begin() { page_ = -1; }
-  // Block `index` of this worker's part of the stage.
-  __device__ const uint4* block(int index, int lane) {
-    while (page_ < index / kPageBlocks) step(lane);
-    return reinterpret_cast<const uint4*>(shared_.ring[cursor_.slot] + index % kPageBlocks * kBlockBytes) + lane;
+  __device__ __forceinline__ const uint4* take() {
+    while (!barrier_passed(&shared_.full[cursor_.slot], cursor_.round))
+      if (shared_.failed) break;  // what was taken is never used: the block's next meeting ends the request
+    return reinterpret_cast<const uint4*>(shared_.ring[cursor_.slot]);
   }
-  // Takes the rest of the stage's pages.
-  __device__ void finish(int pages, int lane) {
-    while (page_ < pages - 1) step(lane);
-    if (page_ >= 0) release(lane);
-  }
-
- private:
-  __device__ void step(int lane) {
-    if (page_ >= 0) release(lane);
-    page_++;
-    while (!barrier_passed(&shared_.full[cursor_.slot], cursor_.round)) {
-    }
-  }
-  __device__ void release(int lane) {
+  __device__ __forceinline__ void give_back(int lane) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(&shared_.empty[cursor_.slot]);
+    // After a failure pages are skipped, not taken: giving them back would have them overwritten while they land.
+    if (lane == 0 && !shared_.failed) barrier_arrive(&shared_.empty[cursor_.slot]);
     cursor_.advance();
   }
 
+ private:
   Shared& shared_;
   Cursor cursor_;
-  int page_ = -1;
 };
 
 }  // namespace monotape

@@ -1,61 +1,87 @@
-// What crosses the boundary between the host and the kernel, and the shape of a block's shared memory.
+// What crosses the boundary between the host and the kernel, and how weights, KV and activations lie in memory.
+//
+// Everything that the tensor cores multiply lies in blocks of 8 x 32 sixteen-bit values, one row of 64 bytes after
+// another: 8 weight rows and 32 values of k, 8 positions and 32 values of a key, 8 values and 32 positions of a value.
+// A lane always takes 16 bytes of a block, its own: row lane / 4, values 8 * (lane % 4) onwards.
 #pragma once
-#include "plan.h"
 #include "ptx.h"
 
 namespace monotape {
 
-constexpr int kWarps = 8;             // consumers; one more warp plays the tape
+constexpr int kWarps = 8;  // consumers; one more warp plays the tape, another talks to the host
 constexpr int kConsumers = kWarps * 32;
-constexpr int kThreads = kConsumers + 32;
+constexpr int kThreads = kConsumers + 64;
 constexpr int kTileRows = 8;
-constexpr int kBlockK = 32;           // k values of a tile that one warp takes at a time
-constexpr int kBlockBytes = kTileRows * kBlockK * 2;
-constexpr int kPageBlocks = 32;
+constexpr int kBlockK = 32;
+constexpr int kBlockBytes = kTileRows * kBlockK * 2, kBlockWords = kBlockBytes / 16;
 constexpr int kPageBytes = kPageBlocks * kBlockBytes;
-constexpr int kBatchTiles = 32;       // tiles whose partial sums are kept before warps add them up
+constexpr int kBatchTiles = 24;  // tiles whose partial sums are kept before warps add them up
 
-enum class Stage : int { qkv = 0, output = 1, gate_up = 2, down = 3, head = 4, attention = 5, combine = 6, sample = 7 };
-constexpr int kMatrixStages = 5;
-enum class Finish : int { running = 0, stop = 1, length = 2, cancelled = 3, numerical_fault = 4, deadline_fault = 5 };
+enum class Stage : int { qkv = 0, output, gate_up, down, head, attention, combine, sample, rows };
+constexpr int kMatrixStages = 5, kTracedStages = 8;
+enum class Finish : int { running = 0, stop, length, cancelled, numerical_fault, deadline_fault };
 
 __host__ __device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
-constexpr int kHeadStride = divide_up(kHeadDim, kTileRows) * kTileRows;  // a head's rows, padded to tiles
-constexpr int kGroup = kHeads / kKvHeads;
-constexpr int kQueryRows = kHeads * kHeadStride, kKvRows = kKvHeads * kHeadStride;
+__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+__host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
-__host__ __device__ constexpr int stage_k(Stage s) {
-  return s == Stage::output ? kQueryRows : s == Stage::down ? divide_up(kFfn, 8) * 8 : divide_up(kWidth, 8) * 8;
-}
+constexpr int kGroup = kHeads / kKvHeads;
+constexpr int kQueryRows = kHeads * kHeadDim, kKvRows = kKvHeads * kHeadDim, kQkvRows = kQueryRows + 2 * kKvRows;
+
+__host__ __device__ constexpr int stage_k(Stage s) { return s == Stage::output ? kQueryRows : s == Stage::down ? kFfn : kWidth; }
 __host__ __device__ constexpr int k_blocks(Stage s) { return divide_up(stage_k(s), kBlockK); }
 
-// Words (16 bytes: eight bf16) of the exchange buffers, each buffer twice, for even and odd turns.
-constexpr int kWidthWords = divide_up(kWidth, 8), kQkvWords = (kQueryRows + 2 * kKvRows) / 8;
+// KV: for each layer and KV head, units of 32 positions; of each the keys, then the values turned on their side.
+constexpr int kUnitPositions = 32;
+constexpr int kHeadBlocks = divide_up(kHeadDim, kBlockK), kHeadTiles = kHeadDim / kTileRows;
+constexpr int kKeyBlocks = kUnitPositions / kTileRows * kHeadBlocks;
+constexpr int kUnitBytes = (kKeyBlocks + kHeadTiles) * kBlockBytes;
+constexpr int kPageUnits = kPageBytes / kUnitBytes;
+static_assert(kPageUnits >= 1, "a unit of KV fits a page");
+static_assert(kHeadDim % 8 == 0 && kHeadDim <= 128 && kRopeDims % 16 == 0 && kGroup <= 8, "heads that attention can do");
+
+// Words (16 bytes: eight values) of the exchange buffers, each buffer twice, for even and odd turns.
+constexpr int kWidthWords = divide_up(kWidth, 8), kQkvWords = kQkvRows / 8;
 constexpr int kAttendedWords = kQueryRows / 8, kActivationWords = divide_up(kFfn, 8);
-constexpr int kMaxSplits = kWorkers / kKvHeads > 16 ? 16 : (kWorkers / kKvHeads > 0 ? kWorkers / kKvHeads : 1);
-constexpr int kPartialWords = kHeadStride / 4 + 1;  // float32 values, then (peak, sum, 0, 0)
-constexpr int kPartialsWords = kHeads * kMaxSplits * kPartialWords;
+constexpr int kMaxSplits = smaller(16, larger(1, kWorkers / kKvHeads));
+constexpr int kHeadWords = kHeadDim / 8, kPartialWords = kHeadDim / 4 + 1;  // float32 values, then (peak, sum, 0, 0)
 
 struct Span {
   int first, count;
   int64_t offset;  // of the segment: in the layer's run, or on the tape for the head
 };
 
-struct Exchange {  // word offsets are the same on host and device
-  uint4 residual[2][kWidthWords];         // what a layer starts from
-  uint4 final_residual[2][kWidthWords];   // what the head starts from
+struct TilePlace {  // where a tile of a stage lies, whoever owns it: at start + layer * stride
+  int64_t start, stride;
+};
+
+struct Exchange {  // word offsets are the same on host and device; all ones before a launch
+  uint4 residual[2][kWidthWords];        // what a layer starts from
+  uint4 final_residual[2][kWidthWords];  // what the head starts from
   uint4 after_attention[2][kWidthWords];
   uint4 qkv[2][kQkvWords];
-  uint4 partials[2][kPartialsWords];
+  uint4 partials[2][kHeads * kMaxSplits * kPartialWords];
   uint4 attended[2][kAttendedWords];
   uint4 activation[2][kActivationWords];
-  uint4 candidates[3][kWorkers];          // three: everybody both writes and reads them, with nothing in between
+  uint4 candidates[3][kWorkers];  // three: everybody both writes and reads them, with nothing in between
+  uint32_t counter;               // arrivals at the barriers of a prefill, from -1
+  uint32_t healthy;               // 0 once a worker has failed: everybody gives up
+  uint32_t spare[2];
+  int4 waits[kWorkers];           // after a deadline: position, layer, stage and word that a worker waited for
 };
 
 struct HostStatus {  // in pinned memory that both sides see
-  int finish, tokens, worker, stage, word, layer;
+  int finish, tokens, worker, stage, layer;  // where a NaN came from
   uint32_t cancel;
-  int launches;
+  int spare[2];
+};
+
+struct Rows {  // activations of a prefill's chunk; 16-bit ones in blocks of 8 rows x 32 values
+  float* residual;     // [rows][width]
+  uint4* normed;
+  uint16_t* qkv;       // [rows][qkv rows]
+  uint4* attended;
+  uint4* activation;
 };
 
 struct Params {
@@ -63,19 +89,20 @@ struct Params {
   const int64_t* tape_start;    // [workers]
   const int64_t* layer_bytes;   // [workers]
   const Span* spans;            // [workers][kMatrixStages]
+  const TilePlace* places;      // [tiles of all stages, one stage after another]
   const float* attention_norm;  // [layers][width]
   const float* ffn_norm;
   const float* final_norm;
-  const float* qkv_bias;        // [layers][q rows + 2 kv rows, heads padded]
+  const float* qkv_bias;        // [layers][qkv rows]
   const float* q_norm;          // [layers][head_dim]
   const float* k_norm;
   const float* cosines;         // [context][rope_dims / 2]
   const float* sines;
   const int* windows;           // [layers]; 0: all
   const uint16_t* embedding;    // [vocab][width], null when tied
-  uint16_t* keys;               // [layers][kv_heads][capacity][head_stride]
-  uint16_t* values;
+  uint8_t* kv;                  // [layers][kv_heads][units]
   Exchange* exchange;
+  Rows rows;
   float* logits;                // [vocab padded]
   float* logits_out;            // [prompt - cached][vocab], null unless logits are asked for
   HostStatus* status;
@@ -83,9 +110,13 @@ struct Params {
   const int* stop_ids;
   int* ids;
   int64_t* times_ns;
-  int64_t* trace;               // [workers][stages][waited, total] clock ticks, or null
-  int64_t kv_capacity, deadline_ns;
+  int64_t* trace;               // [workers][tokens][slots][start, arrived, end] ticks, or null
+  int64_t kv_units, deadline_ns;
+  int first_place[kMatrixStages];
   int prompt_length, cached, max_tokens, stop_count;
+  int chunk;                    // rows of a prefill pass; 0: one token at a time, as in decoding
+  int widest_window;            // of all layers; 0: one sees everything
+  int trace_tokens;
 };
 
 }  // namespace monotape

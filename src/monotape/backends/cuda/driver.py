@@ -1,92 +1,151 @@
-"""The CUDA driver, as much of it as we need: memory that frees itself, compilation, one cooperative launch."""
+"""The GPU through cuda-core, as much of it as we need: memory that frees itself, and one cooperative launch.
+
+cuda.bindings, the driver's own calls, does the few things that cuda-core 1.x does not offer; each place says why.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import hashlib
-import os
-import struct
 import sys
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monotape.config import cache_dir
+from monotape.backends.cuda.compilation import (
+    KERNELS,
+    ResourceUsage,
+    compile_kernel,
+    cuda_core,
+    is_cuda_error,
+    resource_usage,
+)
+from monotape.backends.cuda.detection import HOPPER
 from monotape.errors import BackendError, BackendUnavailable, ResourceError
 
-KERNELS = Path(__file__).parent.parent.parent / "kernels"
-ARCHITECTURE = "sm_90a"
-COMPILE_OPTIONS = ("--std=c++17", f"--gpu-architecture={ARCHITECTURE}")
+__all__ = [
+    "KERNELS", "DeviceMemory", "Kernel", "PinnedMemory", "ResourceUsage", "compile_kernel", "device", "device_name",
+    "driver_errors", "memory_free_and_total", "new_event", "new_stream", "processors", "resource_usage",
+]  # fmt: skip
+_thread = threading.local()
 
 
-def _modules() -> tuple[Any, Any]:
+@contextlib.contextmanager
+def driver_errors() -> Iterator[None]:
+    """Turns an error of the driver into one of ours, with the driver's own name for it."""
     try:
-        from cuda.bindings import driver, nvrtc
-    except ImportError as error:
-        raise BackendUnavailable(
-            "The CUDA packages are not installed.", "Install them with: pip install 'monotape[cuda]'"
-        ) from error
-    return driver, nvrtc
+        yield
+    except Exception as error:
+        if not is_cuda_error(error):
+            raise
+        if "OUT_OF_MEMORY" in str(error):
+            raise ResourceError(
+                "The GPU has too little free memory.", "Use a smaller model or --max-model-len."
+            ) from error
+        name = str(error).split(":")[0].strip()
+        raise BackendError(f"The CUDA driver says {name}.", "Run `monotape doctor`.") from error
 
 
-def check(result: tuple[Any, ...]) -> Any:
-    """The value of a driver call; an error of it becomes an exception with the driver's own name for it."""
+def _bindings() -> Any:
+    cuda_core()  # says what is missing when nothing is installed
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _check(result: tuple[Any, ...]) -> Any:
+    """The value of a call of cuda.bindings."""
     status, *values = result
     if int(status) == 0:
         return values[0] if len(values) == 1 else tuple(values)
-    name = getattr(status, "name", str(status))
-    if "OUT_OF_MEMORY" in name:
-        raise ResourceError("The GPU has too little free memory.", "Use a smaller model or --max-model-len.")
-    raise BackendError(f"The CUDA driver says {name}.", "Run `monotape doctor`.")
+    raise BackendError(f"The CUDA driver says {getattr(status, 'name', status)}.", "Run `monotape doctor`.")
 
 
 def device() -> Any:
-    """The first GPU, its context made current in this thread."""
-    gpu, context = _gpu_and_context()
-    check((*_modules()[0].cuCtxSetCurrent(context), None))
+    """The first GPU, its context made current in this thread. Anything but a Hopper is refused."""
+    _require_hopper()
+    gpu = cuda_core().Device(0)
+    if not getattr(_thread, "ready", False):
+        with driver_errors():
+            gpu.set_current()
+        _thread.ready = True
     return gpu
 
 
 @cache
-def _gpu_and_context() -> tuple[Any, Any]:
-    """Anything but a Hopper is refused."""
-    driver, _ = _modules()
+def _require_hopper() -> None:
+    core = cuda_core()
     try:
-        check(driver.cuInit(0))
-        gpu = check(driver.cuDeviceGet(0))
-    except (BackendError, RuntimeError) as error:  # no device, or no driver at all
+        gpu = core.Device(0)
+        capability, name = tuple(gpu.compute_capability), gpu.name
+    except Exception as error:  # no device, or no driver at all: each layer has its own exception for that
         raise BackendUnavailable(
             "No NVIDIA GPU can be used here.", "Install the NVIDIA driver, or use --backend cpu."
         ) from error
-    attribute = driver.CUdevice_attribute
-    major = check(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, gpu))
-    if major != 9:
-        name = check(driver.cuDeviceGetName(80, gpu)).decode().strip("\0")
+    if capability != HOPPER:
         raise BackendUnavailable(
             f"The GPU is a {name}; the kernel is written for Hopper (H100, H200).", "Use --backend cpu."
         )
-    return gpu, check(driver.cuDevicePrimaryCtxRetain(gpu))
+
+
+def device_name() -> str:
+    return str(device().name)
 
 
 def processors() -> int:
     """How many multiprocessors the GPU has: the number of workers."""
-    driver, _ = _modules()
-    kind = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-    return int(check(driver.cuDeviceGetAttribute(kind, device())))
+    return int(device().properties.multiprocessor_count)
+
+
+def memory_free_and_total() -> tuple[int, int]:
+    """Bytes of GPU memory that can still be taken, and all there are."""
+    device()
+    free, total = _check(
+        _bindings().cuMemGetInfo()
+    )  # cuda-core asks another library for this, for all processes
+    pool = _pool().attributes
+    return int(free) + pool.reserved_mem_current - pool.used_mem_current, int(total)
+
+
+def new_stream() -> Any:
+    """A queue of work of its own; it neither waits for the default stream nor holds it up."""
+    with driver_errors():
+        return device().create_stream()
+
+
+def new_event() -> Any:
+    """A mark on a stream, which can be asked or waited for."""
+    with driver_errors():
+        return device().create_event()
+
+
+@cache
+def _pool() -> Any:
+    """A pool of our own: unlike the process's default one it gives memory back when nothing uses it."""
+    core = cuda_core()
+    with driver_errors():
+        return core.DeviceMemoryResource(device(), core.DeviceMemoryResourceOptions())
+
+
+@cache
+def _memory_stream() -> Any:
+    return new_stream()
 
 
 class DeviceMemory:
     """Bytes on the GPU."""
 
     def __init__(self, count: int) -> None:
-        driver, _ = _modules()
         device()
         self.bytes = count
-        self.pointer = int(check(driver.cuMemAlloc(max(count, 16))))
+        with driver_errors():
+            self._buffer = _pool().allocate(max(count, 16), stream=_memory_stream())
+            _memory_stream().sync()  # from here on every stream may use it
+        self.pointer = int(self._buffer.handle)
 
     @classmethod
     def of(cls, array: NDArray[Any]) -> DeviceMemory:
@@ -95,153 +154,132 @@ class DeviceMemory:
         return memory
 
     def write(self, array: NDArray[Any], offset: int = 0) -> None:
-        driver, _ = _modules()
         device()
         contiguous = np.ascontiguousarray(array)
-        check((*driver.cuMemcpyHtoD(self.pointer + offset, contiguous.ctypes.data, contiguous.nbytes), None))
+        if contiguous.nbytes:
+            self.copy_in(contiguous.ctypes.data, contiguous.nbytes, offset, _memory_stream())
+            _memory_stream().sync()
+
+    def copy_in(self, host_pointer: int, count: int, offset: int, stream: Any) -> None:
+        """Starts a copy from host memory, which must stay as it is until `stream` has come to its end."""
+        assert offset >= 0 and offset + count <= self.bytes, f"{count} bytes at {offset} of {self.bytes}"
+        view = cuda_core().Buffer.from_handle
+        with driver_errors():
+            view(self.pointer + offset, count).copy_from(view(host_pointer, count), stream=stream)
 
     def read(self, array: NDArray[Any]) -> NDArray[Any]:
-        driver, _ = _modules()
         device()
-        check((*driver.cuMemcpyDtoH(array.ctypes.data, self.pointer, array.nbytes), None))
+        assert array.flags.c_contiguous and array.nbytes <= self.bytes
+        view = cuda_core().Buffer.from_handle
+        with driver_errors():
+            host = view(array.ctypes.data, array.nbytes)
+            host.copy_from(view(self.pointer, array.nbytes), stream=_memory_stream())
+            _memory_stream().sync()
         return array
 
-    def fill(self, byte: int, stream: Any = 0) -> None:
-        """In the order of `stream`; the default stream does not wait for ours, nor ours for it."""
-        driver, _ = _modules()
-        check((*driver.cuMemsetD8Async(self.pointer, byte, self.bytes, stream), None))
+    def fill(self, byte: int, stream: Any = None) -> None:
+        """In the order of `stream`; without one, done when this returns."""
+        device()
+        with driver_errors():
+            self._buffer.fill(byte, stream=stream or _memory_stream())
+            if stream is None:
+                _memory_stream().sync()
+
+    def copy_rows(self, source: DeviceMemory, source_pitch: int, pitch: int, width: int, rows: int) -> None:
+        """Rows that lie `source_pitch` apart there and `pitch` apart here. cuda-core copies only whole buffers."""
+        driver = _bindings()
+        device()
+        copy = driver.CUDA_MEMCPY2D()
+        copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.srcDevice, copy.srcPitch = source.pointer, source_pitch
+        copy.dstDevice, copy.dstPitch = self.pointer, pitch
+        copy.WidthInBytes, copy.Height = width, rows
+        stream = _memory_stream()
+        _check((*driver.cuMemcpy2DAsync(copy, stream.handle), None))
+        stream.sync()
+
+    def close(self) -> None:
+        """Gives the memory back; nothing happens the second time."""
+        buffer, self._buffer, self.pointer = getattr(self, "_buffer", None), None, 0
+        if buffer is not None:
+            device().sync()  # a pool hands memory on at once, even while a kernel still reads it
+            buffer.close()
 
     def __del__(self) -> None:
-        if getattr(self, "pointer", 0) and not sys.is_finalizing():
-            _modules()[0].cuMemFree(self.pointer)
-            self.pointer = 0
+        if not sys.is_finalizing():
+            with contextlib.suppress(Exception):  # after a fault of the kernel every call fails, this one too
+                self.close()
 
 
 class PinnedMemory:
     """Host memory that the GPU sees at the same address; zeroed."""
 
     def __init__(self, count: int) -> None:
-        driver, _ = _modules()
         device()
-        self.pointer = int(check(driver.cuMemHostAlloc(max(count, 16), 2)))  # DEVICEMAP
+        with driver_errors():
+            # Not from a pool of pinned memory: not every driver that runs a Hopper has those.
+            self._buffer = cuda_core().LegacyPinnedMemoryResource().allocate(max(count, 16))
+        self.pointer = int(self._buffer.handle)
         self.view = np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(self.pointer))
         self.view[:] = 0
 
+    def close(self) -> None:
+        """Gives the memory back; `view` must not be used any more."""
+        buffer, self._buffer = getattr(self, "_buffer", None), None
+        if buffer is not None:
+            device().sync()
+            buffer.close()
+
     def __del__(self) -> None:
-        if getattr(self, "pointer", 0) and not sys.is_finalizing():
-            _modules()[0].cuMemFreeHost(self.pointer)
-            self.pointer = 0
-
-
-def compile_kernel(header: str) -> bytes:
-    """The cubin for this plan.h, from the cache where sources, options and compiler are the same."""
-    sources = {
-        path.name: path.read_text() for path in sorted(KERNELS.iterdir()) if path.suffix in (".h", ".cu")
-    }
-    _, nvrtc = _modules()
-    version = check(nvrtc.nvrtcVersion())
-    key = hashlib.sha256(repr((header, sources, COMPILE_OPTIONS, version)).encode()).hexdigest()[:24]
-    path = cache_dir() / "cubin" / f"{key}.cubin"
-    if path.exists():
-        return path.read_bytes()
-    cubin = _compile(header, sources)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(cubin)
-    os.replace(temporary, path)
-    return cubin
-
-
-def _compile(header: str, sources: dict[str, str]) -> bytes:
-    _, nvrtc = _modules()
-    included = {**{name: text for name, text in sources.items() if name.endswith(".h")}, "plan.h": header}
-    names, texts = [name.encode() for name in included], [text.encode() for text in included.values()]
-    program = check(
-        nvrtc.nvrtcCreateProgram(sources["monotape.cu"].encode(), b"monotape.cu", len(names), texts, names)
-    )
-    options = [option.encode() for option in COMPILE_OPTIONS]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    if int(status):
-        log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program))
-        check(nvrtc.nvrtcGetProgramLog(program, log))
-        raise BackendError(f"The kernel does not compile: {log.decode()}", "This is a fault in Monotape.")
-    cubin: bytes = b" " * check(nvrtc.nvrtcGetCUBINSize(program))
-    check(nvrtc.nvrtcGetCUBIN(program, cubin))
-    check(nvrtc.nvrtcDestroyProgram(program))
-    return cubin
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceUsage:
-    """What a compiled kernel takes per thread."""
-
-    registers: int
-    stack_bytes: int
-
-
-def resource_usage(cubin: bytes) -> ResourceUsage:
-    """Read off the cubin's .nv.info sections, so that it can be checked where there is no GPU."""
-    registers: list[int] = []
-    stack: list[int] = []
-    for data in _elf_sections(cubin, ".nv.info"):
-        position = 0
-        while position + 4 <= len(data):
-            kind, attribute, size = struct.unpack_from("<BBH", data, position)
-            if kind == 4 and attribute in (0x2F, 0x11) and size >= 8:  # EIATTR_REGCOUNT, EIATTR_FRAME_SIZE
-                value = struct.unpack_from("<II", data, position + 4)[1]
-                (registers if attribute == 0x2F else stack).append(value)
-            position += 4 + (size if kind == 4 else 0)
-    return ResourceUsage(max(registers), max(stack, default=0))
-
-
-def _elf_sections(image: bytes, name: str) -> list[bytes]:
-    """The contents of an ELF file's sections of that name."""
-    (table,) = struct.unpack_from("<Q", image, 0x28)
-    size, count, names_index = struct.unpack_from("<HHH", image, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQ", image, table + i * size) for i in range(count)]
-    names = headers[names_index][4]
-    found = []
-    for entry, _, _, _, offset, length in headers:
-        start = names + entry
-        if image[start : image.index(b"\0", start)].decode() == name:
-            found.append(image[offset : offset + length])
-    return found
+        if not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                self.close()
 
 
 class Kernel:
-    """A loaded kernel that takes one pointer to its parameters."""
+    """A loaded kernel that takes one structure by value."""
 
     def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
-        driver, _ = _modules()
         device()
-        self._module = check(driver.cuModuleLoadData(cubin))
-        self._function = check(driver.cuModuleGetFunction(self._module, name.encode()))
-        self._shared_bytes = shared_bytes
+        with driver_errors():
+            self._code = cuda_core().ObjectCode.from_cubin(cubin)
+            self._kernel = self._code.get_kernel(name)
+        self.stream, self._done = new_stream(), new_event()
         self.launches = 0
+        self._shared_bytes = shared_bytes
+        self._allow_shared_memory(shared_bytes)
+
+    def _allow_shared_memory(self, count: int) -> None:
+        """More than 48 KB must be asked for, and cuda-core's attributes of a kernel can only be read."""
+        driver = _bindings()
         kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(driver.cuFuncSetAttribute(self._function, kind, shared_bytes))
-        self.stream = check(driver.cuStreamCreate(1))
+        _check(driver.cuKernelSetAttribute(kind, count, driver.CUkernel(int(self._kernel.handle)), 0))
 
     def launch(self, blocks: int, threads: int, parameters: ctypes.Structure) -> None:
-        """All blocks are resident together, or the launch fails."""
-        driver, _ = _modules()
+        """All blocks are resident together, or the launch fails.
+
+        Through cuda.bindings because cuda-core's `launch` refuses a structure as an argument.
+        """
+        driver = _bindings()
         device()
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
-        check(
+        _check(
             driver.cuLaunchCooperativeKernel(
-                self._function, blocks, 1, 1, threads, 1, 1, self._shared_bytes, self.stream,
-                ctypes.addressof(pointers),
+                driver.CUfunction(int(self._kernel.handle)), blocks, 1, 1, threads, 1, 1, self._shared_bytes,
+                self.stream.handle, ctypes.addressof(pointers),
             )
         )  # fmt: skip
         self.launches += 1
+        with driver_errors():
+            self.stream.record(self._done)
 
     def finished(self) -> bool:
-        driver, _ = _modules()
+        """Whether the latest launch has ended; a fault of it is raised here."""
         device()
-        (status,) = driver.cuStreamQuery(self.stream)
-        if int(status) not in (0, 600):
-            check((status,))
-        return int(status) == 0
+        with driver_errors():
+            return bool(self._done.is_done)
 
     def wait(self) -> None:
-        check((*_modules()[0].cuStreamSynchronize(self.stream), None))
+        device()
+        with driver_errors():
+            self.stream.sync()

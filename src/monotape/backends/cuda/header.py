@@ -7,60 +7,103 @@ from monotape.models.spec import ModelSpec
 from monotape.plan.types import Format, Plan
 
 SHARED_MEMORY = 227 * 1024  # what a block may have on Hopper
-PAGE_BYTES = 16 * 1024
-_WARPS, _BATCH_TILES = 8, 32
+BLOCK_BYTES = 512  # 8 rows of 32 values
+_WARPS, _BATCH_TILES, _BLOCK_K = 8, 24, 32
+_OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 
 
 def plan_header(
-    spec: ModelSpec, plan: Plan, *, trace: bool = False, few: int = 1, many: int = 4, fence: bool = True
+    spec: ModelSpec,
+    plan: Plan,
+    *,
+    trace: bool = False,
+    few: int = 1,
+    many: int = 4,
+    units_per_split: int = 8,
 ) -> str:
     """plan.h for this model on this machine."""
     check_supported(spec, plan)
     rank = plan.ranks[0]
     width_tiles = max(span.count for span in rank.layer_stages[1].spans)
-    longest_blocks = max(stage.padded_k for stage in rank.stages) // 32
-    longest_input = 4 * -(-longest_blocks // _WARPS)
+    blocks = page_blocks(spec, plan)
     constants = {
         "kWorkers": plan.machine.workers, "kLayers": spec.layers, "kWidth": spec.width, "kHeads": spec.heads,
         "kKvHeads": spec.kv_heads, "kHeadDim": spec.head_dim, "kFfn": spec.ffn, "kVocab": spec.vocab,
-        "kRopeDims": spec.rope.dims, "kLongestInput": longest_input, "kMostWidthTiles": max(1, width_tiles),
-        "kRingPages": ring_pages(spec, longest_input, width_tiles),
+        "kRopeDims": spec.rope.dims, "kMostWidthTiles": max(1, width_tiles), "kPageBlocks": blocks,
+        "kRingPages": ring_pages(spec, plan, blocks), "kUnitsPerSplit": units_per_split,
+        "kMostOwnWords": own_words(spec, plan),
     }  # fmt: skip
     lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines += [
         f"constexpr float kNormEps = {spec.norm_eps!r}f, kAttentionScale = {spec.attention_scale!r}f;",
         f"constexpr bool kQkvBias = {str(spec.qkv_bias).lower()}, kQkNorm = {str(spec.qk_norm).lower()};",
+        f"constexpr bool kFloat16 = {str(plan.format is Format.F16).lower()};",
         # Copies in flight: few while consumers poll the exchange, which must not queue behind them; then many.
         f"constexpr int kFewInFlight = {few}, kManyInFlight = {many};",
-        f"constexpr bool kFenceResets = {str(fence).lower()};",
         f"constexpr bool kTrace = {str(trace).lower()};",
     ]
     return "#pragma once\nnamespace monotape {\n" + "\n".join(lines) + "\n}  // namespace monotape\n"
 
 
-def ring_pages(spec: ModelSpec, longest_input: int, width_tiles: int) -> int:
-    """As many pages as shared memory holds beside everything else that types.h and ring.h keep there."""
+def page_blocks(spec: ModelSpec, plan: Plan) -> int:
+    """Blocks of a page: the size that leaves the least of the ring empty, weighted by what each stage streams."""
+    unit = kv_unit_bytes(spec) // BLOCK_BYTES
+
+    def wasted(size: int) -> float:
+        waste = 0.0
+        for stage in plan.ranks[0].layer_stages:
+            blocks = stage.padded_k // _BLOCK_K
+            pieces = -(-blocks // size)
+            used = blocks / (pieces * size) if pieces > 1 else size // blocks * blocks / size
+            waste += (1 - used) * stage.tiles * blocks
+        return waste
+
+    return min((size for size in (32, 40, 24) if size >= unit), key=wasted)
+
+
+def kv_unit_bytes(spec: ModelSpec) -> int:
+    """Bytes of 32 positions of one KV head: keys in blocks of 32 values, then values on their side."""
+    return (4 * -(-spec.head_dim // _BLOCK_K) + spec.head_dim // 8) * BLOCK_BYTES
+
+
+def own_words(spec: ModelSpec, plan: Plan) -> int:
+    """The most words that one worker publishes in a layer, the activation apart: kernels/housekeeping.h."""
+    qkv, output = plan.ranks[0].layer_stages[:2]
+    matrices = max(q.count + 2 * o.count for q, o in zip(qkv.spans, output.spans, strict=True))
+    attention = spec.heads // spec.kv_heads * (spec.head_dim // 4 + 1)
+    combined = -(-spec.heads // plan.machine.workers) * (spec.head_dim // 8)
+    return matrices + attention + combined
+
+
+def ring_pages(spec: ModelSpec, plan: Plan, blocks: int) -> int:
+    """As many pages as shared memory holds beside everything else that ring.h keeps there."""
     group, head = spec.heads // spec.kv_heads, spec.head_dim
-    inputs = _WARPS * longest_input * 16
     sums = 2 * _BATCH_TILES * _WARPS * 8 * 4
-    heads = 4 * (_WARPS * group * (head + 2) + 16 * (head + 2) + group * head + 2 * head)
-    rest = inputs + sums + heads + 4 * 8 * width_tiles + 2048
-    return (SHARED_MEMORY - rest) // PAGE_BYTES
+    attention = 4 * _WARPS * group * (head + 2)
+    width_tiles = max(span.count for span in plan.ranks[0].layer_stages[1].spans)
+    lists = 2 * 4 * own_words(spec, plan)
+    rest = max(sums, attention) + lists + 4 * 8 * width_tiles + 4 * head + _OTHER_SHARED
+    return (SHARED_MEMORY - rest) // (blocks * BLOCK_BYTES)
 
 
 def check_supported(spec: ModelSpec, plan: Plan) -> None:
-    if spec.head_dim % 8 or spec.head_dim > 256 or spec.rope.dims % 2:
+    if spec.head_dim % 8 or spec.head_dim > 128 or spec.rope.dims % 16:
         raise UnsupportedModel(
-            f"The CUDA kernel does not run heads of {spec.head_dim} values.",
-            "They must be a multiple of 8 up to 256; use --backend cpu.",
+            f"The CUDA kernel does not run heads of {spec.head_dim} values of which {spec.rope.dims} rotate.",
+            "They must be a multiple of 8 up to 128, rotated in multiples of 16; use --backend cpu.",
+        )
+    if spec.heads // spec.kv_heads > 8:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run {spec.heads // spec.kv_heads} query heads to a KV head.",
+            "At most 8 can share one; use --backend cpu.",
         )
     if plan.machine.workers < spec.kv_heads:
         raise UnsupportedModel(
             f"{plan.machine.workers} workers cannot share {spec.kv_heads} KV heads.",
             "Use as many workers as heads.",
         )
-    if plan.format is not Format.BF16:
+    if plan.format not in (Format.BF16, Format.F16):
         raise UnsupportedModel(
             f"The CUDA kernel does not run {plan.format.value} weights yet.",
-            "Use --dtype bf16, or --backend cpu.",
+            "Use --dtype bf16 or fp16, or --backend cpu.",
         )

@@ -1,0 +1,132 @@
+"""Compiles the kernel with NVRTC, keeps the result under a name made of its contents, and reads what it takes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monotape.config import cache_dir
+from monotape.errors import BackendError, BackendUnavailable
+
+KERNELS = Path(__file__).parent.parent.parent / "kernels"
+ARCHITECTURE = "sm_90a"
+STANDARD = "c++17"
+KERNEL_FILE = "monotape.cu"
+
+
+def cuda_core() -> Any:
+    """The cuda-core package; importing it takes a third of a second, so nothing does before it is needed."""
+    try:
+        import cuda.core
+    except ImportError as error:
+        raise BackendUnavailable(
+            "The CUDA packages are not installed.", "Install them with: pip install 'monotape[cuda]'"
+        ) from error
+    return cuda.core
+
+
+def compile_kernel(header: str, source: str = KERNEL_FILE) -> bytes:
+    """The cubin of a kernel file for this plan.h, from the cache where sources, options and compiler are the same."""
+    path = cached_path(header, source)
+    if path.exists():
+        return path.read_bytes()
+    cubin = _compile(header, source)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(cubin)
+    os.replace(temporary, path)  # whole or not at all, also when two processes compile the same
+    return cubin
+
+
+def cached_path(header: str, source: str = KERNEL_FILE) -> Path:
+    """Where the cubin lies once it has been compiled."""
+    files = [KERNELS / source, *sorted(KERNELS.glob("*.h"))]
+    contents = [(file.name, file.read_text()) for file in files]
+    key = repr((header, contents, ARCHITECTURE, STANDARD, _compiler_version()))
+    return cache_dir() / "cubin" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
+
+
+def _compiler_version() -> tuple[int, int]:
+    try:
+        from cuda.bindings import nvrtc  # cuda-core does not tell NVRTC's version
+    except ImportError as error:
+        raise BackendUnavailable(
+            "The CUDA packages are not installed.", "Install them with: pip install 'monotape[cuda]'"
+        ) from error
+    try:
+        status, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        raise BackendUnavailable(
+            "NVRTC, NVIDIA's runtime compiler, is not installed.",
+            "Install it with: pip install nvidia-cuda-nvrtc",
+        ) from error
+    assert int(status) == 0
+    return major, minor
+
+
+def _compile(header: str, source: str) -> bytes:
+    core = cuda_core()
+    with tempfile.TemporaryDirectory() as folder:
+        # cuda-core takes headers from folders only, so plan.h becomes a file for a moment.
+        Path(folder, "plan.h").write_text(header)
+        options = core.ProgramOptions(
+            name=source, arch=ARCHITECTURE, std=STANDARD, include_path=[folder, str(KERNELS)]
+        )
+        try:
+            program = core.Program((KERNELS / source).read_text(), "c++", options=options)
+            cubin = program.compile("cubin").code
+        except Exception as error:
+            if not is_cuda_error(error):
+                raise
+            raise BackendError(
+                f"The kernel does not compile: {error}", "This is a fault in Monotape."
+            ) from error
+    assert isinstance(cubin, bytes)
+    return cubin
+
+
+def is_cuda_error(error: BaseException) -> bool:
+    """Whether cuda-core raised it for the driver or the compiler; the class itself has no public name."""
+    return any(kind.__name__ == "CUDAError" for kind in type(error).__mro__)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUsage:
+    """What a compiled kernel takes per thread."""
+
+    registers: int
+    stack_bytes: int
+
+
+def resource_usage(cubin: bytes) -> ResourceUsage:
+    """Read off the cubin's .nv.info sections, so that it can be checked where there is no GPU."""
+    registers: list[int] = []
+    stack: list[int] = []
+    for data in _elf_sections(cubin, ".nv.info"):
+        position = 0
+        while position + 4 <= len(data):
+            kind, attribute, size = struct.unpack_from("<BBH", data, position)
+            if kind == 4 and attribute in (0x2F, 0x11) and size >= 8:  # EIATTR_REGCOUNT, EIATTR_FRAME_SIZE
+                value = struct.unpack_from("<II", data, position + 4)[1]
+                (registers if attribute == 0x2F else stack).append(value)
+            position += 4 + (size if kind == 4 else 0)
+    return ResourceUsage(max(registers), max(stack, default=0))
+
+
+def _elf_sections(image: bytes, name: str) -> list[bytes]:
+    """The contents of an ELF file's sections of that name."""
+    (table,) = struct.unpack_from("<Q", image, 0x28)
+    size, count, names_index = struct.unpack_from("<HHH", image, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", image, table + i * size) for i in range(count)]
+    names = headers[names_index][4]
+    found = []
+    for entry, _, _, _, offset, length in headers:
+        start = names + entry
+        if image[start : image.index(b"\0", start)].decode() == name:
+            found.append(image[offset : offset + length])
+    return found

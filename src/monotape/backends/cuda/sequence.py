@@ -1,0 +1,47 @@
+"""The KV of one conversation on the GPU. It starts small and grows with the conversation."""
+
+from __future__ import annotations
+
+from monotape.backends.cuda.driver import DeviceMemory
+from monotape.backends.cuda.header import kv_unit_bytes
+from monotape.models.spec import ModelSpec
+
+UNIT = 32  # positions; kernels/types.h: kUnitPositions
+_STEP_UNITS = 64  # growing by at least 2,048 positions keeps growing rare
+
+
+class CudaSequence:
+    """kernels/types.h: [layers][kv heads][units of 32 positions]"""
+
+    def __init__(self, spec: ModelSpec, context: int) -> None:
+        self.length = 0
+        self._heads = spec.layers * spec.kv_heads
+        self._unit_bytes = kv_unit_bytes(spec)
+        self._most_units = -(-context // UNIT)
+        self.units = 0
+        self._memory: DeviceMemory | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self._heads * self.units * self._unit_bytes
+
+    @property
+    def pointer(self) -> int:
+        return self._memory.pointer if self._memory else 0
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= self.length
+        self.length = length
+
+    def reserve(self, positions: int) -> None:
+        """Makes room for that many positions; what is there stays. Zeros, because the kernel multiplies all of it."""
+        wanted = -(-positions // UNIT)
+        if wanted <= self.units:
+            return
+        units = min(self._most_units, max(wanted, self.units * 2, _STEP_UNITS))
+        memory = DeviceMemory(self._heads * units * self._unit_bytes)
+        memory.fill(0)
+        if self._memory is not None and self.length:
+            old, new = self.units * self._unit_bytes, units * self._unit_bytes
+            memory.copy_rows(self._memory, old, new, old, self._heads)
+        self._memory, self.units = memory, units

@@ -1,0 +1,95 @@
+"""Moves what threads make piece by piece onto the GPU: one pinned slot is filled while another is being copied."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from monotape.backends.cuda.driver import DeviceMemory, PinnedMemory, driver_errors, new_event, new_stream
+from monotape.weights.tapes import Bytes
+
+SLOT_BYTES = 2 << 20  # long enough for the bus to run at full speed, short enough to stay in a core's cache
+MOST_THREADS = 16
+_SLOTS = 2  # a thread
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of device memory that is packed and copied at once: at most SLOT_BYTES."""
+
+    memory: DeviceMemory
+    offset: int
+    bytes: int
+    pack: Callable[[Bytes], None]  # fills all of the bytes it is given
+
+
+class _Lane:
+    """What one thread owns: a stream, and slots whose events say when their copies have ended."""
+
+    def __init__(self) -> None:
+        self.stream = new_stream()
+        self._slots = [PinnedMemory(SLOT_BYTES) for _ in range(_SLOTS)]
+        self._copied = [new_event() for _ in range(_SLOTS)]
+        self._turn = 0
+
+    def move(self, piece: Piece) -> None:
+        slot, copied = self._slots[self._turn], self._copied[self._turn]
+        self._turn = (self._turn + 1) % _SLOTS
+        with driver_errors():
+            copied.sync()
+        piece.pack(slot.view[: piece.bytes])
+        piece.memory.copy_in(slot.pointer, piece.bytes, piece.offset, self.stream)
+        with driver_errors():
+            self.stream.record(copied)
+
+    def close(self) -> None:
+        with driver_errors():
+            self.stream.sync()
+        for slot in self._slots:
+            slot.close()
+
+
+class Staging:
+    """Threads that move pieces. Leaving the `with` block means that every copy has landed, or that one has failed."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._pool = ThreadPoolExecutor(threads or min(MOST_THREADS, _cores()))
+        self._own = threading.local()
+        self._lanes: list[_Lane] = []
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for lane in self._lanes:
+            lane.close()
+
+    def run(self, function: Callable[[], Result]) -> Future[Result]:
+        """Anything else that should happen meanwhile."""
+        return self._pool.submit(function)
+
+    def move(self, pieces: Sequence[Piece]) -> Iterator[int]:
+        """Moves all of them, in order as far as threads allow; yields how many are done, in order."""
+        jobs = [self._pool.submit(self._move, piece) for piece in pieces]
+        for done, job in enumerate(jobs, start=1):
+            job.result()
+            yield done
+
+    def _move(self, piece: Piece) -> None:
+        lane: _Lane | None = getattr(self._own, "lane", None)
+        if lane is None:
+            lane = self._own.lane = _Lane()
+            self._lanes.append(lane)
+        lane.move(piece)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    affinity: Any = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,0 +1,171 @@
+"""Where a token's time goes: what each worker did when, as a table and as a trace for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.plan.types import Plan
+
+#: One worker in one stage. `layer` is the number of layers for what follows the last one.
+RECORD = np.dtype(
+    [
+        ("worker", "i4"), ("token", "i4"), ("layer", "i4"), ("stage", "i4"),
+        ("start_ns", "i8"), ("waited_ns", "i8"), ("end_ns", "i8"),
+    ]
+)  # fmt: skip
+_AFTER_LAYERS = ("head", "sample")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecords:
+    """What was recorded of a few tokens, and what they had to read."""
+
+    records: NDArray[Any]  # of RECORD
+    stages: tuple[str, ...]  # their names, by number
+    stage_bytes: Mapping[str, int]  # what all workers together read for a stage, in all layers of one token
+
+
+@runtime_checkable
+class Traced(Protocol):
+    """A backend that can record itself."""
+
+    def trace(self, prompt: Sequence[int], tokens: int) -> TraceRecords:
+        """Decodes `tokens` tokens after a prompt, and keeps when each worker did what."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of one token, the mean over workers and tokens."""
+
+    stage: str
+    time_s: float
+    waiting_s: float
+    bytes: int
+
+    def streaming_s(self, bandwidth: float) -> float:
+        return self.bytes / bandwidth
+
+    def share(self, bandwidth: float) -> float:
+        """Of the ceiling: 1 if the stage took no longer than reading its bytes does."""
+        return self.streaming_s(bandwidth) / self.time_s if self.time_s else 0.0
+
+
+def records_of(
+    clocks: NDArray[np.int64], layers: int, stages: Sequence[str], stage_bytes: Mapping[str, int]
+) -> TraceRecords:
+    """From what the kernel writes: [workers][tokens][slots][start, arrived, end] ns, 0 where nothing happened.
+
+    Slots are the stages of layer 0, of layer 1, ..., then the head and the sampler (kernels/consumer.h).
+    """
+    per_layer = (clocks.shape[2] - len(_AFTER_LAYERS)) // layers
+    assert clocks.shape[2] == layers * per_layer + len(_AFTER_LAYERS)
+    layer, stage = np.divmod(np.arange(layers * per_layer), per_layer)
+    layer = np.append(layer, [layers] * len(_AFTER_LAYERS))
+    stage = np.append(stage, [list(stages).index(name) for name in _AFTER_LAYERS])
+    worker, token, slot = np.nonzero((clocks[..., 0] > 0) & (clocks[..., 2] > 0))
+    start, arrived, end = clocks[worker, token, slot].T
+    records = np.zeros(worker.size, RECORD)
+    records["worker"], records["token"] = worker, token
+    records["layer"], records["stage"] = layer[slot], stage[slot]
+    records["start_ns"], records["end_ns"] = start, end
+    records["waited_ns"] = np.where(arrived > 0, arrived - start, 0)
+    return TraceRecords(records, tuple(stages), stage_bytes)
+
+
+def stage_bytes_of(plan: Plan, context: int) -> dict[str, int]:
+    """What one token reads in each stage, all layers together."""
+    rank = plan.ranks[0]
+    found = {stage.name: 0 for stage in rank.stages}
+    for tape in rank.tapes:
+        for segment in tape.layer_segments:
+            found[segment.stage] += segment.bytes * plan.layers
+        found[tape.head_segment.stage] += tape.head_segment.bytes
+    return {**found, "attention": rank.kv.position_bytes * context}
+
+
+def stage_times(trace: TraceRecords) -> list[StageTime]:
+    """One entry a stage, in the order in which a token passes them."""
+    records = trace.records
+    workers, tokens = (len(np.unique(records[name])) for name in ("worker", "token"))
+    found = []
+    for number in _in_order(records):
+        mine = records[records["stage"] == number]
+        scale = 1e-9 / (workers * tokens)
+        time, waiting = (mine["end_ns"] - mine["start_ns"]).sum(), mine["waited_ns"].sum()
+        name = trace.stages[number]
+        found.append(StageTime(name, time * scale, waiting * scale, trace.stage_bytes.get(name, 0)))
+    return found
+
+
+def _in_order(records: NDArray[Any]) -> list[int]:
+    first = {
+        int(number): records["start_ns"][records["stage"] == number].min()
+        for number in np.unique(records["stage"])
+    }
+    return sorted(first, key=lambda number: int(first[number]))
+
+
+def token_s(trace: TraceRecords) -> float:
+    """Seconds from the first worker's start to the last one's end, the mean over tokens."""
+    records = trace.records
+    lengths = []
+    for token in np.unique(records["token"]):
+        mine = records[records["token"] == token]
+        lengths.append(mine["end_ns"].max() - mine["start_ns"].min())
+    return float(np.mean(lengths)) / 1e9
+
+
+def table(trace: TraceRecords, bandwidth: float) -> str:
+    """Stage, time, waiting, streaming and percent of the ceiling; microseconds of one token."""
+    times = stage_times(trace)
+    whole = token_s(trace)
+    read = sum(trace.stage_bytes.values())
+    between = max(0.0, whole - sum(item.time_s for item in times))
+    rows = [
+        (item.stage, item.time_s, item.waiting_s, item.streaming_s(bandwidth), item.share(bandwidth))
+        for item in times
+    ]
+    rows.append(("between stages", between, 0.0, 0.0, 0.0))
+    waiting = sum(item.waiting_s for item in times)
+    rows.append(("token", whole, waiting, read / bandwidth, read / bandwidth / whole))
+    lines = [f"{'stage':<14} {'time us':>9} {'waiting':>9} {'streaming':>10} {'ceiling':>8}"]
+    for name, time, waited, streaming, share in rows:
+        shown = f"{100 * share:>7.1f}%" if streaming else f"{'':>8}"
+        lines.append(f"{name:<14} {1e6 * time:>9.2f} {1e6 * waited:>9.2f} {1e6 * streaming:>10.2f} {shown}")
+    return "\n".join(lines)
+
+
+def write_chrome(trace: TraceRecords, file: TextIO) -> None:
+    """The trace event format: a row a worker, a bar a stage, and inside it what the worker waited."""
+    file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
+    for number, event in enumerate(_events(trace)):
+        file.write((",\n" if number else "") + json.dumps(event))
+    file.write("\n]}\n")
+
+
+def _events(trace: TraceRecords) -> Iterator[dict[str, Any]]:
+    records = trace.records
+    for worker in np.unique(records["worker"]).tolist():
+        yield {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": 0,
+            "tid": worker,
+            "args": {"name": f"worker {worker}"},
+        }
+    origin = int(records["start_ns"].min()) if records.size else 0
+    for worker, token, layer, stage, start, waited, end in records.tolist():
+        bar = {"ph": "X", "pid": 0, "tid": worker, "ts": (start - origin) / 1e3}
+        yield {
+            **bar, "name": trace.stages[stage], "dur": (end - start) / 1e3,
+            "args": {"token": token, "layer": layer, "waited_ns": waited},
+        }  # fmt: skip
+        if waited > 0:
+            yield {**bar, "name": "wait", "dur": waited / 1e3}

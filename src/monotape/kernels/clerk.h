@@ -1,0 +1,84 @@
+// The clerk: a warp beside the consumers that does everything slow. In worker 0 it talks to the host, so that no token
+// waits for a bus: tokens leave through pinned memory with the time at which they were chosen, and the flag that
+// cancels a request comes in. In every worker it is the watchdog: a stage that does not end, or a NaN, ends the request.
+#pragma once
+#include "consumer.h"
+
+namespace monotape {
+
+// Called by one consumer thread of worker 0: the token is the clerk's from now on.
+__device__ inline void mail(Shared& shared, int token) {
+  const int number = shared.mailed;
+  while (number - shared.delivered >= kMailbox)
+    if (shared.done) return;
+  shared.mail_id[number % kMailbox] = token;
+  shared.mail_time[number % kMailbox] = clock_ns();
+  fence_block();
+  shared.mailed = number + 1;
+}
+
+class Clerk {
+ public:
+  __device__ Clerk(Shared& shared, const Params& params) : shared_(shared), params_(params) {}
+
+  __device__ void work() {
+    int progress = shared_.progress;
+    int64_t since = clock_ns();
+    while (!shared_.done) {
+      if (blockIdx.x == 0) {
+        deliver();
+        if (!shared_.cancel && load_host_flag(&params_.status->cancel)) shared_.cancel = 1;
+      }
+      report_nan_place();
+      if (progress != shared_.progress) progress = shared_.progress, since = clock_ns();
+      else if (clock_ns() - since > params_.deadline_ns) give_up();
+      if (read_counter(&params_.exchange->healthy) == 0) stop_waiting();
+      rest(500);
+    }
+    fence_block();
+    report_nan_place();
+    if (blockIdx.x != 0) return;
+    deliver();
+    if (shared_.finish != static_cast<int>(Finish::running)) claim_host_word(&params_.status->finish, shared_.finish);
+  }
+
+ private:
+  __device__ void deliver() {
+    for (int number = shared_.delivered; number < shared_.mailed; number++) {
+      store_to_host(&params_.ids[number], shared_.mail_id[number % kMailbox]);
+      store_to_host(&params_.times_ns[number], shared_.mail_time[number % kMailbox]);
+      fence_host();
+      store_to_host(&params_.status->tokens, number + 1);
+      shared_.delivered = number + 1;
+    }
+  }
+
+  // Past the deadline all workers stop, and each says what it waited for: who is furthest behind knows the cause.
+  __device__ void give_up() {
+    claim_host_word(&params_.status->finish, static_cast<int>(Finish::deadline_fault));
+    mark_unhealthy(&params_.exchange->healthy);
+  }
+  __device__ void stop_waiting() {
+    if (!shared_.failed && shared_.awaited_progress == shared_.progress)
+      params_.exchange->waits[blockIdx.x] =
+          make_int4(shared_.position, shared_.awaited_layer, shared_.awaited_stage, shared_.awaited_word);
+    fence_block();
+    shared_.failed = 1;
+  }
+
+  __device__ void report_nan_place() {
+    const int place = shared_.nan_place;
+    if (place < 0 || reported_) return;
+    reported_ = true;
+    if (claim_host_word(&params_.status->finish, static_cast<int>(Finish::numerical_fault)))
+      store_to_host(&params_.status->worker, blockIdx.x), store_to_host(&params_.status->stage, place % kTracedStages),
+          store_to_host(&params_.status->layer, place / kTracedStages);
+    fence_host();
+  }
+
+  Shared& shared_;
+  const Params& params_;
+  bool reported_ = false;
+};
+
+}  // namespace monotape

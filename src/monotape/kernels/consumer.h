@@ -1,0 +1,70 @@
+// What a consumer thread carries through the kernel, and the clock that watches it.
+#pragma once
+#include "exchange.h"
+
+namespace monotape {
+
+// Where a worker's time goes, for `monotape trace`: ticks at which a stage began, had its input, and ended. A slot is
+// a stage of a layer of one of the first tokens; the head and the sampler follow the last layer. Compiled out otherwise.
+constexpr int kTraceSlots = kLayers * kTracedStages + 2;
+
+class Trace {
+ public:
+  __device__ void start_token(const Params& params, int token) {
+    if constexpr (kTrace)
+      record_ = params.trace && threadIdx.x == 0 && token < params.trace_tokens
+                    ? params.trace + (static_cast<int64_t>(blockIdx.x) * params.trace_tokens + token) * kTraceSlots * 3
+                    : nullptr;
+  }
+  __device__ void begin(Stage stage, int layer) {
+    if constexpr (kTrace) {
+      slot_ = layer < kLayers ? layer * kTracedStages + static_cast<int>(stage) : kLayers * kTracedStages + (stage == Stage::sample);
+      mark(0);
+    }
+  }
+  __device__ void arrived() { mark(1); }
+  __device__ void end() { mark(2); }
+
+ private:
+  __device__ void mark(int what) {
+    if constexpr (kTrace)
+      if (record_) record_[slot_ * 3 + what] = clock_ns();
+  }
+  int64_t* record_ = nullptr;
+  int slot_ = 0;
+};
+
+struct Consumer {
+  const Params& params;
+  Shared& shared;
+  PageReader pages;
+  int warp, lane, thread;
+  int row, column;  // of this lane's 16 bytes in a block: lane / 4 and lane % 4
+  // Which half of the exchange buffers is in use: each counter goes up with every use of its buffers, and only then.
+  int turn = 0, sample_turn = 0;  // a turn is a layer's pass; a token has one of the sampler
+  int list = 0, list_before = 0, listed_splits = 0;  // see housekeeping.h
+  int buffer = 0;    // which of the two sum buffers
+  int barriers = 0;  // of a prefill, so far
+  Trace trace;
+
+  __device__ Consumer(const Params& p, Shared& s) : params(p), shared(s), pages(s) { refresh(); }
+  // Places of a stage's words depend on the thread alone. Kept for all stages at once they would not fit the registers.
+  __device__ __forceinline__ void refresh() {
+    thread = opaque(threadIdx.x);
+    warp = thread / 32, lane = thread % 32, row = lane / 4, column = lane % 4;
+  }
+  __device__ const Span& span(Stage stage) const { return shared.spans[static_cast<int>(stage)]; }
+  // A new stage: the clock of the trace starts, and the watchdog sees that there is progress.
+  __device__ void begin(Stage stage, int layer) {
+    refresh();
+    if (thread == 0) shared.progress = shared.progress + 1;
+    trace.begin(stage, layer);
+  }
+  // False: a wait was given up somewhere in this block. The same for all its consumers.
+  __device__ bool meet() {
+    consumers_meet(kConsumers);
+    return !shared.failed;
+  }
+};
+
+}  // namespace monotape

@@ -1,0 +1,99 @@
+// One head's vector in a warp: normalised where the model does, rotated, and packed as the tensor cores want it. Eight
+// heads (or eight rows of one head) go side by side: lane / 4 says which, and the four lanes of each hold its words in
+// turn, word 4 * b + lane % 4 of block b.
+#pragma once
+#include "consumer.h"
+
+namespace monotape {
+
+constexpr int kRopeHalf = kRopeDims / 2, kRopeHalfWords = kRopeHalf / 8;
+
+struct Head {
+  uint4 block[kHeadBlocks];
+};
+
+// Which words a lane needs: its own, and the partners that rotation pairs them with.
+struct HeadWords {
+  static constexpr int own = kHeadBlocks;
+  // Partners that are in the same lane anyhow need not be fetched twice.
+  static constexpr bool partners_at_hand = kRopeHalfWords % 4 == 0;
+  static constexpr int count = partners_at_hand ? own : 2 * own;
+
+  static __device__ __forceinline__ int partner(int word) {
+    return word < kRopeHalfWords ? word + kRopeHalfWords : word < 2 * kRopeHalfWords ? word - kRopeHalfWords : word;
+  }
+  // Numbers of the words within the head; -1 past its end.
+  static __device__ __forceinline__ void numbers(int column, int (&word)[count]) {
+#pragma unroll
+    for (int b = 0; b < own; b++) {
+      word[b] = 4 * b + column < kHeadWords ? 4 * b + column : -1;
+      if constexpr (!partners_at_hand) word[own + b] = word[b] < 0 ? -1 : partner(word[b]);
+    }
+  }
+};
+
+// From raw words to the finished head at `position`.
+__device__ __forceinline__ Head finish_head(const Params& params, const uint4 (&word)[HeadWords::count], int column,
+                                            const float* gain, int position, float scale) {
+  constexpr int own = HeadWords::own;
+  float inverse = 1;
+  if constexpr (kQkNorm) {
+    float squares = 0;
+#pragma unroll
+    for (int b = 0; b < own; b++) {
+      float value[8];
+      unpack8(word[b], value);
+#pragma unroll
+      for (int i = 0; i < 8; i++) squares += value[i] * value[i];
+    }
+    squares += __shfl_xor_sync(~0u, squares, 1);
+    squares += __shfl_xor_sync(~0u, squares, 2);
+    inverse = rsqrtf(squares / kHeadDim + kNormEps);
+  }
+  const float* cosines = params.cosines + static_cast<int64_t>(position) * kRopeHalf;
+  const float* sines = params.sines + static_cast<int64_t>(position) * kRopeHalf;
+  Head head;
+#pragma unroll
+  for (int b = 0; b < own; b++) {
+    const int number = 4 * b + column;
+    float value[8], other[8];
+    unpack8(word[b], value);
+    if constexpr (HeadWords::partners_at_hand)
+      unpack8(word[4 * b < kRopeHalfWords ? (b + kRopeHalfWords / 4) % own : 4 * b < 2 * kRopeHalfWords ? b - kRopeHalfWords / 4 : b], other);
+    else unpack8(word[own + b], other);
+    const bool real = number < kHeadWords, rotates = number < 2 * kRopeHalfWords, first = number < kRopeHalfWords;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int d = number * 8 + i;
+      float mine = value[i], theirs = other[i];
+      if constexpr (kQkNorm)
+        if (real) mine *= inverse * gain[d], theirs *= inverse * gain[HeadWords::partner(number) * 8 + i];
+      if (rotates) {
+        const int angle = first ? d : d - kRopeHalf;
+        mine = mine * cosines[angle] + (first ? -theirs : theirs) * sines[angle];
+      }
+      value[i] = mine * scale;
+    }
+    head.block[b] = pack8(value);
+  }
+  return head;
+}
+
+// Where a position's key and value lie in its unit.
+__device__ __forceinline__ void store_key(uint8_t* unit, int position, int column, const Head& key) {
+  const int at = position % kUnitPositions;
+#pragma unroll
+  for (int b = 0; b < kHeadBlocks; b++)
+    reinterpret_cast<uint4*>(unit)[(at / 8 * kHeadBlocks + b) * kBlockWords + at % 8 * 4 + column] = key.block[b];
+}
+// Values lie on their side, and the positions of a row in the order in which lanes hold the probabilities: lane t has
+// positions 2t, 2t + 1 of each of the four tiles of eight.
+__device__ __forceinline__ int value_slot(int position) {
+  return position % 8 / 2 * 8 + position % kUnitPositions / 8 * 2 + position % 2;
+}
+__device__ __forceinline__ uint16_t* value_place(uint8_t* unit, int position, int d) {
+  uint16_t* values = reinterpret_cast<uint16_t*>(unit + kKeyBlocks * kBlockBytes);
+  return values + d / 8 * (kBlockBytes / 2) + d % 8 * kBlockK + value_slot(position);
+}
+
+}  // namespace monotape

@@ -1,0 +1,94 @@
+// When published words are reset. A turn is a layer's pass; half of a buffer is used in even turns, half in odd ones.
+//
+// - At `down` a worker has a word of the activation, so its maker had all of the stage before, and so on back through
+//   the layer: everybody has read everything that this turn has published, but for the activation. All that is reset,
+//   in a token's first layer also what the head of the token before started from.
+// - At the next turn's `qkv` everybody has read the activation of the turn before. That is reset.
+// Workers of small models may own no tiles of these stages; they do it at their first stage of the next turn.
+// A word is polled again two turns later at the earliest, after its publisher has confirmed the reset and published
+// other words since: nobody can take an old word for a new one.
+#pragma once
+#include "consumer.h"
+
+namespace monotape {
+
+__device__ __forceinline__ int part_word(int kv_head, int g, int split, int word) {
+  return ((kv_head * kGroup + g) * kMaxSplits + split) * kPartialWords + word;
+}
+
+// A word of the exchange in even turns, and how far away the same word of odd turns is.
+enum class Buffer : uint32_t { residual, after_attention, qkv, partials, attended };
+__device__ __forceinline__ uint4* place_of(Exchange& exchange, uint32_t entry, int turn) {
+  const auto buffer = static_cast<Buffer>(entry >> 24);
+  const int odd = turn & 1, word = entry & 0xffffff;
+  uint4* start = buffer == Buffer::residual          ? exchange.residual[odd]
+                 : buffer == Buffer::after_attention ? exchange.after_attention[odd]
+                 : buffer == Buffer::qkv             ? exchange.qkv[odd]
+                 : buffer == Buffer::partials        ? exchange.partials[odd]
+                                                     : exchange.attended[odd];
+  return start + word;
+}
+
+// Lists what this worker publishes in a turn, the activation apart. It changes only with the number of splits. There
+// are two lists, because the turn before may have been another token's.
+__device__ inline void list_own_words(Consumer& c, int list, int splits) {
+  uint32_t* words = c.shared.own_words[list];
+  int count = 0;
+  const auto add = [&](Buffer buffer, int first, int length) {
+    for (int i = c.thread; i < length; i += kConsumers) words[count + i] = static_cast<uint32_t>(buffer) << 24 | (first + i);
+    count += length;
+  };
+  add(Buffer::qkv, c.span(Stage::qkv).first, c.span(Stage::qkv).count);
+  add(Buffer::after_attention, c.span(Stage::output).first, c.span(Stage::output).count);
+  add(Buffer::residual, c.span(Stage::output).first, c.span(Stage::output).count);
+  const int kv_head = blockIdx.x % kKvHeads, split = blockIdx.x / kKvHeads;
+  if (splits == 1 && split == 0) add(Buffer::attended, kv_head * kGroup * kHeadWords, kGroup * kHeadWords);
+  if (splits > 1) {
+    for (int g = 0; g < kGroup && split < splits; g++) add(Buffer::partials, part_word(kv_head, g, split, 0), kPartialWords);
+    for (int head = kWorkers - 1 - blockIdx.x; head < kHeads; head += kWorkers)
+      add(Buffer::attended, head * kHeadWords, kHeadWords);
+  }
+  if (c.thread == 0) c.shared.own_count[list] = count;
+}
+
+// At the start of a token.
+__device__ __forceinline__ void keep_lists(Consumer& c, int position) {
+  c.list_before = c.list;
+  const int splits = split_count(c.params, position);
+  if (splits == c.listed_splits) return;
+  c.listed_splits = splits;
+  c.list ^= 1;
+  list_own_words(c, c.list, splits);
+  c.meet();
+}
+
+// Threads reset a word each: `extra` words from `first_extra` on, then those of a list. More words than threads are
+// rare (few workers, or many heads): those are confirmed at once.
+__device__ __forceinline__ Reset reset_words(Consumer& c, uint4* first_extra, int extra, int list, int listed, int turn,
+                                             int threads) {
+  Reset reset;
+  if (c.shared.failed) return reset;  // leave everything as it is, for whoever looks for the cause
+#pragma unroll 1
+  for (int i = c.thread % threads; i < extra + listed; i += threads) {
+    if (i >= threads) reset.confirm(c.shared);
+    reset.begin(i < extra ? first_extra + i : place_of(*c.params.exchange, c.shared.own_words[list][i - extra], turn));
+  }
+  return reset;
+}
+
+// At `down`: this turn's words.
+__device__ __forceinline__ Reset reset_turn(Consumer& c, int layer) {
+  const Span& down = c.span(Stage::down);
+  return reset_words(c, c.params.exchange->final_residual[(c.sample_turn & 1) ^ 1] + down.first,
+                     layer == 0 ? down.count : 0, c.list, c.shared.own_count[c.list], c.turn, kConsumers);
+}
+
+// At the first other stage of this worker in a turn: what could not be reset in the turn before.
+__device__ __forceinline__ Reset reset_turn_before(Consumer& c, int layer, int threads) {
+  const Span& gate_up = c.span(Stage::gate_up);
+  const int list = layer == 0 ? c.list_before : c.list;
+  return reset_words(c, c.params.exchange->activation[(c.turn & 1) ^ 1] + gate_up.first / 2, gate_up.count / 2, list,
+                     c.span(Stage::down).count ? 0 : c.shared.own_count[list], c.turn - 1, threads);
+}
+
+}  // namespace monotape

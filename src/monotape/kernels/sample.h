@@ -1,0 +1,80 @@
+// From logits to the next token.
+#pragma once
+#include "clerk.h"
+
+namespace monotape {
+
+struct Candidate {
+  float score;
+  int id;
+};
+// A NaN beats everything, so that it is noticed; among equals the lower id is better.
+__device__ __forceinline__ bool better(Candidate a, Candidate b) {
+  return a.score != a.score || (b.score == b.score && (a.score > b.score || (a.score == b.score && a.id < b.id)));
+}
+__device__ __forceinline__ Candidate nobody() { return {-infinity(), 0x7fffffff}; }
+__device__ __forceinline__ Candidate best_of_warp(Candidate mine) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) {
+    const Candidate other = {__shfl_xor_sync(~0u, mine.score, o), __shfl_xor_sync(~0u, mine.id, o)};
+    if (better(other, mine)) mine = other;
+  }
+  return mine;
+}
+
+// Every worker publishes its best, and every worker finds the best of all. Worker 0's word also says whether the host
+// wants to stop. Whoever has seen the words knows that all workers are done with this token. If a place for it is given,
+// in shared memory, the chosen token's own logit goes along.
+__device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen_logit = nullptr) {
+  mine = best_of_warp(mine);
+  if (c.lane == 0) c.shared.best_value[c.warp] = mine.score, c.shared.best_id[c.warp] = mine.id;
+  if (!c.meet()) return false;
+  if (c.warp == 0) {
+    mine = c.lane < kWarps ? Candidate{c.shared.best_value[c.lane], c.shared.best_id[c.lane]} : nobody();
+    mine = best_of_warp(mine);
+    uint4(*candidates)[kWorkers] = c.params.exchange->candidates;
+    if (c.lane == 0)
+      store_word(&candidates[c.sample_turn % 3][blockIdx.x],
+                 make_uint4(__float_as_uint(mine.score), mine.id, blockIdx.x == 0 && c.shared.cancel, 0));
+    constexpr int kCount = divide_up(kWorkers, 32);
+    int index[kCount];
+    uint4 word[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; i++) index[i] = c.lane + 32 * i < kWorkers ? c.lane + 32 * i : -1;
+    Patience patience(c.shared, Stage::sample, kLayers);
+    poll(candidates[c.sample_turn % 3], index, word, patience);
+    mine = nobody();
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+      const Candidate other = {__uint_as_float(word[i].x), static_cast<int>(word[i].y)};
+      if (index[i] >= 0 && better(other, mine)) mine = other;
+    }
+    mine = best_of_warp(mine);
+    if (c.lane == 0) {
+      // Everybody has read the words of the turn before: they published these after it.
+      store_word(&candidates[(c.sample_turn + 2) % 3][blockIdx.x], not_yet());
+      c.shared.next_token = mine.score == mine.score ? mine.id : -1;
+      c.shared.stopping = word[0].z;
+    }
+  }
+  const bool good = c.meet();
+  c.sample_turn++;
+  return good;
+}
+
+__device__ __forceinline__ bool choose(Consumer& c) {
+  c.begin(Stage::sample, kLayers);
+  const Span& span = c.span(Stage::head);
+  const int first = span.first * kTileRows, end = smaller(kVocab, first + span.count * kTileRows);
+  Candidate mine = nobody();
+  for (int id = first + c.thread; id < end; id += kConsumers) {
+    const Candidate other = {c.params.logits[id], id};
+    if (better(other, mine)) mine = other;
+  }
+  c.trace.arrived();
+  const bool good = elect(c, mine);
+  c.trace.end();
+  return good;
+}
+
+}  // namespace monotape
