@@ -9,7 +9,7 @@ export HF_HOME ?= $(CURDIR)/$(VENV)/huggingface
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format golden figures bench-cpu humaneval clean
+.PHONY: help demo test test-fast test-gpu check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -22,6 +22,9 @@ test: $(VENV)/.dev ## install what tests need and run them all
 
 test-fast: $(VENV)/.dev ## the tests that need no real checkpoint
 	$(BIN)/python -m pytest -m "not slow"
+
+test-gpu: $(VENV)/.dev ## the tests that need a Hopper GPU
+	$(BIN)/python -m pytest -m gpu
 
 check: $(VENV)/.dev ## lint, format and strict types
 	$(BIN)/ruff check .
@@ -39,8 +42,20 @@ figures: $(VENV)/.dev ## make the page of reports and the README's figure anew
 	$(BIN)/python bench/index.py
 	$(BIN)/monotape plan llama-3.2-1b --reports reports --plot docs/figures/speed-of-light.svg
 
+api-docs: $(VENV)/.dev ## write docs/api.md and the settings of agents anew
+	$(BIN)/python bench/pages.py
+
+screenshots: $(VENV)/.dev ## take the pictures of the playground; SERVER=http://... is a running server
+	PYTHONPATH=tests $(BIN)/python tests/server/screenshots.py --url $(SERVER)
+
 bench-cpu: $(VENV)/.bench ## decode speed against the memory bandwidth, and llama.cpp beside it
 	$(BIN)/python bench/decode.py --backend cpu --compare llamacpp
+
+bench-gpu: $(VENV)/.bench ## decode, prefill and start on a Hopper GPU, and PyTorch beside it
+	$(BIN)/python bench/decode.py --backend cuda --model llama-3.2-1b --contexts 32,1024,8192 --tokens 256 --sampled
+	$(BIN)/python bench/prefill.py --backend cuda --model llama-3.2-1b
+	$(BIN)/python bench/startup.py --backend cuda --model llama-3.2-1b
+	$(BIN)/python bench/compare.py
 
 humaneval: $(VENV)/.bench ## HumanEval on a fixed sample of 40 problems, transformers beside it
 	$(BIN)/python bench/humaneval.py --engine both

@@ -20,7 +20,8 @@ from report import REPORTS
 PAGE = REPORTS / "README.md"
 #: How a report came about; everything else in it is a setting or a result.
 ORIGIN = ("name", "command", "date", "commit", "uncommitted_changes", "sources", "machine")
-BYTES = ("weight_bytes", "peak_memory_after_load")
+BYTES = ("weight_bytes", "peak_memory_after_load", "gpu_memory_used")
+BANDWIDTHS = ("read_bandwidth", "copy_bandwidth")
 HEAD = """# Reports
 
 What was measured, by which command, on which machine, at which commit. `sources` names the state of the kernel and plan
@@ -52,7 +53,7 @@ def _body(report: dict[str, Any]) -> Iterator[str]:
     settings = {
         key: value
         for key, value in report.items()
-        if key not in ORIGIN and not isinstance(value, dict | list)
+        if key not in ORIGIN and value is not None and not isinstance(value, dict | list)
     }
     for key, value in settings.items():
         yield f"| {key.replace('_', ' ')} | {_sized(key, value)} |"
@@ -106,7 +107,7 @@ def _spread(value: dict[str, Any]) -> str:
 
 def _sized(key: str, value: Any) -> str:
     """Bytes and bytes a second in gigabytes."""
-    unit = " GB/s" if key == "read_bandwidth" else " GB" if key in BYTES else ""
+    unit = " GB/s" if key in BANDWIDTHS else " GB" if key in BYTES else ""
     return f"{value / 1e9:.3f}{unit}" if unit else _shown(value)
 
 

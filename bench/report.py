@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import shlex
 import statistics
@@ -17,15 +18,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "reports"
 #: The code that decides how fast a backend is. A report belongs to exactly one state of it.
-MEASURED_SOURCES = ("src/monotape/backends/cpu", "src/monotape/plan", "src/monotape/compiler")
+MEASURED_SOURCES = {
+    "cpu": ("src/monotape/backends/cpu", "src/monotape/plan", "src/monotape/compiler"),
+    "cuda": (
+        "src/monotape/backends/cuda",
+        "src/monotape/kernels",
+        "src/monotape/plan",
+        "src/monotape/compiler",
+    ),
+}
 
 
-def sources_hash() -> str:
+def sources_hash(backend: str = "cpu") -> str:
     """Names the state of the kernel sources and the plan code."""
     digest = hashlib.sha256()
-    for folder in MEASURED_SOURCES:
+    for folder in MEASURED_SOURCES[backend]:
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".h", ".cpp"):
+            if path.suffix in (".py", ".h", ".cpp", ".cu"):
                 digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -61,8 +70,21 @@ def _portable(argument: str) -> str:
 
 
 def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    try:
+        result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:  # a machine with the sources alone
+        return ""
     return result.stdout.strip()
+
+
+def _commit() -> dict[str, Any]:
+    """The commit; where the sources came without their history, MONOTAPE_COMMIT says it, with a + if not clean."""
+    commit = _git("rev-parse", "HEAD")
+    if commit:
+        changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+        return {"commit": commit, "uncommitted_changes": changed}
+    told = os.environ.get("MONOTAPE_COMMIT", "")
+    return {"commit": told.rstrip("+") or "unknown", "uncommitted_changes": told.endswith("+")}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -71,12 +93,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def publish(name: str, results: dict[str, Any], *, save: bool) -> None:
-    """Prints the one JSON line, and keeps it under reports/ when asked to."""
+    """Prints the one JSON line, and keeps it under reports/ when asked to. A report of a GPU names it in `gpu`."""
+    sources = _AT_START["sources"]["cuda" if "gpu" in results else "cpu"]
     report = {
         "name": name,
         "command": shlex.join(["python", *map(_portable, sys.argv)]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **_AT_START,
+        **_AT_START["commit"],
+        "sources": sources,
         "machine": machine(),
         **results,
     }
@@ -87,8 +111,7 @@ def publish(name: str, results: dict[str, Any], *, save: bool) -> None:
 
 
 #: Taken when the benchmark starts: what is edited while it runs is not what it measured.
-_AT_START = {
-    "commit": _git("rev-parse", "HEAD"),
-    "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
-    "sources": sources_hash(),
+_AT_START: dict[str, Any] = {
+    "commit": _commit(),
+    "sources": {backend: sources_hash(backend) for backend in MEASURED_SOURCES},
 }

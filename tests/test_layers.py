@@ -1,4 +1,4 @@
-"""Imports flow one way: cli -> engine -> compiler | backends -> models, weights -> plan -> config, errors."""
+"""Imports flow one way: cli -> server -> engine -> compiler | backends -> models, weights -> plan -> config, errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,19 @@ MAY_IMPORT = {
     "backends": {"models", "weights", "plan", "config", "errors"},
     "planner": {"models", "weights", "plan", "config", "errors"},
     "engine": {"compiler", "backends", "models", "weights", "plan", "config", "errors"},
-    "cli": {"engine", "planner", "compiler", "backends", "models", "weights", "plan", "config", "errors"},
+    "server": {"engine", "compiler", "backends", "models", "weights", "plan", "config", "errors"},
+    "cli": {
+        "server",
+        "engine",
+        "planner",
+        "compiler",
+        "backends",
+        "models",
+        "weights",
+        "plan",
+        "config",
+        "errors",
+    },
 }
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem in MAY_IMPORT)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from monotape.backends.cuda import driver
-from monotape.backends.cuda.header import PAGE_BYTES, SHARED_MEMORY, plan_header
+from monotape.backends.cuda.header import SHARED_MEMORY, plan_header
 from monotape.backends.cuda.packer import BlockPacker, to_bf16
 from monotape.engine.loading import gpu_plan
 from monotape.errors import UnsupportedModel

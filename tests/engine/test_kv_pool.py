@@ -135,3 +135,26 @@ def test_common_prefix(left: list[int], right: list[int]) -> None:
     length = common_prefix(tuple(left), tuple(right))
     assert left[:length] == right[:length]
     assert left[length : length + 1] != right[length : length + 1] or length == min(len(left), len(right))
+
+
+def test_a_miss_says_why() -> None:
+    pool = KvPool(lambda: FakeSequence(10), max_sequences=2, max_bytes=10**6)
+
+    def use(tokens: list[int]) -> str | None:
+        lease = pool.lease(tokens)
+        sequence = lease.sequence
+        assert isinstance(sequence, FakeSequence)
+        sequence.tokens[:] = tokens
+        pool.give_back(lease, tokens)
+        return lease.miss
+
+    first, second, third = ([number, *range(100, 140)] for number in (1, 2, 3))
+    assert use(first) == "nothing is kept yet"
+    assert use(first) is None
+    assert use(second) == "no kept conversation begins like it"
+    assert (
+        use([2, 100, 5, 6, 7, 8]) == "it shares only 2 tokens with a kept conversation, which is worth more"
+    )
+    use(third)
+    assert use(first) == "41 tokens of it were kept and dropped: only 2 conversations are kept"
+    assert pool.lease(third, reuse=False).miss == "the request wants figures for its whole prompt"

@@ -94,6 +94,31 @@ def test_integer_rows_are_exact_or_absent(tmp_path: Path, kind: Kind) -> None:
     assert (values.min(), values.max()) == span, "random bits reach both ends"
 
 
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0], ids=lambda kind: kind.name)
+def test_half_rows_are_the_stored_words_or_absent(tmp_path: Path, kind: Kind) -> None:
+    raw = stored(np.random.default_rng(5).standard_normal((5, 64)).astype(np.float32), kind)
+    found = _one_tensor(tmp_path, kind, raw).half_rows("x", 1, 4)
+    if kind in (Kind.F32, Kind.Q8_0):
+        assert found is None
+        return
+    assert found is not None
+    assert found.shape == (3, 64)
+    assert np.array_equal(found.view(np.uint8), raw[1:4].view(np.uint8).reshape(3, -1))
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16], ids=lambda kind: kind.name)
+def test_half_rows_of_a_rotated_matrix_are_in_hugging_face_order(tmp_path: Path, kind: Kind) -> None:
+    kinds = {"blk.1.attn_q.weight": kind}
+    opened = GgufFile(write_model(tmp_path / "m.gguf", "llama", model_values("llama", True), kinds))
+    name = "model.layers.1.self_attn.q_proj.weight"
+    rows, halves = opened.rows(name, 2, 9), opened.half_rows(name, 2, 9)
+    assert halves is not None
+    wide = halves.view(np.float16).astype(np.float32)
+    if kind == Kind.BF16:
+        wide = (halves.astype(np.uint32) << 16).view(np.float32)
+    assert np.array_equal(wide, rows)
+
+
 def test_other_formats_are_refused_by_name_when_asked_for(tmp_path: Path) -> None:
     opened = _one_tensor(tmp_path, Kind.Q2_K, np.zeros((3, 84), np.uint8))
     assert opened.stored_as("x") == "q2_k"

@@ -65,6 +65,12 @@ def test_rows_are_exact(tmp_path: Path, dtype: str, exact: Any, raw: Any, start:
     assert np.array_equal(rows, exact[start:stop])
     assert rows.flags.writeable, "rows must not be a view of the file"
     assert opened.integer_rows("m", start, stop) is None
+    halves = opened.half_rows("m", start, stop)
+    if dtype == "F32":
+        assert halves is None
+    else:
+        assert halves is not None
+        assert np.array_equal(halves, raw[start:stop].view(np.uint16))
 
 
 def test_special_values_survive(tmp_path: Path) -> None:

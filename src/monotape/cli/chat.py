@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from monotape.cli.options import (
@@ -14,6 +15,7 @@ from monotape.cli.options import (
     sampling_settings,
 )
 from monotape.cli.statistics import stats_line
+from monotape.errors import RequestError, UsageError
 
 HELP = "/clear forgets the conversation, /stats shows speed after each answer, /exit or Ctrl-D ends, Ctrl-C interrupts"
 
@@ -21,23 +23,64 @@ HELP = "/clear forgets the conversation, /stats shows speed after each answer, /
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
     parser.add_argument("--stats", action="store_true", help="print speed after each answer")
+    parser.add_argument(
+        "--url", metavar="URL", help="talk with a running server (Monotape, vLLM, llama.cpp, ...) instead"
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="the key of that server, if it has one")
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.url is not None:
+        return _remote(options)
+    if options.api_key is not None:
+        raise UsageError("--api-key is for a server.", "Say where it is with --url.")
     from monotape.engine.llm import LLM
 
     with LLM.from_config(engine_config(options)) as llm:
         params = dataclasses.replace(llm.default_sampling_params, max_tokens=None)
         params = dataclasses.replace(params, **sampling_settings(options))
-        conversation = Conversation(llm, params, options.system, stats=options.stats)
+        conversation = Conversation(
+            llm,
+            params,
+            options.system,
+            stats=options.stats,
+            describe=lambda stream: stats_line(stream.completion.stats, llm.backend),
+        )
         if sys.stdin.isatty():
             print(f"{options.model} on {llm.backend.name}. {HELP}.", file=sys.stderr)
         while (line := _ask()) is not None:
             if not conversation.take(line.strip()):
                 break
     return 0
+
+
+def _remote(options: argparse.Namespace) -> int:
+    """The same with a server. A refused request does not end the conversation: the next may be accepted."""
+    from monotape.cli.endpoint import Endpoint
+    from monotape.cli.remote import RemoteChat, asked_model, check_engine_flags, remote_stats
+
+    check_engine_flags(options)
+    endpoint = Endpoint(options.url, options.api_key)
+    model = endpoint.model(asked_model(options))
+    chat = RemoteChat(endpoint, model)
+    conversation = Conversation(
+        chat, sampling_settings(options), options.system, stats=options.stats, describe=remote_stats
+    )
+    if sys.stdin.isatty():
+        print(f"{model.id} at {endpoint.url}. {HELP}.", file=sys.stderr)
+    refused = False
+    while (line := _ask()) is not None:
+        try:
+            if not conversation.take(line.strip()):
+                break
+        except RequestError as error:
+            refused = True
+            print(f"monotape: {error.message}", file=sys.stderr)
+            if error.hint:
+                print(f"  hint: {error.hint}", file=sys.stderr)
+    return 2 if refused and not sys.stdin.isatty() else 0
 
 
 def _ask() -> str | None:
@@ -53,8 +96,16 @@ def _ask() -> str | None:
 class Conversation:
     """The messages so far, and what a line of input does to them."""
 
-    def __init__(self, llm: Any, params: Any, system: str | None, *, stats: bool) -> None:
-        self._llm, self._params, self._stats = llm, params, stats
+    def __init__(
+        self,
+        llm: Any,
+        params: Any,
+        system: str | None,
+        *,
+        stats: bool,
+        describe: Callable[[Any], str] = lambda stream: "",
+    ) -> None:
+        self._llm, self._params, self._stats, self._describe = llm, params, stats, describe
         self._beginning = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, str]] = list(self._beginning)
 
@@ -73,15 +124,17 @@ class Conversation:
         return True
 
     def _answer(self, line: str) -> None:
-        self.messages.append({"role": "user", "content": line})
-        stream = self._llm.stream_chat(self.messages, self._params)
+        asked = [*self.messages, {"role": "user", "content": line}]
+        stream = self._llm.stream_chat(asked, self._params)
         try:
             for delta in stream:
+                if thought := getattr(delta, "reasoning", ""):  # what a server splits off is not the answer
+                    print(thought, end="", file=sys.stderr, flush=True)
                 print(delta.text, end="", flush=True)
         except KeyboardInterrupt:
             stream.close()
         finally:
             print()
-        self.messages.append({"role": "assistant", "content": stream.text})
+        self.messages = [*asked, {"role": "assistant", "content": stream.text}]
         if self._stats:
-            print(stats_line(stream.completion.stats, self._llm.backend), file=sys.stderr)
+            print(self._describe(stream), file=sys.stderr)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monotape.config import cache_dir, cxx_compiler
-from monotape.errors import BackendUnavailable
+from monotape.errors import BackendUnavailable, MonotapeError
 
 NEEDED = ("numpy", "safetensors", "tokenizers", "gguf", "huggingface_hub", "minijinja", "rich")
 
@@ -54,7 +54,7 @@ def examine() -> Iterator[Finding]:
     yield _compiler()
     yield from _native()
     yield _cache()
-    yield _gpu()
+    yield from _gpu()
 
 
 def _system() -> Finding:
@@ -128,7 +128,31 @@ def _cache() -> Finding:
     return Finding("cache", True, f"{folder}, {free / 1e9:.1f} GB free", value=free)
 
 
-def _gpu() -> Finding:
-    if shutil.which("nvidia-smi") is None:
-        return Finding("gpu", True, "none found; models run on the CPU")
-    return Finding("gpu", True, "NVIDIA driver found; --backend cuda decodes greedily on a Hopper")
+def _gpu() -> Iterator[Finding]:
+    from monotape.backends.cuda.detection import find_gpu, missing_packages, why_not
+
+    gpu, reason = find_gpu(), why_not()
+    if gpu is None:
+        yield Finding("gpu", True, "none found; models run on the CPU")
+    elif reason:
+        fix = "pip install 'monotape[cuda]'" if missing_packages() else ""
+        yield Finding("gpu", not fix, f"{reason} Models run on the CPU.", fix, gpu.name)
+    else:
+        yield from _hopper()
+
+
+def _hopper() -> Iterator[Finding]:
+    from monotape.backends.cuda.bandwidth import measure_bandwidth, remember_bandwidth
+    from monotape.backends.cuda.driver import device_name, memory_free_and_total, processors
+
+    try:
+        free, total = memory_free_and_total()
+        text = (
+            f"{device_name()}, {processors()} multiprocessors, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
+        )
+        yield Finding("gpu", True, text, value=device_name())
+        bandwidth = measure_bandwidth()
+        remember_bandwidth(bandwidth)
+        yield Finding("gpu bandwidth", True, f"{bandwidth / 1e9:,.0f} GB/s read", value=bandwidth)
+    except MonotapeError as error:
+        yield Finding("gpu", False, error.message, error.hint)

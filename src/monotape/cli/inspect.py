@@ -16,13 +16,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", default="auto", metavar="TYPE", help="weights in memory: auto, f32, bf16, f16, q8"
     )
-    parser.add_argument("--workers", type=integer, metavar="N", help="plan for this many threads")
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        metavar="NAME",
+        help="plan for: auto (a Hopper GPU, else the CPU), cpu, cuda",
+    )
+    parser.add_argument(
+        "--workers", type=integer, metavar="N", help="plan for this many threads or multiprocessors"
+    )
     parser.add_argument("--max-model-len", type=integer, metavar="N", help="plan for this context")
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
 def main(options: argparse.Namespace) -> int:
-    from monotape.engine.loading import plan_for
+    from monotape.engine.loading import planned
     from monotape.engine.startup import context_for
     from monotape.models.registry import spec_from_config
     from monotape.plan.text import dump
@@ -35,15 +43,30 @@ def main(options: argparse.Namespace) -> int:
     check_tensors(spec, checkpoint)
     config = EngineConfig(model=options.model, max_model_len=options.max_model_len, workers=options.workers)
     context = context_for(config, spec)
-    plan = plan_for(spec, checkpoint, dtype=options.dtype, context=context, workers=options.workers)
+    plan = planned(
+        options.backend, spec, checkpoint, dtype=options.dtype, context=context, workers=options.workers
+    )
+    memory = _memory(spec, plan)
     if options.json:
-        print(json.dumps({"model": _facts(spec), "plan": {"digest": plan.digest, **_plain(plan)}}))
+        facts = {"model": _facts(spec), "plan": {"digest": plan.digest, **_plain(plan)}}
+        print(json.dumps({**facts, **({"memory": dataclasses.asdict(memory)} if memory else {})}))
         return 0
     for name, value in _facts(spec).items():
         print(f"{name:<16} {_shown(value)}")
     print()
     print(dump(plan), end="")
+    if memory:
+        print(f"\nGPU memory       {memory}")
     return 0
+
+
+def _memory(spec: Any, plan: Any) -> Any:
+    """What a GPU must have for the plan; None for other machines, which need the weights and little else."""
+    if plan.machine.kind != "cuda":
+        return None
+    from monotape.backends.cuda.memory import memory_plan
+
+    return memory_plan(spec, plan, plan.context)
 
 
 def _facts(spec: Any) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from monotape import __version__
-from monotape.cli import chat, doctor, inspect, plan, pull, run
+from monotape.cli import bench, chat, connect, doctor, inspect, plan, pull, run, serve, trace
 from monotape.errors import MonotapeError, UsageError, nearest
 
-COMMANDS = (run, chat, inspect, plan, doctor, pull)
+COMMANDS = (run, chat, serve, connect, bench, inspect, plan, trace, doctor, pull)
 INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
 
 

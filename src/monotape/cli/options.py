@@ -10,7 +10,7 @@ from typing import Any
 from monotape.engine.config import EngineConfig
 from monotape.errors import UsageError
 
-_INTEGERS = {"max_model_len", "workers", "seed", "max_sequences", "kv_bytes"}
+INTEGERS = {"max_model_len", "workers", "seed", "max_sequences", "kv_bytes"}
 _HIDDEN = {"model", "progress", "seed"}  # a flag of their own, or none
 
 
@@ -27,7 +27,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--" + name.replace("_", "-"),
             default=field.default,
-            type=integer if name in _INTEGERS else str,
+            type=integer if name in INTEGERS else str,
             metavar=field.metadata.get("metavar", "N"),
             help=field.metadata["help"],
         )

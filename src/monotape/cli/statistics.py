@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from monotape.errors import BackendUnavailable
+from monotape.errors import BackendUnavailable, MonotapeError
 
 if TYPE_CHECKING:  # commands that generate nothing must not wait for NumPy
     from monotape.backends.protocol import Backend
@@ -13,12 +13,12 @@ if TYPE_CHECKING:  # commands that generate nothing must not wait for NumPy
 
 
 def ceiling(stats: GenerationStats, backend: Backend) -> float | None:
-    """Bytes per second that this machine's cores can read; None where that is not what limits the backend.
+    """Bytes per second that this machine's cores, or its GPU, can read; None where nobody could measure it.
 
     A figure that a request beats was measured while the machine had other work: it is measured again, once.
     """
     if backend.name == "cuda":
-        return None
+        return _gpu_ceiling()
     from monotape.backends.cpu.bandwidth import known_bandwidth, measure_bandwidth, remember_bandwidth
 
     try:
@@ -30,6 +30,15 @@ def ceiling(stats: GenerationStats, backend: Backend) -> float | None:
         remember_bandwidth(best)
         return best.bytes_per_second
     except BackendUnavailable:
+        return None
+
+
+def _gpu_ceiling() -> float | None:
+    from monotape.backends.cuda.bandwidth import known_bandwidth
+
+    try:
+        return known_bandwidth()
+    except MonotapeError:  # too little memory is left to measure with
         return None
 
 

@@ -60,23 +60,20 @@ def _owned(shape: StageShape, shares: Sequence[int]) -> Stage:
 def balance_layer(shapes: Sequence[StageShape], fmt: Format, machine: Machine) -> tuple[Stage, ...]:
     """Owners for the stages of a layer; the largest stage that does not write the residual does the levelling.
 
-    Stages that write the residual stay even, so that an element of it has the same owner after each of them. Where
-    workers wait at every stage, only what comes before the levelling stage can be made up for in it.
+    Stages that write the residual stay even, so that an element of it has the same owner after each of them. Only what
+    comes before the levelling stage can be made up for in it. Where a ring is full by then anyhow, nothing can.
     """
     workers = machine.workers
     free = [i for i, shape in enumerate(shapes) if shape.writes != "residual"]
     levelling = max(free, key=lambda i: _units(shapes[i]) * _unit_bytes(shapes[i], fmt))
     shares = [even_shares(_units(shape), workers) for shape in shapes]
     loads = [
-        sum(
-            shares[i][worker] * _unit_bytes(shape, fmt)
-            for i, shape in enumerate(shapes if machine.prefetches else shapes[:levelling])
-            if i != levelling
-        )
+        sum(shares[i][worker] * _unit_bytes(shape, fmt) for i, shape in enumerate(shapes[:levelling]))
         for worker in range(workers)
     ]
     largest = shapes[levelling]
-    shares[levelling] = levelling_shares(_units(largest), _unit_bytes(largest, fmt), loads)
+    if machine.levels:
+        shares[levelling] = levelling_shares(_units(largest), _unit_bytes(largest, fmt), loads)
     return tuple(_owned(shape, share) for shape, share in zip(shapes, shares, strict=True))
 
 

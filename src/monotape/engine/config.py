@@ -35,7 +35,7 @@ class EngineConfig:
         DEFAULT_MODEL, "a name, a Hugging Face id, a folder or a GGUF file", metavar="MODEL"
     )
     backend: str = _setting(
-        "auto", "what runs the model: auto, cpu, cuda (greedy only yet), reference", metavar="NAME"
+        "auto", "what runs the model: auto (a Hopper GPU, else the CPU), cpu, cuda, reference", metavar="NAME"
     )
     dtype: str = _setting("auto", "weights in memory: auto, f32, bf16, f16, q8", metavar="TYPE")
     max_model_len: int | None = _setting(
@@ -49,7 +49,7 @@ class EngineConfig:
     max_sequences: int = _setting(4, "conversations whose KV is kept for the next turn")
     kv_bytes: int | None = _setting(
         None,
-        "memory for the KV of kept conversations (default: a quarter of this machine's)",
+        "memory for the KV of kept conversations (default: a quarter of the machine's, or half of a GPU's free)",
         metavar="BYTES",
     )
     progress: bool = _setting(True, "show progress on a terminal while loading")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from monotape.backends.protocol import KvSequence
 from monotape.errors import ResourceError
+
+_REMEMBERED = 16  # dropped conversations, to say why one was not found
+_SHORT = 16  # tokens; a common beginning this short is the template's, not the conversation's
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class Lease:
 
     sequence: KvSequence
     cached: int
+    miss: str | None = None  # why nothing is cached
 
 
 class KvPool:
@@ -31,13 +36,14 @@ class KvPool:
     A leased sequence is not in the pool: one whose job failed is dropped by never being given back.
     """
 
-    __slots__ = ("_kept", "_max_bytes", "_max_sequences", "_new_sequence")
+    __slots__ = ("_dropped", "_kept", "_max_bytes", "_max_sequences", "_new_sequence")
 
     def __init__(self, new_sequence: Callable[[], KvSequence], *, max_sequences: int, max_bytes: int) -> None:
         self._new_sequence = new_sequence
         self._max_sequences = max_sequences
         self._max_bytes = max_bytes
         self._kept: list[Kept] = []  # the most recent last
+        self._dropped: deque[tuple[tuple[int, ...], str]] = deque(maxlen=_REMEMBERED)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -58,7 +64,8 @@ class KvPool:
             self._kept.remove(best)
             best.sequence.truncate(cached)
             return Lease(best.sequence, cached)
-        return Lease(self._empty_sequence(), 0)
+        miss = self._miss(tokens, cached) if reuse else "the request wants figures for its whole prompt"
+        return Lease(self._empty_sequence(), 0, miss)
 
     def give_back(self, lease: Lease, tokens: Sequence[int]) -> None:
         """Keeps the sequence. `tokens` are those of the request that are known, in order from its first."""
@@ -66,8 +73,24 @@ class KvPool:
         if not known:
             return
         self._kept.append(Kept(lease.sequence, known))
-        while len(self._kept) > self._max_sequences or (len(self._kept) > 1 and self.bytes > self._max_bytes):
-            self._kept.pop(0)
+        while len(self._kept) > self._max_sequences:
+            self._drop(f"only {self._max_sequences} conversations are kept")
+        while len(self._kept) > 1 and self.bytes > self._max_bytes:
+            self._drop(f"kept KV may take {self._max_bytes} bytes")
+
+    def _drop(self, reason: str) -> None:
+        self._dropped.append((self._kept.pop(0).tokens, reason))
+
+    def _miss(self, tokens: tuple[int, ...], cached: int) -> str:
+        """Why `tokens` start from nothing, for the log."""
+        lost, reason = max(
+            ((common_prefix(dropped, tokens), reason) for dropped, reason in self._dropped), default=(0, "")
+        )
+        if lost > max(cached, _SHORT):
+            return f"{lost} tokens of it were kept and dropped: {reason}"
+        if cached:
+            return f"it shares only {cached} tokens with a kept conversation, which is worth more"
+        return "no kept conversation begins like it" if self._kept else "nothing is kept yet"
 
     def clear(self) -> None:
         self._kept.clear()
@@ -80,7 +103,7 @@ class KvPool:
 
     def _empty_sequence(self) -> KvSequence:
         while len(self._kept) >= self._max_sequences:
-            self._kept.pop(0)
+            self._drop(f"only {self._max_sequences} conversations are kept")
         try:
             return self._new_sequence()
         except (ResourceError, MemoryError):

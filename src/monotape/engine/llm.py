@@ -12,6 +12,7 @@ from typing import Any
 from monotape.backends.protocol import Backend
 from monotape.engine.chat_template import ChatTemplate, Message, read_template
 from monotape.engine.config import EngineConfig, check_unknown
+from monotape.engine.constrained import Constraint
 from monotape.engine.defaults import default_params, end_of_text_ids
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
@@ -55,6 +56,7 @@ class LLM:
         from monotape.engine.startup import load
 
         loaded = load(config)
+        config = dataclasses.replace(config, kv_bytes=loaded.kv_budget)
         self._set_up(
             config, loaded.backend, loaded.tokenizer, loaded.chat_template, loaded.generation_config,
             loaded.context,
@@ -148,13 +150,19 @@ class LLM:
         chosen = self._chat_params if sampling_params is None else sampling_params
         return self._run_all(given, self._params_for(chosen, len(given)), use_tqdm)
 
-    def stream(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> TextStream:
-        """Starts one prompt; iterating gives its text as it comes."""
+    def stream(
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
+    ) -> TextStream:
+        """Starts one prompt; iterating gives its text as it comes. A constraint says which tokens may come."""
         prompts = split_prompts(prompt)
         if len(prompts) != 1:
             raise RequestError(f"stream() was given {len(prompts)} prompts.", "It takes one; use generate().")
         checked = make_prompt(prompts[0], self.tokenizer, self.backend.spec.vocab)
-        return self._stream(checked, sampling_params or self.default_sampling_params)
+        return self._stream(checked, sampling_params or self.default_sampling_params, constraint)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **rendering: Any
@@ -244,10 +252,12 @@ class LLM:
             for index in range(params.n)
         ]  # fmt: skip
 
-    def _stream(self, prompt: Prompt, params: SamplingParams) -> TextStream:
+    def _stream(
+        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None = None
+    ) -> TextStream:
         if params.n != 1:
             raise RequestError(f"n is {params.n}.", "A stream gives one completion; use generate().")
-        return self._open(self._requests(prompt, params)[0])
+        return self._open(dataclasses.replace(self._requests(prompt, params)[0], constraint=constraint))
 
     def _open(self, request: Request) -> TextStream:
         self._turnstile.enter()

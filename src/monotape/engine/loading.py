@@ -167,7 +167,7 @@ def _require_gpu_dtype(dtype: str) -> None:
 
 def gpu_plan(spec: ModelSpec, workers: int, context: int, fmt: Format = Format.BF16) -> Plan:
     """The plan for a GPU: 32 values along k at a time, heads finished by whoever attends to them."""
-    machine = Machine("cuda", workers, alignment=128, k_block=32, whole_heads=False)
+    machine = Machine("cuda", workers, alignment=128, k_block=32, whole_heads=False, levels=False)
     return compile_plan(spec, machine, fmt, context=context)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monotape.backends.protocol import Job
+from monotape.engine.constrained import Constraint
 from monotape.engine.prompts import Prompt
 from monotape.engine.sampling_params import SamplingParams
 from monotape.errors import RequestError
@@ -22,6 +23,7 @@ class Request:
     max_tokens: int
     eos_ids: frozenset[int]  # empty when they are ignored
     vocab: int
+    constraint: Constraint | None = None
 
     @property
     def stop_ids(self) -> frozenset[int]:

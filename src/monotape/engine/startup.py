@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from monotape.backends.protocol import Backend
 from monotape.engine.config import EngineConfig
-from monotape.engine.loading import load_backend
+from monotape.engine.loading import choose_backend, load_backend
 from monotape.engine.progress import progress_bar
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import UsageError
@@ -31,24 +31,45 @@ class Loaded:
     chat_template: str | None
     generation_config: Mapping[str, Any]
     context: int
+    kv_budget: int
 
 
-def load(config: EngineConfig) -> Loaded:
+Phase = Callable[[str], None]  # hears the name of each phase when it has ended
+
+
+def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
     """Loads the model that the configuration names."""
-    checkpoint = open_checkpoint(resolve(config.model, config.progress))
+    path = resolve(config.model, config.progress)
+    phase("find the model")
+    checkpoint = open_checkpoint(path)
     spec = spec_from_config(checkpoint.config)
     check_tensors(spec, checkpoint)
-    context = context_for(config, spec)
+    kv_budget = kv_budget_for(config, spec)
+    context = context_for(config, spec, kv_budget)
+    phase("open and check the files")
     tokenizer = Tokenizer.from_assets(checkpoint.text)
+    phase("tokenizer")
     with progress_bar(config.progress) as report:
         backend = load_backend(
             config.backend, spec, checkpoint,
             dtype=config.dtype, context=context, workers=config.workers, progress=report,
         )  # fmt: skip
-    return Loaded(backend, tokenizer, checkpoint.text.chat_template, checkpoint.generation_config, context)
+    phase("weights")
+    text = checkpoint.text
+    return Loaded(backend, tokenizer, text.chat_template, checkpoint.generation_config, context, kv_budget)
 
 
-def context_for(config: EngineConfig, spec: ModelSpec) -> int:
+def kv_budget_for(config: EngineConfig, spec: ModelSpec) -> int:
+    """Bytes of KV that may be kept: what was asked for, or a share of the memory where the KV will lie."""
+    if config.kv_bytes is not None or choose_backend(config.backend, config.dtype, config.workers) != "cuda":
+        return config.kv_budget
+    from monotape.backends.cuda.driver import memory_free_and_total
+
+    left = memory_free_and_total()[0] - 2 * spec.parameters
+    return max(0, left) // 2  # the other half is for the conversation that is going on, and grows
+
+
+def context_for(config: EngineConfig, spec: ModelSpec, kv_budget: int | None = None) -> int:
     """The context to plan for: what was asked for, or as much of the model's as memory allows for its KV."""
     if config.max_model_len is not None:
         if config.max_model_len > spec.context:
@@ -58,7 +79,7 @@ def context_for(config: EngineConfig, spec: ModelSpec) -> int:
             )
         return config.max_model_len
     position_bytes = 2 * spec.layers * spec.kv_rows * 4  # float32, the widest that any backend keeps
-    fits = config.kv_budget // position_bytes
+    fits = (config.kv_budget if kv_budget is None else kv_budget) // position_bytes
     if spec.context <= fits:
         return spec.context
     context = min(spec.context, max(_CONTEXT_STEP, fits // _CONTEXT_STEP * _CONTEXT_STEP))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from monotape.backends.protocol import Backend, Token
+from monotape.backends.protocol import Backend, Generation, Token
+from monotape.engine.constrained import ConstrainedGeneration
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import (
     CompletionOutput,
@@ -67,7 +68,12 @@ class TextStream:
             sequence, ids = self._lease.sequence, request.prompt.ids
             self._prompt_logprobs = score_prompt(self._backend, sequence, ids, scores, self._text_of)
             cached = sequence.length
-        self._generation = self._backend.start(request.job(cached), self._lease.sequence)
+        job, sequence = request.job(cached), self._lease.sequence
+        self._generation: Generation = (
+            self._backend.start(job, sequence)
+            if request.constraint is None
+            else ConstrainedGeneration(self._backend, job, sequence, request.constraint)
+        )
         self._tokens = iter(self._generation)
         self._ended = False
 
@@ -104,6 +110,21 @@ class TextStream:
 
     def __del__(self) -> None:
         self.close()
+
+    @property
+    def cache_miss(self) -> str | None:
+        """Why no KV of an earlier request was used; None when some was."""
+        return self._lease.miss
+
+    @property
+    def times_ns(self) -> list[int]:
+        """When each token came, on the backend's clock."""
+        return self._times_ns
+
+    @property
+    def decode_ns(self) -> int:
+        """From the first token to the latest."""
+        return self._times_ns[-1] - self._times_ns[0] if self._times_ns else 0
 
     @property
     def text(self) -> str:
@@ -192,8 +213,10 @@ class TextStream:
             return "stop", self._stops.matched
         reason = self._generation.finish_reason
         if reason == "stop":
-            last = self._token_ids[-1]
-            return "stop", None if last in self._request.eos_ids else last
+            last = (
+                self._token_ids[-1] if self._token_ids else None
+            )  # a constraint may end it without a stop id
+            return "stop", last if last in self._stop_ids - self._request.eos_ids else None
         return ("length" if reason == "length" else "abort"), None
 
     def _settle(self) -> None:

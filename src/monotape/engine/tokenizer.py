@@ -83,7 +83,12 @@ class Tokenizer:
 
     def _id_of(self, name: str) -> int | None:
         token = self.named_tokens.get(name)
-        return None if token is None else self._core.token_to_id(token)
+        return None if token is None else self.id_of(token)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it; None when it is not in it."""
+        found: int | None = self._core.token_to_id(token)
+        return found
 
     @property
     def size(self) -> int:
@@ -100,7 +105,8 @@ class Tokenizer:
                 "Decode it as UTF-8 first.",
             ) from None
         by_processor = add_special and self._add_bos is None
-        ids: list[int] = self._core.encode(text, add_special_tokens=by_processor).ids
+        # Of the library's two ways to encode, this one lets other threads run meanwhile.
+        ids: list[int] = self._core.encode_batch([text], add_special_tokens=by_processor)[0].ids
         bos = self.bos_id
         if add_special and self._add_bos and bos is not None:
             ids = [bos, *ids]

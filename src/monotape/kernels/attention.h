@@ -79,36 +79,37 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
   }
 }
 
-// The heads' query vectors: row r is query head r of this KV head.
-__device__ __forceinline__ Head fetch_query(Consumer& c, const uint4* words, int kv_head, int layer, int position) {
-  int index[HeadWords::count];
-  uint4 word[HeadWords::count];
-  HeadWords::numbers(c.column, index);
-#pragma unroll
-  for (int i = 0; i < HeadWords::count; i++)
-    index[i] = c.row < kGroup && index[i] >= 0 ? (kv_head * kGroup + c.row) * kHeadWords + index[i] : -1;
-  Patience patience(c.shared, Stage::attention, layer);
-  poll(words, index, word, patience);
-  const float* gain = kQkNorm ? c.params.q_norm + layer * kHeadDim : nullptr;
-  return finish_head(c.params, word, c.column, gain, position, kAttentionScale);
-}
+// What a warp needs of this token: the query heads that share a KV head, row r query head r; and in the warp that has
+// the newest unit, the new key (the same in all rows) and value. All words are polled together.
+struct TokenWords {
+  static constexpr int heads = HeadWords::count;
+  uint4 query[heads], key[heads], value;
 
-// The new token's key (the same in all rows) and value; one warp does it, and writes both to the KV.
-__device__ __forceinline__ void fetch_newest(Consumer& c, const uint4* words, int kv_head, int layer, int position) {
-  int index[HeadWords::count];
-  uint4 word[HeadWords::count];
-  HeadWords::numbers(c.column, index);
+  __device__ __forceinline__ void fetch(Consumer& c, int kv_head, bool newest, int layer) {
+    int index[2 * heads + 1];
+    uint4 word[2 * heads + 1];
+    int number[heads];
+    HeadWords::numbers(c.column, number);
 #pragma unroll
-  for (int i = 0; i < HeadWords::count; i++)
-    if (index[i] >= 0) index[i] += kQueryRows / 8 + kv_head * kHeadWords;
-  Patience patience(c.shared, Stage::attention, layer);
-  poll(words, index, word, patience);
-  const int value_index[1] = {c.lane < kHeadWords ? (kQueryRows + kKvRows) / 8 + kv_head * kHeadWords + c.lane : -1};
-  uint4 value[1];
-  poll(words, value_index, value, patience);
-  if (c.lane < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane] = value[0];
+    for (int i = 0; i < heads; i++) {
+      index[i] = c.row < kGroup && number[i] >= 0 ? (kv_head * kGroup + c.row) * kHeadWords + number[i] : -1;
+      index[heads + i] = newest && number[i] >= 0 ? (kHeads + kv_head) * kHeadWords + number[i] : -1;
+    }
+    index[2 * heads] = newest && c.lane < kHeadWords ? (kHeads + kKvHeads + kv_head) * kHeadWords + c.lane : -1;
+    Patience patience(c.shared, Stage::attention, layer);
+    poll(c.params.exchange->qkv[c.turn & 1], index, word, patience);
+#pragma unroll
+    for (int i = 0; i < heads; i++) query[i] = word[i], key[i] = word[heads + i];
+    value = word[2 * heads];
+  }
+};
+
+// The new token's key and value go where the warp finds them, and into the KV. The latter is seen by others only after
+// the fence before the head, which is soon enough.
+__device__ __forceinline__ void keep_newest(Consumer& c, const TokenWords& token, int kv_head, int layer, int position) {
+  if (c.lane < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane] = token.value;
   const float* gain = kQkNorm ? c.params.k_norm + layer * kHeadDim : nullptr;
-  const Head key = finish_head(c.params, word, c.column, gain, position, 1.0f);
+  const Head key = finish_head(c.params, token.key, c.column, gain, position, 1.0f);
   if (c.row == 0) {
 #pragma unroll
     for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + c.column] = key.block[b];
@@ -162,16 +163,19 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   const Share share = share_of(c.params, layer, position);
   if (!share.has_part) return true;
   c.begin(Stage::attention, layer);
-  const uint4* words = c.params.exchange->qkv[c.turn & 1];
-  const Head query = fetch_query(c, words, share.kv_head, layer, position);
+  const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
+  const bool newest = last >= 0 && last % kWarps == c.warp;
+  TokenWords token;
+  token.fetch(c, share.kv_head, newest, layer);
   c.trace.arrived();
+  if (newest) keep_newest(c, token, share.kv_head, layer, position);
+  const float* gain = kQkNorm ? c.params.q_norm + layer * kHeadDim : nullptr;
+  const Head query = finish_head(c.params, token.query, c.column, gain, position, kAttentionScale);
   if (!c.meet()) return false;  // nobody reads the sums of the stage before any more: they share their memory
   Reset reset;
   if (c.span(Stage::qkv).count == 0) reset = reset_turn_before(c, layer, kConsumers);
   Running running;
   running.clear();
-  const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
-  if (last >= 0 && last % kWarps == c.warp) fetch_newest(c, words, share.kv_head, layer, position);
   for (int unit = 0; unit < share.count; unit += kPageUnits) {
     const uint4* page = c.pages.take();
 #pragma unroll 1

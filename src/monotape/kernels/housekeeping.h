@@ -3,8 +3,8 @@
 // - At `down` a worker has a word of the activation, so its maker had all of the stage before, and so on back through
 //   the layer: everybody has read everything that this turn has published, but for the activation. All that is reset,
 //   in a token's first layer also what the head of the token before started from.
-// - At the next turn's `qkv` everybody has read the activation of the turn before. That is reset.
-// Workers of small models may own no tiles of these stages; they do it at their first stage of the next turn.
+// - At the next turn's `gate_up` everybody has long read the activation of the turn before. That is reset.
+// Workers of small models may own no tiles of `down`; they reset at their first stage of the next turn.
 // A word is polled again two turns later at the earliest, after its publisher has confirmed the reset and published
 // other words since: nobody can take an old word for a new one.
 #pragma once
@@ -83,12 +83,18 @@ __device__ __forceinline__ Reset reset_turn(Consumer& c, int layer) {
                      layer == 0 ? down.count : 0, c.list, c.shared.own_count[c.list], c.turn, kConsumers);
 }
 
-// At the first other stage of this worker in a turn: what could not be reset in the turn before.
-__device__ __forceinline__ Reset reset_turn_before(Consumer& c, int layer, int threads) {
+// At `gate_up`: the activation of the turn before.
+__device__ __forceinline__ Reset reset_activation(Consumer& c) {
   const Span& gate_up = c.span(Stage::gate_up);
+  return reset_words(c, c.params.exchange->activation[(c.turn & 1) ^ 1] + gate_up.first / 2, gate_up.count / 2, 0, 0, 0,
+                     kConsumers);
+}
+
+// At the first stage in a turn of a worker without tiles of `down`: its words of the turn before.
+__device__ __forceinline__ Reset reset_turn_before(Consumer& c, int layer, int threads) {
+  if (c.span(Stage::down).count) return Reset();
   const int list = layer == 0 ? c.list_before : c.list;
-  return reset_words(c, c.params.exchange->activation[(c.turn & 1) ^ 1] + gate_up.first / 2, gate_up.count / 2, list,
-                     c.span(Stage::down).count ? 0 : c.shared.own_count[list], c.turn - 1, threads);
+  return reset_words(c, nullptr, 0, list, c.shared.own_count[list], c.turn - 1, threads);
 }
 
 }  // namespace monotape

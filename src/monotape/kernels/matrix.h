@@ -47,7 +47,8 @@ __device__ __forceinline__ float read_input(Consumer& c, Input<S>& input, const 
       gains[i] = index[i / 8] >= 0 && at < kWidth ? gain[at] : 0;
     }
   }
-  if (c.thread == 0) c.shared.waiting = 1;
+  // Polls must not queue behind pages. But while others attend there is time to fill the ring; then it is quiet anyway.
+  if (c.thread == 0) c.shared.waiting = S != Stage::output || kQuietAttention;
   // Every lane waits for a word, needed or not: who has seen one may reset what the turn before has published.
   const bool needed = index[0] >= 0;
   if (!needed) index[0] = 0;

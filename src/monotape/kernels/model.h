@@ -39,8 +39,7 @@ __device__ __forceinline__ bool from_residual(Consumer& c, Stage stage, int laye
   const float* gain = is_head ? c.params.final_norm
                               : (is_qkv ? c.params.attention_norm : c.params.ffn_norm) + static_cast<int64_t>(layer) * kWidth;
   const auto resets = [&] {
-    const bool first_stage = is_qkv || (!is_head && c.span(Stage::qkv).count == 0);
-    return first_stage ? reset_turn_before(c, layer, kConsumers) : Reset();
+    return is_qkv ? reset_turn_before(c, layer, kConsumers) : is_head ? Reset() : reset_activation(c);
   };
   const auto ending = [&](int tile, int row, float y, bool real) {
     const int index = (first + tile) * kTileRows + row;

@@ -26,6 +26,7 @@ __device__ __forceinline__ Candidate best_of_warp(Candidate mine) {
 // wants to stop. Whoever has seen the words knows that all workers are done with this token. If a place for it is given,
 // in shared memory, the chosen token's own logit goes along.
 __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen_logit = nullptr) {
+  if (c.thread == 0) c.shared.waiting = 1;
   mine = best_of_warp(mine);
   if (c.lane == 0) c.shared.best_value[c.warp] = mine.score, c.shared.best_id[c.warp] = mine.id;
   if (!c.meet()) return false;

@@ -36,7 +36,7 @@ struct SelectScratch {
   uint64_t total_mass[kBuckets];
   uint32_t total_count[kBuckets];
   uint32_t limbs[4][kBuckets];                                      // of this worker: weight in three limbs, and number
-  uint32_t before[kCandidates];                                     // candidates of the workers before
+  int before[kCandidates];                                          // candidates of the workers before
   uint64_t sums[2][8];                                              // the team's own, of each warp
   uint64_t found;
   double log_sum;

@@ -139,7 +139,7 @@ class Machine:
     alignment: int = 64  # bytes; every segment starts on it
     k_block: int = 1  # values along k that its kernels take at a time; k is padded to whole blocks
     whole_heads: bool = True  # a head has one owner, who normalises and rotates it; else attention does that
-    prefetches: bool = False  # a ring carries on into the next stage, so that only the sum over a layer must be even
+    levels: bool = True  # the largest stage makes up for what is uneven before it; else every stage is even
 
 
 @dataclass(frozen=True, slots=True)

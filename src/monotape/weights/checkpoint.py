@@ -69,6 +69,10 @@ class Checkpoint(Protocol):
         """The same rows as int8 and an f16 scale per 32, where the file stores just that (q8_0, q5_0, q4_0)."""
         ...
 
+    def half_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint16] | None:
+        """The same rows as the 16-bit words that the file stores, where `stored_as` says "bf16" or "f16"."""
+        ...
+
     def release(self, name: str) -> None:
         """Lets the operating system drop the tensor's mapped pages: they have been read."""
         ...

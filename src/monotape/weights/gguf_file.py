@@ -118,6 +118,13 @@ class GgufFile:
             return None
         return integers(self._raw_rows(entry, start, stop), entry.tensor.stored)
 
+    def half_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint16] | None:
+        entry = self._entry(name)
+        _require_range(name, entry.tensor.shape, start, stop)
+        if entry.tensor.stored not in ("bf16", "f16") or len(entry.tensor.shape) != 2:
+            return None
+        return np.ascontiguousarray(self._raw_rows(entry, start, stop)).view("<u2")
+
     def release(self, name: str) -> None:
         tensor = self._entry(name).tensor
         self._mapped.release(tensor.offset, tensor.bytes)

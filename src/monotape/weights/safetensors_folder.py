@@ -75,13 +75,9 @@ class SafetensorsFolder:
         return self._entry(name)[1].stored
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
-        mapped, tensor = self._entry(name)
+        _, tensor = self._entry(name)
         require_readable(self.source, name, tensor.stored)
-        assert tensor.shape, f"{name} is a single number and has no rows"
-        assert 0 <= start <= stop <= tensor.shape[0], f"rows {start}..{stop} of {name} {tensor.shape}"
-        row_bytes = tensor.bytes // max(tensor.shape[0], 1)
-        length = (stop - start) * row_bytes
-        raw = mapped.array(tensor.offset + start * row_bytes, length, f"tensor {name}")
+        raw = self._raw_rows(name, start, stop)
         return _as_float32(raw, tensor.stored).reshape(stop - start, *tensor.shape[1:])
 
     def integer_rows(
@@ -89,9 +85,24 @@ class SafetensorsFolder:
     ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
         return None
 
+    def half_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint16] | None:
+        _, tensor = self._entry(name)
+        if tensor.stored not in ("bf16", "f16"):
+            return None
+        return self._raw_rows(name, start, stop).view("<u2").reshape(stop - start, *tensor.shape[1:])
+
     def release(self, name: str) -> None:
         mapped, tensor = self._entry(name)
         mapped.release(tensor.offset, tensor.bytes)
+
+    def _raw_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
+        """The stored bytes of rows start..stop, as they lie in the file."""
+        mapped, tensor = self._entry(name)
+        assert tensor.shape, f"{name} is a single number and has no rows"
+        assert 0 <= start <= stop <= tensor.shape[0], f"rows {start}..{stop} of {name} {tensor.shape}"
+        row_bytes = tensor.bytes // max(tensor.shape[0], 1)
+        length = (stop - start) * row_bytes
+        return mapped.array(tensor.offset + start * row_bytes, length, f"tensor {name}")
 
     def _entry(self, name: str) -> tuple[MappedFile, StoredTensor]:
         if name not in self._tensors:

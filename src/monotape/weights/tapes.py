@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from monotape.plan.types import TILE_ROWS, Format, Part, Plan, Span, Stage
 from monotape.weights.checkpoint import Checkpoint
 
 Bytes = NDArray[np.uint8]
-Number = TypeVar("Number", np.int8, np.float16, np.float32)
+Number = TypeVar("Number", np.int8, np.uint16, np.float16, np.float32)
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 _CHUNK_VALUES = 1 << 20  # values in flight at a time and thread; bounds the memory that loading takes
@@ -117,29 +117,33 @@ def _pack_piece(
 ) -> None:  # fmt: skip
     source = source_of(spec, run.part.role, layer)
     name = tensor_name(source, layer)
-    start, stop = _rows_of(run)
+    start, stop = rows_of(run)
     offset = source.rows[0] if source.rows else 0
     target = out if run.step == 1 else np.empty(out.shape, np.uint8)
     stored = checkpoint.integer_rows(name, offset + start, offset + stop) if fmt is Format.Q8 else None
     if stored is not None and stage.k == stage.padded_k:
         integers, scales = stored
         bad = packer.pack_integers(
-            _in_tiles(integers, run, integers.shape[1]), _in_tiles(scales, run, scales.shape[1]), target
+            in_tiles(integers, run, integers.shape[1]), in_tiles(scales, run, scales.shape[1]), target
         )
     else:
         values = checkpoint.rows(name, offset + start, offset + stop)
-        bad = packer.pack(fmt, _in_tiles(values, run, stage.padded_k), target)
+        bad = packer.pack(fmt, in_tiles(values, run, stage.padded_k), target)
     if bad >= 0:
-        raise CheckpointError(
-            f"{checkpoint.source}: tensor {name} holds a value near row {offset + start + bad} that is not a finite "
-            f"{fmt.value} number.",
-            "The file is damaged, or the weights need a wider --dtype such as bf16 or f32.",
-        )
+        refuse_row(checkpoint, name, offset + start + bad, fmt)
     if run.step != 1:
         out[:] = target
 
 
-def _rows_of(run: TileRun) -> tuple[int, int]:
+def refuse_row(checkpoint: Checkpoint, name: str, row: int, fmt: Format) -> NoReturn:
+    raise CheckpointError(
+        f"{checkpoint.source}: tensor {name} holds a value near row {row} that is not a finite {fmt.value} number.",
+        "The file is damaged, or the weights need a wider --dtype such as bf16 or f32.",
+    )
+
+
+def rows_of(run: TileRun) -> tuple[int, int]:
+    """The rows of its tensor that a run holds."""
     part = run.part
     if part.group == part.rows:
         return run.first_tile * TILE_ROWS, min(part.rows, (run.first_tile + run.count) * TILE_ROWS)
@@ -149,7 +153,7 @@ def _rows_of(run: TileRun) -> tuple[int, int]:
     ) // group_tiles * part.group
 
 
-def _in_tiles(values: NDArray[Number], run: TileRun, k: int) -> NDArray[Number]:
+def in_tiles(values: NDArray[Number], run: TileRun, k: int) -> NDArray[Number]:
     """Rows padded so that every group fills whole tiles, and columns padded to k, with zeros."""
     rows, columns = values.shape
     if columns == k and rows == run.count * TILE_ROWS:

@@ -20,6 +20,7 @@ def plan_header(
     few: int = 1,
     many: int = 4,
     units_per_split: int = 8,
+    quiet_attention: bool = False,
 ) -> str:
     """plan.h for this model on this machine."""
     check_supported(spec, plan)
@@ -40,6 +41,7 @@ def plan_header(
         f"constexpr bool kFloat16 = {str(plan.format is Format.F16).lower()};",
         # Copies in flight: few while consumers poll the exchange, which must not queue behind them; then many.
         f"constexpr int kFewInFlight = {few}, kManyInFlight = {many};",
+        f"constexpr bool kQuietAttention = {str(quiet_attention).lower()};",
         f"constexpr bool kTrace = {str(trace).lower()};",
     ]
     return "#pragma once\nnamespace monotape {\n" + "\n".join(lines) + "\n}  // namespace monotape\n"

@@ -1,0 +1,122 @@
+"""What all benchmarks of the engine share: a model to run, prompts, one timed request, and the machine's ceiling."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from monotape.backends.protocol import Backend, Job, KvSequence, Sampling
+from monotape.engine.loading import load_backend
+from monotape.models.registry import spec_from_config
+from monotape.weights.checkpoint import Checkpoint
+from shapes import SHAPES, RandomCheckpoint
+
+#: A usual way to chat, for comparing sampled decoding with greedy.
+SAMPLED = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1)
+
+
+def integers(text: str) -> list[int]:
+    """32,1024,8192"""
+    return [int(number) for number in text.split(",")]
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--model", default=default, help=f"path, hub id, or one of {', '.join(SHAPES)}")
+    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", help="default: q8 on a CPU, as stored on a GPU")
+    parser.add_argument("--workers", type=int, help="threads; all by default, and always on a GPU")
+    parser.add_argument("--save", action="store_true", help="keep the result under reports/")
+
+
+def open_model(name: str) -> tuple[Checkpoint, Path | None]:
+    """A named shape with random weights, or a checkpoint and where it lies."""
+    if name in SHAPES:
+        return RandomCheckpoint(name), None
+    from monotape.weights.hub import resolve
+    from monotape.weights.open import open_checkpoint
+
+    path = resolve(name)
+    return open_checkpoint(path), path
+
+
+def load_model(options: argparse.Namespace, context: int) -> tuple[Backend, Path | None]:
+    checkpoint, path = open_model(options.model)
+    dtype = options.dtype or ("q8" if options.backend == "cpu" else "auto")
+    backend = load_backend(
+        options.backend, spec_from_config(checkpoint.config), checkpoint,
+        dtype=dtype, context=context, workers=options.workers,
+    )  # fmt: skip
+    return backend, path
+
+
+def read_bandwidth(backend: Backend) -> float:
+    """Bytes per second that the machine reads, by nothing but reading."""
+    if backend.name == "cuda":
+        from monotape.backends.cuda.bandwidth import measure_bandwidth as measure_gpu
+
+        return measure_gpu()
+    from monotape.backends.cpu.bandwidth import measure_bandwidth
+
+    return measure_bandwidth(backend.plan.machine.workers).bytes_per_second
+
+
+def gpu_facts(backend: Backend) -> dict[str, Any]:
+    """What a report of a GPU names: which one, and how much of its memory the model takes."""
+    if backend.name != "cuda":
+        return {}
+    from monotape.backends.cuda.driver import device_name, memory_free_and_total
+
+    free, total = memory_free_and_total()
+    return {"gpu": short_name(device_name()), "gpu_memory_used": total - free}
+
+
+def short_name(device: str) -> str:
+    """NVIDIA H200 -> h200"""
+    return device.lower().replace("nvidia", "").strip().split()[0]
+
+
+def prompt_of(length: int, vocab: int, seed: int = 0) -> tuple[int, ...]:
+    """Ids from all over the vocabulary; another seed gives a prompt without a common beginning."""
+    return tuple(1 + (7919 * i + 104729 * seed + 31) % (vocab - 1) for i in range(length))
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One request by the backend's own clock."""
+
+    first_token_s: float
+    times_ns: list[int]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return (len(self.times_ns) - 1) / ((self.times_ns[-1] - self.times_ns[0]) / 1e9)
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [(after - before) / 1e9 for before, after in pairwise(self.times_ns)]
+
+
+def run_request(
+    backend: Backend, sequence: KvSequence, prompt: Sequence[int], cached: int, tokens: int,
+    sampling: Sampling | None = None,
+) -> Timed:  # fmt: skip
+    job = Job(tuple(prompt), cached, tokens, sampling=sampling or Sampling())
+    generation = backend.start(job, sequence)
+    times = [token.time_ns for token in generation]
+    assert len(times) == tokens, f"{len(times)} of {tokens} tokens: {generation.finish_reason}"
+    return Timed((times[0] - generation.start_ns) / 1e9, times)
+
+
+def p99_over_p50(gaps_s: Sequence[float]) -> float:
+    ordered = sorted(gaps_s)
+    return ordered[int(0.99 * (len(ordered) - 1))] / statistics.median(ordered)
+
+
+def launches(backend: Any) -> int | None:
+    """Kernel launches so far, where there are any to count."""
+    return int(backend.kernel.launches) if backend.name == "cuda" else None

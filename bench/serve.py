@@ -1,0 +1,180 @@
+"""What of an engine's speed reaches an unmodified client, and what the server itself costs.
+
+    python bench/serve.py --rates 1000,3000 --tokens 9000 --save
+    python bench/serve.py --clients 200 --seconds 60 --save
+
+The engine is a source of tokens at a fixed rate (bench/token_source.py); clients are the `openai` package on loopback.
+CPU is that of the server's process alone, from /proc: the engine's stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from report import ROOT, publish, spread
+
+_LAUNCH = """
+import sys
+from monotape.engine.config import EngineConfig
+from monotape.server.config import ServerConfig
+from monotape.server.run import serve
+sys.exit(serve(ServerConfig(port=0), EngineConfig(model=sys.argv[1], progress=False), "token_source"))
+"""
+
+
+@contextlib.contextmanager
+def running(rate: float) -> Iterator[tuple[str, int]]:
+    """A server with a token source: its address and process."""
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "bench")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LAUNCH, f"rate-{rate:g}"], stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if " is ready at " in line:
+                yield line.split()[-1], process.pid
+                break
+    finally:
+        process.terminate()
+        process.wait()
+        process.stderr.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def engine_of(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return next(
+        int(child) for child in children if b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def stream(client: openai.OpenAI, tokens: int) -> dict[str, float]:
+    """One streamed chat as the client sees it."""
+    (model,) = client.models.list()
+    first = last = 0.0
+    characters = at_first = chunks = 0
+    engine_speed = 0.0
+    for chunk in client.chat.completions.create(
+        model=model.id, messages=[{"role": "user", "content": "go"}], max_tokens=tokens, stream=True
+    ):
+        chunks += 1
+        text = chunk.choices[0].delta.content if chunk.choices else None
+        if text:
+            last = time.perf_counter()
+            characters += len(text)  # a token of the source is one letter
+            if not first:
+                first, at_first = last, characters
+        engine_speed = ((chunk.model_extra or {}).get("metrics") or {}).get(
+            "decode_tokens_per_second", engine_speed
+        )
+    assert characters == tokens, f"{characters} of {tokens} tokens arrived"
+    return {"client": (characters - at_first) / (last - first), "engine": engine_speed, "chunks": chunks}
+
+
+def measure_rate(rate: float, tokens: int, runs: int) -> dict[str, Any]:
+    with running(rate) as (address, pid), openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        stream(client, 200)
+        engine = engine_of(pid)
+        found, began = [], time.perf_counter()
+        cpu, engine_cpu = cpu_seconds(pid), cpu_seconds(engine)
+        for _ in range(runs):
+            found.append(stream(client, tokens))
+        elapsed = time.perf_counter() - began
+        busy = {
+            "server": (cpu_seconds(pid) - cpu) / elapsed,
+            "engine": (cpu_seconds(engine) - engine_cpu) / elapsed,
+        }
+        idle = _idle(pid, engine)
+    return {
+        "rate": rate,
+        "client_tokens_per_second": spread([run["client"] for run in found]),
+        "share_of_rate": spread([run["client"] / rate for run in found]),
+        "share_of_engine": spread([run["client"] / run["engine"] for run in found]),
+        "chunks": spread([run["chunks"] for run in found]),
+        "cpu_share_streaming": busy,
+        "cpu_share_idle": idle,
+    }
+
+
+def _idle(pid: int, engine: int, seconds: float = 5.0) -> dict[str, float]:
+    before = cpu_seconds(pid), cpu_seconds(engine)
+    time.sleep(seconds)
+    return {
+        "server": (cpu_seconds(pid) - before[0]) / seconds,
+        "engine": (cpu_seconds(engine) - before[1]) / seconds,
+    }
+
+
+async def crowd(address: str, pid: int, clients: int, seconds: float) -> dict[str, Any]:
+    """Many clients at once, each asking again and again; every answer must be complete."""
+    counts = {"answered": 0, "refused": 0, "wrong": 0}
+    memory = [resident_bytes(pid)]
+    end = time.monotonic() + seconds
+
+    async def client(web: httpx.AsyncClient, number: int) -> None:
+        body = {"messages": [{"role": "user", "content": f"client {number}"}], "max_tokens": 10 + number % 7}
+        while time.monotonic() < end:
+            response = await web.post(f"{address}/v1/chat/completions", json=body)
+            if response.status_code == 429:
+                counts["refused"] += 1
+                await asyncio.sleep(min(1.0, float(response.headers["retry-after"])))
+                continue
+            answer = response.json()
+            right = answer["usage"]["completion_tokens"] == body["max_tokens"]
+            counts["answered" if response.status_code == 200 and right else "wrong"] += 1
+
+    async def watch() -> None:
+        while time.monotonic() < end:
+            await asyncio.sleep(seconds / 10)
+            memory.append(resident_bytes(pid))
+
+    limits = httpx.Limits(max_connections=clients)
+    async with httpx.AsyncClient(timeout=60, limits=limits) as web:
+        await asyncio.gather(watch(), *(client(web, number) for number in range(clients)))
+    return {"clients": clients, "seconds": seconds, **counts, "server_resident_bytes": memory}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rates", default="3000", help="tokens a second of the source, after commas")
+    parser.add_argument("--tokens", type=int, default=9000, help="tokens in an answer")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=0, help="how many at once; 0 leaves this part out")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for how long they ask")
+    parser.add_argument("--save", action="store_true", help="keep the result under reports/")
+    options = parser.parse_args()
+    rates = [float(rate) for rate in options.rates.split(",")]
+    results: dict[str, Any] = {"rates": [measure_rate(rate, options.tokens, options.runs) for rate in rates]}
+    if options.clients:
+        with running(3000.0) as (address, pid):
+            results["crowd"] = asyncio.run(crowd(address, pid, options.clients, options.seconds))
+    publish("serve-token-source", results, save=options.save)
+
+
+if __name__ == "__main__":
+    main()

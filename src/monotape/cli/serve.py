@@ -1,0 +1,168 @@
+"""Serve a model over HTTP: OpenAI's and Anthropic's interfaces, and the playground."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+from typing import Any
+
+from monotape.cli.options import INTEGERS, engine_config, integer, real
+from monotape.engine.config import DEFAULT_MODEL, EngineConfig
+from monotape.errors import UsageError
+
+#: Flags of `vllm serve` that ask for what is so anyway, and the value with which they do.
+AS_IT_IS: dict[str, tuple[Any, str]] = {
+    "tensor_parallel_size": (1, "one device answers a request"),
+    "pipeline_parallel_size": (1, "one device answers a request"),
+    "data_parallel_size": (1, "start one server a device instead"),
+    "max_num_seqs": (1, "one request at a time has the whole memory bandwidth; others wait (--max-queue)"),
+}
+_NO_FLAG = {"model", "progress", "seed", "kv_bytes", "max_sequences"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from monotape.server.config import ServerConfig
+
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        metavar="MODEL",
+        help=f"a name, a Hugging Face id, a folder or a GGUF file (default: {DEFAULT_MODEL})",
+    )
+    for field in dataclasses.fields(ServerConfig):
+        flag, default = "--" + field.name.replace("_", "-"), field.default
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true", help=field.metadata["help"])
+            continue
+        kind: Any = names if isinstance(default, tuple) else integer if "int" in str(field.type) else str
+        parser.add_argument(
+            flag,
+            default=default,
+            type=kind,
+            metavar=field.metadata.get("metavar", "NAME"),
+            help=field.metadata["help"],
+        )
+    _add_engine_flags(parser)
+    _add_vllm_flags(parser)
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    for field in dataclasses.fields(EngineConfig):
+        if field.name not in _NO_FLAG:
+            parser.add_argument(
+                "--" + field.name.replace("_", "-"),
+                default=field.default,
+                type=integer if field.name in INTEGERS else str,
+                metavar=field.metadata.get("metavar", "N"),
+                help=field.metadata["help"],
+            )
+    parser.add_argument(
+        "--seed", type=integer, metavar="N", help="makes the seeds drawn for requests repeatable"
+    )
+    parser.add_argument(
+        "--kv-bytes",
+        type=integer,
+        metavar="BYTES",
+        help="memory for the KV of kept conversations (default: a quarter of this machine's)",
+    )
+    parser.add_argument(
+        "--max-sequences",
+        type=integer,
+        default=16,
+        metavar="N",
+        help="conversations whose KV is kept for the next turn (default: 16)",
+    )
+
+
+def _add_vllm_flags(parser: argparse.ArgumentParser) -> None:
+    for name, (value, why) in AS_IT_IS.items():
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            type=integer,
+            default=value,
+            metavar="N",
+            help=f"only {value}: {why}",
+        )
+    parser.add_argument("--quantization", "-q", metavar="NAME", help="q8 or int8: the same as --dtype q8")
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", metavar="TYPE", help="only auto: float16, or float32 with f32"
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=real,
+        metavar="SHARE",
+        help="accepted; only what the model and its KV need is taken",
+    )
+    parser.add_argument("--enable-auto-tool-choice", action="store_true", help="accepted; always on")
+    parser.add_argument(
+        "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True, help="always on"
+    )
+    parser.add_argument("--speculative-config", type=_json, metavar="JSON", help="not supported yet")
+    parser.add_argument(
+        "--uvicorn-log-level",
+        "--log-level",
+        default="info",
+        metavar="LEVEL",
+        choices=("debug", "info", "warning", "error"),
+        help="what is logged: debug, info, warning, error",
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    try:
+        from monotape.server.run import serve
+    except ImportError as error:
+        raise UsageError(
+            f"The server needs the package '{error.name}'.", "pip install 'monotape[serve]'"
+        ) from None
+    from monotape.server.config import ServerConfig
+
+    _check(options)
+    if options.quantization:
+        options.dtype = options.quantization
+    logging.basicConfig(
+        level=options.uvicorn_log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
+    )
+    config = ServerConfig(
+        **{field.name: getattr(options, field.name) for field in dataclasses.fields(ServerConfig)}
+    )
+    engine = dataclasses.replace(engine_config(options), seed=options.seed, progress=False)
+    return serve(config, engine)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuses what vLLM can and this server cannot, with the reason."""
+    for name, (value, why) in AS_IT_IS.items():
+        if getattr(options, name) != value:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{flag} {getattr(options, name)} is not supported: {why}.", f"Leave it out or use {value}."
+            )
+    if options.quantization not in (None, "q8", "int8"):
+        raise UsageError(
+            f"--quantization {options.quantization} is not supported.",
+            "Use q8, or leave it out: files say what they hold.",
+        )
+    if options.quantization and options.dtype not in ("auto", options.quantization):
+        raise UsageError("--quantization and --dtype contradict each other.", "Give one of them.")
+    if options.kv_cache_dtype not in ("auto", "float16"):
+        raise UsageError(f"--kv-cache-dtype {options.kv_cache_dtype} is not supported.", "Use auto.")
+    if options.speculative_config is not None:
+        raise UsageError("--speculative-config is not supported yet.", "Leave it out.")
+    if not options.enable_prefix_caching:
+        raise UsageError("Prefix caching cannot be switched off.", "Leave out --no-enable-prefix-caching.")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """a,b,c"""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise UsageError(f"'{text}' is not JSON.", 'Write it like {"method": "ngram"}.') from None

@@ -1,0 +1,130 @@
+"""Runs a job under a constraint that decides before every choice which tokens may be chosen.
+
+Backends run whole requests and know nothing of grammars. Here each step is one pass of the backend that gives
+logits, a mask that another thread works out meanwhile, and a choice by the sampler that defines choices. Where the
+constraint leaves no choice, nothing is computed: such tokens go into the next pass together.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.backends.protocol import Backend, FinishReason, Generation, Job, KvSequence, Token
+from monotape.backends.reference.sampler import choose, logprobs
+from monotape.errors import NumericalFault
+
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]  # one for each id of the model's table
+
+
+class Constraint(Protocol):
+    """What the answer must look like. It is told every token, and asked between two of them."""
+
+    def forced(self) -> list[int]:
+        """The tokens that can only come next, if there are such; quick."""
+        ...
+
+    def allowed(self) -> Mask:
+        """The tokens that may come next; none when the text is complete and nothing may follow."""
+        ...
+
+    def accept(self, token_id: int) -> None: ...
+
+
+class ConstrainedGeneration:
+    """A Generation whose every token passed the constraint; computed as it is read."""
+
+    def __init__(self, backend: Backend, job: Job, sequence: KvSequence, constraint: Constraint) -> None:
+        self.finish_reason: FinishReason | None = None
+        self.start_ns = time.monotonic_ns()
+        self._backend, self._job, self._sequence, self._constraint = backend, job, sequence, constraint
+        self._cancelled = threading.Event()
+        self._prefill: Generation | None = None
+        self._tokens = self._run()
+
+    def __iter__(self) -> Iterator[Token]:
+        return self._tokens
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+        if (prefill := self._prefill) is not None:
+            prefill.cancel()
+
+    def _run(self) -> Iterator[Token]:
+        output: list[int] = []
+        pending = [self._job.prompt[-1]]  # chosen or given, but without KV yet
+        with ThreadPoolExecutor(1, "mask") as beside:
+            self._fill()
+            while not self._over():
+                tokens = self._forced()
+                if not tokens:
+                    mask = beside.submit(self._constraint.allowed)
+                    logits = self._backend.logits(pending, self._sequence)[-1]
+                    pending = []
+                    tokens = self._choose(logits, mask.result(), output)
+                if not tokens:
+                    self.finish_reason = "stop"  # complete: nothing may follow
+                for token in tokens:
+                    output.append(token.id)
+                    pending.append(token.id)
+                    self.finish_reason = self._reason(output)
+                    if self.finish_reason is None:
+                        self._constraint.accept(token.id)
+                    yield token
+                    if self.finish_reason is not None:
+                        break
+
+    def _over(self) -> bool:
+        if self.finish_reason is None and self._cancelled.is_set():
+            self.finish_reason = "cancelled"
+        return self.finish_reason is not None
+
+    def _fill(self) -> None:
+        """Computes the KV of the prompt, its last token aside."""
+        job = self._job
+        self._sequence.truncate(job.cached)
+        if job.cached >= len(job.prompt) - 1:
+            return
+        self._prefill = self._backend.start(Job(job.prompt[:-1], job.cached, 1), self._sequence)
+        if self._cancelled.is_set():
+            self._prefill.cancel()
+        for _ in self._prefill:
+            pass
+
+    def _forced(self) -> list[Token]:
+        """Tokens that can only come next; not where somebody asks how likely they were."""
+        if self._job.logprobs is not None:
+            return []
+        return [Token(token_id, time.monotonic_ns()) for token_id in self._constraint.forced()]
+
+    def _choose(self, logits: Floats, mask: Mask, output: list[int]) -> list[Token]:
+        job = self._job
+        position = len(job.prompt) + len(output)
+        if not np.isfinite(logits).all():
+            raise NumericalFault(
+                f"The logits at position {position - 1} are not numbers.",
+                "The weights or the prompt drive the model out of range; try --dtype f32.",
+            )
+        if len(output) < job.min_tokens:
+            mask = mask.copy()
+            mask[list(job.stop_ids)] = False
+        if not mask.any():
+            return []
+        masked = np.where(mask, logits, np.float32(-np.inf))
+        chosen = choose(masked, job.prompt, output, position, job.sampling)
+        if job.logprobs is None:
+            return [Token(chosen, time.monotonic_ns())]
+        own, top = logprobs(logits, chosen, job.logprobs)
+        return [Token(chosen, time.monotonic_ns(), own, top)]
+
+    def _reason(self, output: list[int]) -> FinishReason | None:
+        if output[-1] in self._job.stop_ids:
+            return "stop"
+        return "length" if len(output) == self._job.max_tokens else None

@@ -1,0 +1,100 @@
+"""The application: every route in one table, behind the checks of security.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from monotape.server import status
+from monotape.server.api_error import ApiError
+from monotape.server.chat import chat_completions
+from monotape.server.completions import completions
+from monotape.server.http import Dialect, Endpoint, Handler, send_error
+from monotape.server.messages import count_tokens, messages
+from monotape.server.messages_request import CountTokensRequest, MessagesRequest
+from monotape.server.openapi import document
+from monotape.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from monotape.server.responses import responses
+from monotape.server.responses_request import ResponsesRequest
+from monotape.server.security import Security, dialect_of
+from monotape.server.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One route."""
+
+    method: str
+    path: str
+    handler: Handler
+    body: type | None = None
+    dialect: Dialect = "openai"
+
+
+ROUTES: tuple[Entry, ...] = (
+    Entry("POST", "/v1/chat/completions", chat_completions, ChatRequest),
+    Entry("POST", "/v1/completions", completions, CompletionRequest),
+    Entry("POST", "/v1/responses", responses, ResponsesRequest),
+    Entry("POST", "/v1/messages", messages, MessagesRequest, "anthropic"),
+    Entry("POST", "/v1/messages/count_tokens", count_tokens, CountTokensRequest, "anthropic"),
+    Entry("GET", "/v1/models", status.models),
+    Entry("GET", "/v1/models/{model:path}", status.model),
+    Entry("POST", "/tokenize", status.tokenize, TokenizeRequest),
+    Entry("POST", "/detokenize", status.detokenize, DetokenizeRequest),
+    Entry("GET", "/tokenizer_info", status.tokenizer_info),
+    Entry("GET", "/health", status.health),
+    Entry("GET", "/metrics", status.metrics),
+    Entry("GET", "/version", status.version),
+    Entry("GET", "/monotape/info", status.info),
+    Entry("GET", "/", status.page),
+)
+
+
+async def openapi(service: Service, _: None, scope: Scope) -> dict[str, Any]:
+    """This document."""
+    return document(ROUTES)
+
+
+ROUTES = (*ROUTES, Entry("GET", "/openapi.json", openapi))
+
+
+def build(service: Service) -> ASGIApp:
+    """The whole server as one ASGI application."""
+    routes = [
+        Route(entry.path, Endpoint(service, entry.handler, entry.body, entry.dialect), methods=[entry.method])
+        for entry in ROUTES
+    ]
+    allowed = _methods()
+    inner = Router(routes, redirect_slashes=False)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        methods = allowed.get(scope["path"])
+        if scope["type"] == "http" and methods is not None and scope["method"] not in methods:
+            message = (
+                f"{scope['path']} does not take {scope['method']}. It takes {', '.join(sorted(methods))}."
+            )
+            error = ApiError(
+                405, message, code="method_not_allowed", headers={"allow": ", ".join(sorted(methods))}
+            )
+            return await send_error(send, error, dialect_of(scope["path"]))
+        await inner(scope, receive, send)
+
+    inner.default = _not_found
+    return Security(app, service.config, service.metrics, frozenset(entry.path for entry in ROUTES))
+
+
+def _methods() -> dict[str, set[str]]:
+    methods: dict[str, set[str]] = {}
+    for entry in ROUTES:
+        methods.setdefault(entry.path, set()).add(entry.method)
+        if entry.method == "GET":
+            methods[entry.path].add("HEAD")
+    return methods
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    message = f"There is no route {scope['method']} {scope['path'][:200]}."
+    await send_error(send, ApiError(404, message, code="not_found"), dialect_of(scope["path"]))

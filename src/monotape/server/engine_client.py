@@ -1,0 +1,225 @@
+"""The server's end of the engine process: starts it, talks to it, sees when it hangs or dies, starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from monotape.engine.config import EngineConfig
+from monotape.server import wire
+from monotape.server.info import ModelInfo, PhaseTime
+
+LOG = logging.getLogger("monotape.server")
+BEAT_TIMEOUT_S = 10.0  # a process that says nothing for so long hangs
+PROMPT_TOKEN_S = 0.05  # what a prompt's tokens add to the time without a new token that counts as a hang
+MAX_FAILED_STARTS = 3
+
+
+class EngineFault(Exception):
+    """The engine could not finish a completion. `kind` is "request", "model", "memory" or "engine"."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.message = kind, message
+
+
+class Run:
+    """One completion under way. Iterating gives its messages; closing it early cancels it."""
+
+    def __init__(self, run_id: int, limit_s: float, send: Callable[[wire.ToEngine], None]) -> None:
+        self.id, self._send = run_id, send
+        self._messages: asyncio.Queue[wire.Started | wire.Piece | wire.Done | EngineFault] = asyncio.Queue()
+        self._ended = asyncio.Event()
+        self.limit_s = limit_s
+
+    def put(self, message: wire.Started | wire.Piece | wire.Done | EngineFault) -> None:
+        self._messages.put_nowait(message)
+        if isinstance(message, wire.Done | EngineFault):
+            self._ended.set()
+
+    async def __aiter__(self) -> AsyncIterator[wire.Started | wire.Piece | wire.Done]:
+        while True:
+            message = await self._messages.get()
+            if isinstance(message, EngineFault):
+                raise message
+            yield message
+            if isinstance(message, wire.Done):
+                return
+
+    async def close(self) -> None:
+        """Cancels what still runs and waits until the engine is idle."""
+        if not self._ended.is_set():
+            self._send(wire.Cancel(self.id))
+            await self._ended.wait()
+
+
+class Engine:
+    """The engine process, whichever it is at the moment."""
+
+    def __init__(
+        self, config: EngineConfig, source: str, timeout_s: float, on_phase: Callable[[PhaseTime], None]
+    ) -> None:
+        self._config, self._source, self._timeout_s, self._on_phase = config, source, timeout_s, on_phase
+        self.info: ModelInfo | None = None
+        self.defaults: dict[str, Any] = {}
+        self.startup: list[PhaseTime] = []
+        self.ready = asyncio.Event()
+        self.failure: str | None = None  # why it will not be started again
+        self.restarts = 0
+        self._run: Run | None = None
+        self._ids = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._last_beat = self._last_step = 0.0
+        self._progress = 0
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def busy(self) -> bool:
+        return self._run is not None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._supervise(), name="engine")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.to_thread(self._end_process)
+
+    def generate(
+        self, prompt: list[int], params: dict[str, Any], grammar: str | None, interval: int | None
+    ) -> Run:
+        """Starts a completion; only one at a time."""
+        assert self._run is None, "the gate lets one through"
+        if not self.ready.is_set():
+            raise EngineFault("engine", self.failure or "The engine is starting.")
+        self._ids += 1
+        self._run = run = Run(self._ids, self._timeout_s + PROMPT_TOKEN_S * len(prompt), self._send)
+        self._last_step = time.monotonic()
+        self._send(wire.Generate(run.id, prompt, params, grammar, interval))
+        return run
+
+    def _send(self, message: wire.ToEngine) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(wire.frame(message))
+
+    async def _supervise(self) -> None:
+        failed = 0
+        while True:
+            was_ready = await self._live()
+            failed = 0 if was_ready else failed + 1
+            reason = "The engine process ended unexpectedly; it is being restarted."
+            if self._run is not None:
+                self._end_run(EngineFault("engine", reason))
+            if self.failure is None and failed >= MAX_FAILED_STARTS:
+                self.failure = f"The engine process died {failed} times while loading."
+            if self.failure is not None:
+                LOG.error("The engine is not started again: %s", self.failure)
+                return
+            self.restarts += 1
+            LOG.warning("The engine process ended; starting it again (restart %d).", self.restarts)
+
+    async def _live(self) -> bool:
+        """One process from its start to its end. True: it had become ready."""
+        here, there = socket.socketpair()
+        spawned = time.monotonic_ns()
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "monotape.server.engine_process", str(there.fileno())],
+                pass_fds=[there.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the server, which ends this process in its own time
+            )
+        reader, self._writer = await asyncio.open_connection(sock=here, limit=1 << 26)
+        configuration = {
+            "source": self._source,
+            "engine": dataclasses.asdict(self._config),
+            "spawned_ns": spawned,
+        }
+        self._writer.write(json.dumps(configuration).encode() + b"\n")
+        self.startup = []
+        watch = asyncio.create_task(self._watch(), name="engine watchdog")
+        try:
+            await self._read(reader)
+        finally:
+            was_ready = self.ready.is_set()
+            self.ready.clear()
+            watch.cancel()
+            self._writer.close()
+            self._writer = None
+            await asyncio.to_thread(self._end_process)
+        return was_ready
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                size = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))[0]
+                self._take(wire.from_engine.decode(await reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, OSError):
+            return
+
+    def _take(self, message: wire.FromEngine) -> None:
+        self._last_beat = now = time.monotonic()
+        if isinstance(message, wire.Piece | wire.Started):
+            self._last_step = now
+            if self._run is not None and self._run.id == message.id:
+                self._run.put(message)
+        elif isinstance(message, wire.Done | wire.Fault):
+            if self._run is not None and self._run.id == message.id:
+                is_fault = isinstance(message, wire.Fault)
+                self._end_run(EngineFault(message.kind, message.message) if is_fault else message)  # type: ignore[union-attr, arg-type]
+        elif isinstance(message, wire.Beat):
+            if message.progress != self._progress:  # tokens that are held back are progress too
+                self._progress, self._last_step = message.progress, now
+        elif isinstance(message, wire.Phase):
+            self.startup.append(message.phase)
+            self._on_phase(message.phase)
+        elif isinstance(message, wire.Ready):
+            self.info, self.defaults = message.info, message.defaults
+            self.ready.set()
+        elif isinstance(message, wire.LoadFailed):
+            self.failure = f"{message.message} {message.hint}".strip()
+
+    def _end_run(self, message: wire.Done | EngineFault) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.put(message)
+
+    async def _watch(self) -> None:
+        """Kills a process that hangs; that it ended is then seen where its messages are read."""
+        while True:
+            await asyncio.sleep(wire.BEAT_S)
+            now = time.monotonic()
+            silent = self.ready.is_set() and now - self._last_beat > BEAT_TIMEOUT_S
+            stuck = self._run is not None and now - self._last_step > self._run.limit_s
+            if (silent or stuck) and self._process is not None:
+                LOG.error(
+                    "The engine process %s; killing it.", "says nothing" if silent else "makes no progress"
+                )
+                self._process.kill()
+
+    def _end_process(self) -> None:
+        """Gives the process a moment to end by itself, then ends it."""
+        process = self._process
+        if process is None:
+            return
+        try:
+            process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

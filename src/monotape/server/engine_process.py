@@ -1,0 +1,195 @@
+"""The process that holds the model: runs one completion at a time and says twice a second that it is alive.
+
+Started as `python -m monotape.server.engine_process FD`, where FD is one end of a socket pair. The first line on it is
+the configuration; after that both ends speak wire.py. It ends when the other end does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from typing import Any, BinaryIO, NoReturn
+
+from monotape.engine.config import EngineConfig
+from monotape.engine.constrained import Constraint
+from monotape.engine.llm import LLM
+from monotape.engine.sampling_params import SamplingParams
+from monotape.engine.stream import TextStream
+from monotape.errors import BackendError, MonotapeError, NumericalFault, RequestError, ResourceError
+from monotape.server import wire
+from monotape.server.completion import chosen_of, prompt_scores, stats_of
+from monotape.server.grammar import GrammarEngine
+from monotape.server.info import PhaseTime, describe
+from monotape.server.outbox import Outbox
+
+
+class EngineProcess:
+    """The model, the completion that runs and those that were cancelled before they began."""
+
+    def __init__(self, llm: LLM, outbox: Outbox, grammars: GrammarEngine | None) -> None:
+        self._llm, self._outbox = llm, outbox
+        self._jobs: queue.SimpleQueue[wire.Generate] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._cancelled: set[int] = set()
+        self._running: int | None = None
+        self._stream: TextStream | None = None
+        self._progress = 0
+        self._grammars = grammars
+
+    def read(self, stream: BinaryIO) -> None:
+        """Takes messages until the server closes its end, and then ends the process."""
+        while header := stream.read(wire.HEADER.size):
+            message = wire.to_engine.decode(stream.read(wire.HEADER.unpack(header)[0]))
+            if isinstance(message, wire.Generate):
+                self._jobs.put(message)
+            elif isinstance(message, wire.Cancel):
+                self._cancel(message.id)
+            else:
+                break
+        os._exit(0)  # the server is gone, or wants this process gone: nothing here is worth finishing
+
+    def beat(self) -> None:
+        while True:
+            self._outbox.put(wire.Beat(self._running, self._progress))
+            time.sleep(wire.BEAT_S)
+
+    def run(self) -> NoReturn:
+        """Runs completions in the order in which they come, until the backend fails."""
+        while True:
+            job = self._jobs.get()
+            self._running = job.id
+            try:
+                self._complete(job)
+            except RequestError as error:
+                self._outbox.put(wire.Fault(job.id, "request", str(error)))
+            except ResourceError as error:
+                self._outbox.put(wire.Fault(job.id, "memory", str(error)))
+            except NumericalFault as error:
+                self._outbox.put(wire.Fault(job.id, "model", error.message))
+            except BackendError as error:  # nobody knows what state the backend is in: begin anew
+                self._outbox.put(wire.Fault(job.id, "model", error.message))
+                raise
+            finally:
+                with self._lock:
+                    self._running = self._stream = None
+                    self._cancelled.discard(job.id)
+
+    def _cancel(self, job_id: int) -> None:
+        with self._lock:
+            if self._stream is not None and self._running == job_id:
+                self._stream.cancel()
+            else:
+                self._cancelled.add(job_id)
+                if len(self._cancelled) > 1024:  # jobs that had ended already
+                    self._cancelled = {job_id}
+
+    def _complete(self, job: wire.Generate) -> None:
+        params = SamplingParams(**job.params)
+        started_ns = time.monotonic_ns()
+        stream = self._llm.stream(
+            {"prompt_token_ids": job.prompt}, params, constraint=self._constraint(job.grammar)
+        )
+        with self._lock, contextlib.ExitStack() as undo:
+            undo.callback(stream.close)
+            self._stream = stream
+            if job.id in self._cancelled:
+                stream.cancel()
+            undo.pop_all()
+        with stream:
+            self._outbox.begin(job.interval)
+            cached = stream.completion.stats.cached_tokens
+            self._outbox.put(wire.Started(job.id, started_ns, cached, stream.cache_miss))
+            last = self._play(job.id, stream)
+            completion = stream.completion
+            scores = prompt_scores(stream.output)
+        self._outbox.put(
+            wire.Done(
+                job.id, last, completion.finish_reason or "abort", completion.stop_reason, completion.seed,
+                stats_of(stream), scores,
+            )
+        )  # fmt: skip
+
+    def _play(self, job_id: int, stream: TextStream) -> str:
+        for delta in stream:
+            if delta.finish_reason is not None:
+                return delta.text
+            self._progress += 1
+            chosen = None if delta.logprobs is None else chosen_of(delta)
+            self._outbox.put_piece(
+                wire.Piece(job_id, delta.text, list(delta.token_ids), stream.decode_ns, chosen)
+            )
+        return ""
+
+    def _constraint(self, grammar: str | None) -> Constraint | None:
+        if grammar is None:
+            return None
+        if self._grammars is None:
+            raise RequestError("Structured output needs a tokenizer.", "This checkpoint has none.")
+        return self._grammars.constraint(grammar)
+
+
+def load(configuration: dict[str, Any], outbox: Outbox) -> tuple[LLM, GrammarEngine | None]:
+    """Loads and warms up the model, reporting each phase; what it costs to start Python counts too."""
+    last = configuration["spawned_ns"]
+
+    def phase(name: str) -> None:
+        nonlocal last
+        now = time.monotonic_ns()
+        outbox.put(wire.Phase(PhaseTime(name, (now - last) / 1e9)))
+        last = now
+
+    phase("start the engine process")
+    source = importlib.import_module(configuration["source"])
+    llm: LLM = source.load_llm(EngineConfig(**configuration["engine"]), phase)
+    with llm.stream({"prompt_token_ids": [0]}, SamplingParams(temperature=0, max_tokens=1)) as stream:
+        for _ in stream:
+            pass
+    phase("warm-up token")
+    grammars = None
+    if llm.tokenizer is not None:
+        grammars = GrammarEngine(llm.tokenizer, llm.backend.spec.vocab, sorted(llm.eos_ids))
+    phase("grammars")
+    info = describe(llm)
+    phase("memory bandwidth")
+    outbox.put(wire.Ready(info, recommended(llm)))
+    return llm, grammars
+
+
+def recommended(llm: LLM) -> dict[str, Any]:
+    """What generation_config.json says about sampling."""
+    given = llm.get_default_sampling_params()
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {name: getattr(given, name) for name in names}
+
+
+def main(descriptor: int) -> int:
+    connection = socket.socket(fileno=descriptor)
+    stream: BinaryIO = connection.makefile("rb")
+    configuration = json.loads(stream.readline())
+    outbox = Outbox(connection)
+    try:
+        llm, grammars = load(configuration, outbox)
+    except MonotapeError as error:
+        outbox.put(wire.LoadFailed(error.message, error.hint))
+        outbox.close()
+        return 2
+    engine = EngineProcess(llm, outbox, grammars)
+    threading.Thread(target=engine.beat, name="beat", daemon=True).start()
+    threading.Thread(target=engine.read, args=(stream,), name="read", daemon=True).start()
+    try:
+        engine.run()
+    finally:
+        outbox.close()  # with what the completion that failed has said
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(code)  # daemon threads may be inside native code; there is nothing left to tidy up

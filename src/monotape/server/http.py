@@ -1,0 +1,245 @@
+"""Endpoints: a body is read and checked, a handler answers, and a client that leaves cancels what was done for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from monotape.errors import RequestError
+from monotape.server.api_error import ApiError, from_engine_error, from_validation
+from monotape.server.engine_client import EngineFault
+from monotape.server.gate import Turn
+from monotape.server.service import Service, api_error
+
+LOG = logging.getLogger("monotape.server")
+BODY_TIMEOUT_S = 60.0
+PING_S = 10.0
+PING = b": ping\n\n"
+Dialect = Literal["openai", "anthropic"]
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer in server-sent events. `failure` makes the event that ends it when something goes wrong.
+
+    The turn is left even if the client is gone before the first event was asked for.
+    """
+
+    events: AsyncGenerator[bytes, None]
+    failure: Callable[[ApiError], bytes]
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """An answer that is not JSON."""
+
+    body: bytes
+    content_type: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+Answer = dict[str, Any] | Stream | Plain
+Handler = Callable[[Service, Any, Scope], Awaitable[Answer]]
+
+
+class ClientLeft(Exception):
+    """The connection was closed before the answer was complete."""
+
+
+class Endpoint:
+    """One route as an ASGI application."""
+
+    def __init__(
+        self, service: Service, handler: Handler, body: type | None = None, dialect: Dialect = "openai"
+    ) -> None:
+        self._service, self._handler, self._dialect = service, handler, dialect
+        self._decoder: msgspec.json.Decoder[Any] | None = None if body is None else msgspec.json.Decoder(body)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            request = None if self._decoder is None else await self._read(receive)
+            await _unless_client_leaves(receive, self._answer(request, scope, send))
+        except ClientLeft:
+            self._service.metrics.cancelled.inc()
+            LOG.info("The client of %s left.", scope["path"])
+        except ApiError as error:
+            await send_error(send, error, self._dialect)
+
+    async def _read(self, receive: Receive) -> Any:
+        assert self._decoder is not None
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                body = await _body(receive, self._service.config.max_body_bytes)
+        except TimeoutError:
+            raise ApiError(400, "The body did not arrive in time.", code="timeout") from None
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise from_validation(str(error)) from None
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise ApiError(400, f"The body is not JSON: {error}.", code="invalid_json") from None
+
+    async def _answer(self, request: Any, scope: Scope, send: Send) -> None:
+        try:
+            answer = await self._handler(self._service, request, scope)
+            if isinstance(answer, Stream):
+                try:
+                    await _send_stream(send, answer)
+                finally:
+                    answer.turn.leave()
+            elif isinstance(answer, Plain):
+                await send_body(send, 200, answer.body, answer.content_type, answer.headers)
+            else:
+                await send_json(send, 200, answer)
+        except RequestError as error:
+            raise from_engine_error(error) from None
+        except EngineFault as error:
+            raise api_error(error) from None
+        except (ApiError, asyncio.CancelledError):
+            raise
+        except Exception:
+            LOG.exception("A request to %s failed.", scope["path"])
+            raise ApiError(
+                500, "The server made a mistake; its log says which.", code="internal_error"
+            ) from None
+
+
+async def _body(receive: Receive, limit: int) -> bytes:
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _unless_client_leaves(receive: Receive, work: Any) -> None:
+    """Does the work, or cancels it when the connection closes."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            raise ClientLeft
+        await task
+    finally:
+        for unfinished in (task, watcher):
+            unfinished.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_stream(send: Send, stream: Stream) -> None:
+    """Sends events as they come, and a comment when nothing has come for a while."""
+    headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
+    pause = Pause()
+    async with contextlib.aclosing(stream.events) as events:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        pings = asyncio.ensure_future(_ping(send, pause))
+        try:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                pause.broken = True
+        except (ApiError, EngineFault, RequestError) as error:
+            await send(
+                {"type": "http.response.body", "body": stream.failure(_as_api(error)), "more_body": True}
+            )
+        except Exception:
+            LOG.exception("A stream failed.")
+            mistake = ApiError(500, "The server made a mistake; its log says which.", code="internal_error")
+            await send({"type": "http.response.body", "body": stream.failure(mistake), "more_body": True})
+        finally:
+            pings.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _as_api(error: ApiError | EngineFault | RequestError) -> ApiError:
+    if isinstance(error, EngineFault):
+        return api_error(error)
+    return from_engine_error(error) if isinstance(error, RequestError) else error
+
+
+@dataclass(slots=True)
+class Pause:
+    """Whether anything was sent since the last look."""
+
+    broken: bool = False
+
+
+async def _ping(send: Send, pause: Pause) -> None:
+    while True:
+        await asyncio.sleep(PING_S)
+        if not pause.broken:
+            await send({"type": "http.response.body", "body": PING, "more_body": True})
+        pause.broken = False
+
+
+def sse(data: Any, event: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return head + b"data: " + encode(data) + b"\n\n"
+
+
+def encode(data: Any) -> bytes:
+    """JSON; text that is not valid Unicode is mended rather than refused."""
+    try:
+        return _encoder.encode(data)
+    except UnicodeEncodeError:
+        return _encoder.encode(_mended(data))
+
+
+def _mended(data: Any) -> Any:
+    if isinstance(data, str):
+        return data.encode("utf-8", "replace").decode()
+    if isinstance(data, dict):
+        return {_mended(key): _mended(value) for key, value in data.items()}
+    return [_mended(item) for item in data] if isinstance(data, list) else data
+
+
+async def send_json(
+    send: Send, status: int, data: Any, headers: tuple[tuple[bytes, bytes], ...] = ()
+) -> None:
+    await send_body(send, status, encode(data), "application/json", headers)
+
+
+async def send_error(send: Send, error: ApiError, dialect: Dialect) -> None:
+    headers = tuple((name.encode(), value.encode()) for name, value in error.headers.items())
+    await send_json(send, error.status, error.openai() if dialect == "openai" else error.anthropic(), headers)
+
+
+async def send_body(
+    send: Send, status: int, body: bytes, content_type: str, headers: tuple[tuple[bytes, bytes], ...] = ()
+) -> None:
+    start: Message = {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [
+            (b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode()), *headers
+        ],
+    }  # fmt: skip
+    await send(start)
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,45 @@
+"""Where the server's two processes get the model from; tests and benchmarks put another module in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from monotape.engine.chat_template import read_template
+from monotape.engine.config import EngineConfig
+from monotape.engine.llm import LLM
+from monotape.engine.startup import load
+from monotape.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What turns requests into tokens; the server's own process has it."""
+
+    tokenizer: Tokenizer | None
+    template: str | None
+    config: Mapping[str, Any]  # the checkpoint's tokenizer_config.json where there is one
+
+
+def load_text(config: EngineConfig) -> Text:
+    """Reads the tokenizer and the template, and nothing else of the model."""
+    from monotape.weights.hub import resolve
+    from monotape.weights.open import open_checkpoint
+
+    assets = open_checkpoint(resolve(config.model, config.progress)).text
+    template = read_template(config.chat_template) if config.chat_template else assets.chat_template
+    return Text(Tokenizer.from_assets(assets), template, assets.tokenizer_config or {})
+
+
+def load_llm(config: EngineConfig, phase: Callable[[str], None]) -> LLM:
+    """Loads the model in the engine's process."""
+    loaded = load(config, phase)
+    return LLM.from_parts(
+        loaded.backend,
+        context=loaded.context,
+        tokenizer=loaded.tokenizer,
+        chat_template=loaded.chat_template,
+        generation_config=loaded.generation_config,
+        config=config,
+    )

@@ -1,0 +1,101 @@
+"""The OpenAPI document, made from the routes and the types that check their bodies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monotape import __version__
+
+if TYPE_CHECKING:
+    from monotape.server.app import Entry
+
+_ERRORS = {
+    "400": "The request is not valid, or asks for what is not supported.", "401": "The key is missing or wrong.",
+    "403": "The Host or the Origin is not allowed.", "404": "There is no such model.",
+    "413": "The body is too large.", "429": "Too many requests are waiting; see Retry-After.",
+    "500": "The model failed.", "503": "The engine is loading or being restarted.",
+}  # fmt: skip
+_TEXT_ANSWERS = {"/metrics": "text/plain", "/": "text/html"}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"}, "type": {"type": "string"},
+                "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}  # fmt: skip
+
+
+def document(entries: Iterable[Entry]) -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    listed = list(entries)
+    bodies = [entry.body for entry in listed if entry.body is not None]
+    schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(bodies, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for entry in listed:
+        paths.setdefault(entry.path.replace(":path", ""), {})[entry.method.lower()] = _operation(
+            entry, None if entry.body is None else schema_of[entry.body]
+        )
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Monotape",
+            "version": __version__,
+            "description": "One model behind OpenAI's and Anthropic's interfaces. Unknown fields are ignored.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {**components, "Error": _ERROR},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"header": []}],
+    }
+
+
+def _operation(entry: Entry, schema: Any) -> dict[str, Any]:
+    name = getattr(entry.handler, "__name__", "route")
+    operation: dict[str, Any] = {
+        "operationId": name,
+        "summary": (entry.handler.__doc__ or name).strip().split("\n")[0],
+        "responses": {"200": {"description": "The answer.", "content": _content(entry)}, **_failures()},
+    }
+    if schema is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if "{" in entry.path:
+        parameter = {
+            "name": "model",
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 1},
+        }
+        operation["parameters"] = [parameter]
+    return operation
+
+
+def _content(entry: Entry) -> dict[str, Any]:
+    if entry.path in _TEXT_ANSWERS:
+        return {_TEXT_ANSWERS[entry.path]: {"schema": {"type": "string"}}}
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if entry.body is not None and "stream" in entry.body.__struct_fields__:  # type: ignore[attr-defined]
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return content
+
+
+@functools.cache
+def _failures() -> dict[str, Any]:
+    schema = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {status: {"description": text, "content": schema} for status, text in _ERRORS.items()}

@@ -1,0 +1,172 @@
+"""Runs the server: listens at once, loads beside that, prints what the start took, and ends in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TextIO
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from monotape.engine.config import EngineConfig
+from monotape.errors import ResourceError, UsageError
+from monotape.server.app import build
+from monotape.server.config import ServerConfig
+from monotape.server.engine_client import Engine
+from monotape.server.info import PhaseTime
+from monotape.server.metrics import Metrics
+from monotape.server.service import Service
+from monotape.server.text_work import TextWork
+
+SOURCE = "monotape.server.model_source"
+LOG = logging.getLogger("monotape.server")
+KEEP_ALIVE_S = 75
+SHUTDOWN_S = 5
+
+
+@contextlib.asynccontextmanager
+async def running_service(
+    config: ServerConfig, engine_config: EngineConfig, source: str, on_ready: Callable[[Service], None]
+) -> AsyncIterator[Service]:
+    """The service with its engine process; both end with the block."""
+    metrics = Metrics()
+    engine = Engine(
+        engine_config, source, config.engine_timeout,
+        lambda phase: LOG.info("%s: %.2f s", phase.phase, phase.seconds),
+    )  # fmt: skip
+    service = Service(config, engine_config.model, engine, metrics)
+    metrics.watch(
+        running=lambda: service.gate.running,
+        waiting=lambda: service.gate.waiting,
+        restarts=lambda: engine.restarts,
+    )
+    loading = asyncio.ensure_future(_load_text(service, engine_config, source))
+    engine.start()
+    announcing = asyncio.ensure_future(_announce(service, loading, on_ready))
+    try:
+        yield service
+    finally:
+        announcing.cancel()
+        loading.cancel()
+        await engine.close()
+        if service.text is not None:
+            service.text.close()
+
+
+async def _load_text(service: Service, config: EngineConfig, source: str) -> None:
+    try:
+        text = await asyncio.to_thread(lambda: TextWork(importlib.import_module(source).load_text(config)))
+    except (
+        Exception
+    ) as error:  # whatever it is, /health must say so; the engine process reports most of them too
+        LOG.error("The tokenizer cannot be loaded: %s", error)
+        service.engine.failure = service.engine.failure or f"The tokenizer cannot be loaded: {error}"
+        return
+    service.text = text
+
+
+async def _announce(
+    service: Service, loading: asyncio.Future[None], on_ready: Callable[[Service], None]
+) -> None:
+    await loading
+    await service.engine.ready.wait()
+    on_ready(service)
+
+
+def serve(
+    config: ServerConfig, engine_config: EngineConfig, source: str = SOURCE, out: TextIO | None = None
+) -> int:
+    """Serves until a signal ends it; 1 when the model could not be loaded."""
+    return asyncio.run(_serve(config, engine_config, source, out or sys.stderr))
+
+
+async def _serve(config: ServerConfig, engine_config: EngineConfig, source: str, out: TextIO) -> int:
+    began = time.monotonic()
+    listener = listen(config)
+    scheme = "https" if config.ssl_certfile else "http"
+    host = config.host if config.host not in ("0.0.0.0", "::") else "localhost"
+    address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+    def announce(service: Service) -> None:
+        print(startup_table(service.engine.startup, time.monotonic() - began), file=out)
+        print(f"{service.names[0]} is ready at {address}", file=out, flush=True)
+
+    async with running_service(config, engine_config, source, announce) as service:
+        server = make_server(build(service), config)
+        print(f"Listening at {address}; loading {service.names[0]} ...", file=out, flush=True)
+        watch = asyncio.ensure_future(_end_on_failure(service, server))
+        await server.serve(sockets=[listener])
+        watch.cancel()
+        failed = service.engine.failure
+    if failed is not None:
+        print(f"monotape: {failed}", file=out)
+        return 1
+    return 0
+
+
+async def _end_on_failure(service: Service, server: uvicorn.Server) -> None:
+    """A model that never loaded is a reason to end; an engine that dies later is answered with 503."""
+    while service.engine.failure is None and not service.healthy:
+        await asyncio.sleep(0.1)
+    if service.engine.failure is not None:
+        server.should_exit = True
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listener = socket.create_server((config.host, config.port), family=family, backlog=1024)
+    except OSError as error:
+        raise ResourceError(
+            f"Port {config.port} of {config.host} cannot be had: {error.strerror}.", "Choose another --port."
+        ) from None
+    # Connections inherit it. Head and body are two writes, and without it the second waits 40 ms for the client.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
+    try:
+        settings = uvicorn.Config(
+            app, lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=SHUTDOWN_S, ws="none",
+            ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile,
+        )  # fmt: skip
+        settings.load()
+        return _Server(settings)
+    except OSError as error:
+        raise UsageError(
+            f"The TLS key or certificate cannot be read: {error}.", "Check both files."
+        ) from None
+
+
+class _Server(uvicorn.Server):
+    """Ends in good order on a signal, where uvicorn would let the signal end the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+
+def startup_table(phases: list[PhaseTime], total_s: float) -> str:
+    """Seconds per phase, slowest visible at a glance."""
+    rows = [*((phase.phase, phase.seconds) for phase in phases), ("total", total_s)]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name.ljust(width)}  {seconds:7.2f} s" for name, seconds in rows]
+    return "\n".join([*lines[:-1], "-" * (width + 11), lines[-1]])

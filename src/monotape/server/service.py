@@ -1,0 +1,172 @@
+"""What all interfaces share: the model's names and text, the queue, the engine, and one completion through them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from monotape.engine.prompts import Prompt
+from monotape.engine.request import room_for
+from monotape.errors import RequestError
+from monotape.server import wire
+from monotape.server.api_error import ApiError, from_engine_error
+from monotape.server.config import ServerConfig
+from monotape.server.engine_client import Engine, EngineFault
+from monotape.server.gate import Gate, QueueFull, Turn
+from monotape.server.info import ModelInfo
+from monotape.server.metrics import Metrics
+from monotape.server.sampling import check
+from monotape.server.text_work import TextWork
+from monotape.server.timing import Clock
+
+LOG = logging.getLogger("monotape.server")
+RESTART_WAIT_S = (
+    120.0  # how long requests that were waiting already wait for an engine that is being restarted
+)
+
+
+@dataclass(slots=True)
+class Work:
+    """One prompt, ready to run."""
+
+    prompt: list[int]
+    arguments: dict[str, Any]  # of SamplingParams
+    grammar: str | None = None
+    clock: Clock = field(default_factory=Clock)
+
+
+class Service:
+    """The server without HTTP."""
+
+    def __init__(self, config: ServerConfig, model: str, engine: Engine, metrics: Metrics) -> None:
+        self.config, self.engine, self.metrics = config, engine, metrics
+        self.names = served_names(model, config.served_model_name)
+        self.gate = Gate(config.max_queue)
+        self.text: TextWork | None = None
+        self.created = int(time.time())
+
+    @property
+    def healthy(self) -> bool:
+        return self.engine.ready.is_set() and self.text is not None
+
+    def require_ready(self) -> tuple[TextWork, ModelInfo]:
+        """The parts that every request needs; 503 while they are not there."""
+        if self.engine.failure is not None:
+            raise ApiError(503, f"The model cannot be served: {self.engine.failure}", code="engine_failed")
+        if self.text is None or self.engine.info is None or not self.engine.ready.is_set():
+            what = "is being restarted" if self.engine.restarts else "is loading"
+            raise ApiError(
+                503, f"The engine {what}. Try again in a moment.", code="engine_unavailable",
+                headers={"retry-after": "1"},
+            )  # fmt: skip
+        return self.text, self.engine.info
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with; 404 for a model that is not served here."""
+        if name is not None and name not in self.names:
+            raise ApiError(
+                404, f"The model '{name[:200]}' does not exist. Served: {', '.join(self.names)}.",
+                code="model_not_found", param="model",
+            )  # fmt: skip
+        return name or self.names[0]
+
+    def fit(self, prompt: list[int], arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments with max_tokens decided; an error when prompt and answer do not fit the context."""
+        _, info = self.require_ready()
+        for token_id in prompt:
+            if token_id >= info.vocab:
+                raise ApiError(
+                    400, f"Token id {token_id} is not in the vocabulary, which has {info.vocab} tokens.",
+                    code="invalid_value", param="prompt",
+                )  # fmt: skip
+        if not prompt:
+            raise ApiError(400, "The prompt is empty. It must have at least one token.", param="prompt")
+        params = check({**arguments, "n": 1})
+        try:
+            params.sampling(seed=0, vocab=info.vocab)
+            room = room_for(Prompt(None, tuple(prompt)), params, info.context)
+        except RequestError as error:
+            raise from_engine_error(error) from None
+        return {**arguments, "max_tokens": room}
+
+    def reserve(self, clock: Clock) -> Turn:
+        """A place in the queue; 429 when there is none."""
+        self.require_ready()
+        clock.reserved()
+        try:
+            return self.gate.reserve()
+        except QueueFull as error:
+            self.metrics.refused.inc()
+            raise ApiError(
+                429,
+                f"The server is busy: one request is running and {error.waiting} are waiting. Try again later.",
+                code="rate_limit_exceeded",
+                headers={"retry-after": str(error.retry_after_s)},
+            ) from None
+
+    async def complete(self, work: Work, index: int = 0) -> AsyncIterator[wire.Piece | wire.Done]:
+        """Runs one completion; the caller's turn has come. Leaving the loop early cancels it."""
+        clock, arguments = work.clock, {**work.arguments, "n": 1}
+        if index and arguments.get("seed") is not None:
+            arguments["seed"] = (arguments["seed"] + index) % 2**64
+        if not self.engine.ready.is_set() and self.engine.failure is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.engine.ready.wait(), RESTART_WAIT_S)
+        run = self.engine.generate(work.prompt, arguments, work.grammar, self.config.stream_interval)
+        try:
+            async for message in run:
+                if isinstance(message, wire.Started):
+                    self._started(message, clock, len(work.prompt))
+                    continue
+                if isinstance(message, wire.Done):
+                    clock.done.append(message.stats)
+                    self.metrics.completed(message.stats, message.finish_reason)
+                yield message
+        finally:
+            await _to_the_end(run.close())
+
+    def _started(self, message: wire.Started, clock: Clock, prompt_tokens: int) -> None:
+        clock.started_ns = clock.started_ns or message.time_ns
+        if message.miss is not None:
+            LOG.info("No cached prefix for %d prompt tokens: %s.", prompt_tokens, message.miss)
+            self.metrics.missed(message.miss)
+
+
+async def _to_the_end(work: Any) -> None:
+    """Awaits even while being cancelled: the next request must find the engine idle."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def api_error(error: EngineFault) -> ApiError:
+    """A completion that the engine could not finish, as clients see it."""
+    if error.kind == "request":
+        return ApiError(400, error.message, code="invalid_value")
+    if error.kind == "model":
+        return ApiError(500, error.message, code="model_fault")
+    if error.kind == "memory":
+        return ApiError(503, error.message, code="insufficient_memory")
+    return ApiError(503, error.message, code="engine_unavailable", headers={"retry-after": "1"})
+
+
+def served_names(model: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    """What clients may call the model: never a path of this machine, and always one name without a slash."""
+    names = list(given)
+    if not names:
+        path = Path(model)
+        names = [path.name.removesuffix(".gguf")] if path.exists() or path.suffix == ".gguf" else [model]
+    names += [name.rpartition("/")[2] for name in names if "/" in name]
+    return tuple(dict.fromkeys(names))

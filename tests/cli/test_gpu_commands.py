@@ -1,0 +1,69 @@
+"""What inspect and doctor say of GPUs: one that can be used, one that cannot, and none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.fake_cuda import FakeCuda, fake_gpu
+from monotape.backends.cuda import detection
+from monotape.backends.cuda.detection import Gpu
+from monotape.cli import doctor
+from monotape.cli.main import main
+
+
+def test_inspect_plans_for_a_gpu_that_is_not_here(
+    checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["inspect", str(checkpoint("llama-tied")), "--backend", "cuda", "--workers", "132"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "GPU memory" in shown
+    assert "KV of 160 positions" in shown
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan"]["machine"]["workers"] == 132
+    assert found["memory"]["kv_per_position"] == 2 * 3 * 6 * 10 * 2
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    def look(gpu: Gpu | None, importable: bool = True) -> list[Any]:
+        monkeypatch.setattr(detection, "find_gpu", lambda: gpu)
+        monkeypatch.setattr(detection, "_importable", lambda module: importable)
+        return list(doctor._gpu())
+
+    return look
+
+
+def test_doctor_without_a_gpu(found: Callable[..., list[Any]]) -> None:
+    (finding,) = found(None)
+    assert finding.good and "models run on the CPU" in finding.found
+
+
+def test_doctor_with_another_gpu(found: Callable[..., list[Any]]) -> None:
+    (finding,) = found(Gpu("NVIDIA L4", (8, 9)))
+    assert finding.good and not finding.fix
+    assert "The GPU is a NVIDIA L4; the CUDA backend is written for Hopper" in finding.found
+
+
+def test_doctor_with_a_hopper_whose_packages_are_missing(found: Callable[..., list[Any]]) -> None:
+    (finding,) = found(Gpu("NVIDIA H200", (9, 0)), importable=False)
+    assert not finding.good
+    assert finding.fix == "pip install 'monotape[cuda]'"
+
+
+def test_doctor_measures_a_hopper(
+    found: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MONOTAPE_CACHE", str(tmp_path))
+    monkeypatch.setattr("monotape.backends.cuda.bandwidth.measure_bandwidth", lambda: 4.5e12)
+    with fake_gpu(FakeCuda(memory=141 * 10**9)):
+        gpu, bandwidth = found(Gpu("NVIDIA H200", (9, 0)))
+    assert gpu.found == "NVIDIA H200, 5 multiprocessors, 141.0 of 141.0 GB free"
+    assert bandwidth.found == "4,500 GB/s read"
+    assert list(tmp_path.iterdir())

@@ -1,0 +1,109 @@
+"""Generation under a constraint: only what is allowed is chosen, by the rules of the sampler, on any backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from families import VOCAB, prompt
+from monotape import LLM, SamplingParams
+from monotape.engine.constrained import Mask
+
+
+class Even:
+    """Allows even ids only; after `length` tokens nothing."""
+
+    def __init__(self, length: int, forced: dict[int, list[int]] | None = None) -> None:
+        self.seen: list[int] = []
+        self._length, self._forced = length, forced or {}
+
+    def forced(self) -> list[int]:
+        return self._forced.get(len(self.seen), [])
+
+    def allowed(self) -> Mask:
+        mask = np.zeros(VOCAB, np.bool_)
+        if len(self.seen) < self._length:
+            mask[::2] = True
+        return mask
+
+    def accept(self, token_id: int) -> None:
+        self.seen.append(token_id)
+
+
+class Anything(Even):
+    """Allows everything."""
+
+    def allowed(self) -> Mask:
+        return np.ones(VOCAB, np.bool_)
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def llm(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) -> LLM:
+    return LLM(str(checkpoint("qwen3")), backend=request.param, dtype="f32", progress=False)
+
+
+def run(llm: LLM, ids: list[int], constraint: Even | None, **params: object) -> list[int]:
+    settings = SamplingParams(**{"temperature": 0, "max_tokens": 11, "ignore_eos": True, **params})  # type: ignore[arg-type]
+    with llm.stream({"prompt_token_ids": ids}, settings, constraint=constraint) as stream:
+        for _ in stream:
+            pass
+        return stream.completion.token_ids
+
+
+@pytest.mark.parametrize("length", [1, 2, 23])
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_without_a_real_constraint_nothing_changes(llm: LLM, length: int, temperature: float) -> None:
+    ids = prompt(length)
+    settings = {"temperature": temperature, "seed": 3, "repetition_penalty": 1.2, "top_p": 0.9}
+    plain = run(llm, ids, None, **settings)
+    assert run(llm, ids, Anything(99), **settings) == plain
+
+
+def test_only_what_is_allowed_is_chosen_and_the_end_ends_it(llm: LLM) -> None:
+    constraint = Even(7)
+    tokens = run(llm, prompt(9), constraint, temperature=1.5, seed=1)
+    assert len(tokens) == 7 and all(token % 2 == 0 for token in tokens)
+    assert constraint.seen == tokens
+
+
+def test_the_best_allowed_token_wins(llm: LLM) -> None:
+    ids = prompt(13)
+    (first,) = run(llm, ids, Even(99), max_tokens=1)
+    logits = llm.backend.logits(ids, llm.backend.new_sequence())[-1]
+    assert first == 2 * int(np.argmax(logits[::2]))
+
+
+def test_forced_tokens_are_taken_without_being_computed_one_by_one(llm: LLM) -> None:
+    ids = prompt(5)
+    forced = run(llm, ids, Anything(99, {2: [8, 9, 10]}))
+    assert forced[2:5] == [8, 9, 10]
+    free = run(llm, [*ids, *forced[:5]], None, max_tokens=6)
+    assert forced[5:] == free  # what follows is what follows those tokens
+    with_scores = run(llm, ids, Anything(99, {2: [8, 9, 10]}), logprobs=2)
+    assert with_scores == run(llm, ids, None)  # somebody wants to know how likely each one was
+
+
+def test_kv_of_a_constrained_answer_is_kept(llm: LLM) -> None:
+    ids = prompt(17)
+    tokens = run(llm, ids, Even(5))
+    with llm.stream(
+        {"prompt_token_ids": [*ids, *tokens, 3]}, SamplingParams(temperature=0, max_tokens=2)
+    ) as stream:
+        for _ in stream:
+            pass
+    assert stream.completion.stats.cached_tokens >= len(ids) + len(tokens) - 1
+    fresh = LLM.from_parts(llm.backend, context=llm.max_model_len)
+    assert run(fresh, [*ids, *tokens, 3], None, max_tokens=2) == stream.completion.token_ids
+
+
+def test_a_cancelled_one_ends(llm: LLM) -> None:
+    settings = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    with llm.stream({"prompt_token_ids": prompt(7)}, settings, constraint=Anything(99)) as stream:
+        next(stream)
+        stream.cancel()
+        rest = list(stream)
+    assert len(rest) <= 3 and stream.completion.finish_reason == "abort"
+    assert run(llm, prompt(7), None, max_tokens=2) == run(llm, prompt(7), Anything(9), max_tokens=2)

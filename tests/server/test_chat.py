@@ -1,0 +1,272 @@
+"""/v1/chat/completions in detail, with a model that says what it is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from server.running import RunningServer
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+FIXED = {
+    "type": "function",
+    "function": {
+        "name": "g",
+        "parameters": {
+            "properties": {"n": {"const": 7}},
+            "required": ["n"],
+            "additionalProperties": False,
+            "type": "object",
+        },
+    },
+}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "}"]}}\n</tool_call>'
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of a stream's events; the last is the text [DONE]."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = [block for block in response.text.split("\n\n") if block and not block.startswith(":")]
+    datas = [block.partition("data: ")[2] for block in blocks]
+    return [data if data == "[DONE]" else json.loads(data) for data in datas]
+
+
+def stream(server: RunningServer, text: str, **more: Any) -> list[Any]:
+    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "stream": True, **more}
+    return events(server.post("/v1/chat/completions", body))
+
+
+def said(chunks: list[Any], field: str = "content") -> str:
+    return "".join(chunk["choices"][0]["delta"].get(field, "") for chunk in chunks[:-1] if chunk["choices"])
+
+
+def test_a_stream_from_its_first_chunk_to_its_last(scripted: RunningServer) -> None:
+    chunks = stream(scripted, "say:hello wörld", stream_options={"include_usage": True})
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert said(chunks) == "hello wörld"
+    assert chunks[-1] == "[DONE]"
+    assert chunks[-2]["choices"] == [] and chunks[-2]["usage"]["completion_tokens"] == 7
+    assert chunks[-3]["choices"][0]["delta"] == {} and chunks[-3]["choices"][0]["finish_reason"] == "stop"
+    assert {chunk["id"] for chunk in chunks[:-1]} == {chunks[0]["id"]}
+    assert {chunk["object"] for chunk in chunks[:-1]} == {"chat.completion.chunk"}
+    for figures in ("metrics", "timings"):
+        assert chunks[-3][figures] == chunks[-2][figures]
+
+
+def test_without_include_usage_there_is_no_usage_chunk(scripted: RunningServer) -> None:
+    chunks = stream(scripted, "say:hi")
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert all("usage" not in chunk for chunk in chunks[:-1])
+
+
+def test_tokens_are_sent_in_handfuls_the_first_and_last_at_once(scripted: RunningServer) -> None:
+    chunks = stream(scripted, "rate=2000 repeat=500 say:x ")
+    texts = [chunk["choices"][0]["delta"].get("content") for chunk in chunks[1:-2]]
+    assert texts[0] in ("x", "x ")  # nobody waits for company
+    assert "".join(texts) == "x " * 500
+    assert len(texts) < 400
+
+
+def test_an_interval_fixes_the_size_of_the_handfuls() -> None:
+    from server.running import scripted_server
+
+    with scripted_server(stream_interval=7) as server:
+        chunks = stream(server.wait(), "repeat=50 say:a")
+    texts = [chunk["choices"][0]["delta"].get("content") for chunk in chunks[1:-2]]
+    assert texts[0] == "a" and set(map(len, texts[1:-1])) == {7}
+
+
+def test_characters_are_never_split(scripted: RunningServer) -> None:
+    chunks = stream(scripted, "rate=150 say:äöü🙂é")
+    assert said(chunks) == "äöü🙂é"
+    assert not any("\ufffd" in json.dumps(chunk, ensure_ascii=False) for chunk in chunks)
+
+
+def test_stop_strings_are_held_back(scripted: RunningServer) -> None:
+    chunks = stream(scripted, "rate=300 say:one END two", stop=["END"])
+    assert said(chunks) == "one "
+    assert chunks[-2]["choices"][0]["stop_reason"] == "END"
+    chunks = stream(scripted, "rate=300 say:one EN two", stop="END")
+    assert said(chunks) == "one EN two"
+
+
+def test_max_completion_tokens_beats_max_tokens(scripted: RunningServer) -> None:
+    answer = scripted.chat("say:abcdefgh", max_tokens=7, max_completion_tokens=3)
+    assert answer["choices"][0]["message"]["content"] == "abc"
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_content_may_be_parts_or_nothing(scripted: RunningServer) -> None:
+    parts = [{"type": "text", "text": "say:yes"}]
+    messages = [
+        {"role": "developer", "content": "x"},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": parts},
+    ]
+    answer = scripted.post("/v1/chat/completions", {"messages": messages, "temperature": 0}).json()
+    assert answer["choices"][0]["message"]["content"] == "yes"
+
+
+def test_unknown_fields_are_ignored(scripted: RunningServer) -> None:
+    assert scripted.say("say:fine", some_future_field={"a": 1}, user="me", metadata={}) == "fine"
+
+
+def test_thoughts_come_under_both_names(scripted: RunningServer) -> None:
+    message = scripted.chat("say:<think>\nhm, so\n</think>\n\nyes")["choices"][0]["message"]
+    assert message["content"] == "yes"
+    assert message["reasoning"] == message["reasoning_content"] == "hm, so\n"
+    chunks = stream(scripted, "rate=500 say:<think>\nhm, so\n</think>\n\nyes")
+    assert said(chunks, "reasoning") == said(chunks, "reasoning_content") == "hm, so\n"
+    assert said(chunks) == "yes"
+    quiet = scripted.chat("say:<think>hm</think>yes", include_reasoning=False)["choices"][0]["message"]
+    assert "reasoning" not in quiet and quiet["content"] == "yes"
+
+
+def test_a_streamed_call_has_its_name_and_id_first(scripted: RunningServer) -> None:
+    chunks = stream(scripted, f"rate=300 say:Well. {CALL}", tools=[TOOL])
+    calls = [call for chunk in chunks[:-1] for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert calls[0]["function"] == {"name": "f", "arguments": ""} and calls[0]["id"].startswith("call_")
+    assert calls[0]["type"] == "function"
+    assert all("id" not in call and "name" not in call["function"] for call in calls[1:])
+    assert len(calls) > 3
+    assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"a": [1, "}"]}
+    assert said(chunks) == "Well. "
+    assert chunks[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_two_calls_or_one(scripted: RunningServer) -> None:
+    both = scripted.chat(f"say:{CALL}\n{CALL}", tools=[TOOL])["choices"][0]["message"]
+    assert [call["function"]["name"] for call in both["tool_calls"]] == ["f", "f"]
+    assert both["tool_calls"][0]["id"] != both["tool_calls"][1]["id"]
+    one = scripted.chat(f"say:{CALL}\n{CALL}", tools=[TOOL], parallel_tool_calls=False)["choices"][0][
+        "message"
+    ]
+    assert len(one["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": [TOOL], "tool_choice": "none"}])
+def test_without_tools_a_call_is_text(scripted: RunningServer, tools: dict[str, Any]) -> None:
+    answer = scripted.chat(f"say:{CALL}", **tools)["choices"][0]
+    assert answer["message"]["content"] == CALL
+    assert answer["finish_reason"] == "stop"
+
+
+def test_required_makes_a_call_of_anything(scripted: RunningServer) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 22]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "g", "parameters": schema}}
+    answer = scripted.chat(
+        "say:I would rather talk",
+        tools=[TOOL, tool],
+        tool_choice={"type": "function", "function": {"name": "g"}},
+    )
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "g" and json.loads(call["function"]["arguments"])["n"] in (1, 22)
+
+
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]'),
+        ("llama3_json", '{"name": "f", "parameters": {"a": 1}}'),
+    ],
+)
+def test_other_ways_to_write_calls(parser: str, written: str) -> None:
+    from server.running import scripted_server
+
+    with scripted_server(tool_call_parser=parser) as server:
+        auto = server.wait().chat(f"say:{written}", tools=[TOOL])["choices"][0]
+        forced = server.chat("say:nothing of that", tools=[FIXED], tool_choice="required")["choices"][0]
+    assert auto["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert forced["message"]["tool_calls"][0]["function"] == {"name": "g", "arguments": '{"n": 7}'}
+    assert auto["finish_reason"] == forced["finish_reason"] == "tool_calls"
+
+
+def test_a_grammar_rules_the_answer(scripted: RunningServer) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert json.loads(scripted.say('say:{"ok": false}', response_format=wanted)) == {"ok": False}
+    assert json.loads(scripted.say("say:no JSON at all", response_format=wanted)) in (
+        {"ok": False},
+        {"ok": True},
+    )
+    assert scripted.say("say:green", structured_outputs={"choice": ["red", "green"]}) == "green"
+    assert scripted.say("say:blue", guided_choice=["red", "green"]) in ("red", "green")
+    chunks = stream(scripted, "say:12-ab", structured_outputs={"regex": "[0-9]{2}-[a-z]{2}"}, logprobs=True)
+    assert said(chunks) == "12-ab"
+
+
+def test_timings_of_every_token_on_request(scripted: RunningServer) -> None:
+    chunks = stream(scripted, "rate=300 repeat=20 say:a", timings_per_token=True)
+    counts = [chunk["timings"]["predicted_n"] for chunk in chunks[1:-2]]
+    times = [chunk["timings"]["predicted_ms"] for chunk in chunks[1:-2]]
+    assert counts == sorted(counts) and counts[0] >= 1
+    assert times == sorted(times) and times[0] == 0
+    assert chunks[-2]["timings"]["predicted_n"] == 21
+
+
+def test_a_request_id_is_echoed_or_made(scripted: RunningServer) -> None:
+    assert scripted.get("/version", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    made = scripted.get("/version", headers={"x-request-id": "no spaces, please"}).headers["x-request-id"]
+    assert len(made) == 16
+
+
+def test_a_cached_prefix_is_reported_and_a_miss_explained(scripted: RunningServer) -> None:
+    before = scripted.metric("monotape_prefix_cache_misses_total")
+    first = scripted.chat("say:prefix one two three four five six seven")["usage"]
+    again = scripted.chat("say:prefix one two three four five six seven")["usage"]
+    assert again["prompt_tokens_details"]["cached_tokens"] == first["prompt_tokens"] - 1
+    scripted.chat("zzz and something quite different from everything before it, say:x")
+    assert scripted.metric("monotape_prefix_cache_misses_total") >= before
+
+
+def test_tokens_there_and_back(scripted: RunningServer) -> None:
+    counted = scripted.post("/tokenize", {"prompt": "hello wörld", "return_token_strs": True}).json()
+    assert (
+        counted["count"] == len(counted["tokens"]) == len(counted["token_strs"])
+        and counted["max_model_len"] == 20_000
+    )
+    assert scripted.post("/detokenize", {"tokens": counted["tokens"]}).json() == {"prompt": "hello wörld"}
+    chat = scripted.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}).json()
+    assert (
+        scripted.post("/detokenize", {"tokens": chat["tokens"]}).json()["prompt"]
+        == "<|user|>hi<|eot|><|assistant|>"
+    )
+
+
+def test_the_small_routes(scripted: RunningServer) -> None:
+    named = scripted.get("/tokenizer_info").json()
+    assert named["eos_token"] == "<|end|>" and named["chat_template"].startswith("{#")
+    assert scripted.get("/health").json() == {"status": "ok"}
+    info = scripted.get("/monotape/info").json()
+    assert info["model"] == "scripted" and info["context"] == 20_000 and info["backend"] == "scripted"
+    assert info["bandwidth_bytes_per_second"] is None and info["bytes_per_token"]["kv_per_position"] > 0
+    assert [phase["phase"] for phase in info["startup"]][-3:] == [
+        "warm-up token",
+        "grammars",
+        "memory bandwidth",
+    ]
+    assert "vllm:generation_tokens_total" in scripted.get("/metrics").text
+    page = scripted.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8" and "<html" in page.text.lower()
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_the_start_is_printed_as_a_table(scripted: RunningServer) -> None:
+    table = [line for line in scripted.lines if line.endswith(" s")]
+    assert [line.split("  ")[0].strip() for line in table] == [
+        "start the engine process", "weights", "warm-up token", "grammars", "memory bandwidth", "total"
+    ]  # fmt: skip

@@ -1,0 +1,224 @@
+"""What goes wrong in life: clients that leave, too many of them, an engine that dies, hangs or fails."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.running import RunningServer, scripted_server
+
+CHAT = "/v1/chat/completions"
+
+
+def body(text: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "temperature": 0, **more}
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Waits for something that must come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+
+
+def running(server: RunningServer) -> float:
+    return server.metric("vllm:num_requests_running")
+
+
+@contextlib.contextmanager
+def connection(server: RunningServer, payload: dict[str, Any]) -> Iterator[socket.socket]:
+    """A request on a bare socket, which can be cut at any moment."""
+    data = json.dumps(payload).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as opened:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        opened.sendall(head.encode() + data)
+        yield opened
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("after", [0, 1, 50])
+def test_a_client_that_leaves_frees_the_engine(scripted: RunningServer, streamed: bool, after: int) -> None:
+    before = scripted.metric("monotape_disconnects_total")
+    finished = scripted.metric("vllm:request_success_total")
+    with connection(scripted, body("prefill=300 rate=100 repeat=5000 say:tape ", stream=streamed)) as client:
+        until(lambda: running(scripted) == 1)
+        if after and streamed:
+            received = b""
+            while received.count(b"data: ") < 1 + after:
+                received += client.recv(4096)
+        elif after:
+            time.sleep(0.3 + after / 100)
+    until(lambda: running(scripted) == 0, 5.0)
+    assert scripted.metric("monotape_disconnects_total") == before + 1
+    assert scripted.metric("vllm:request_success_total") == finished  # nobody was there to be answered
+    assert scripted.say("say:next") == "next"
+
+
+def test_a_client_that_leaves_the_queue_is_forgotten(scripted: RunningServer) -> None:
+    with connection(scripted, body("rate=100 repeat=5000 say:long ", stream=True)):
+        until(lambda: running(scripted) == 1)
+        with connection(scripted, body("say:never")):
+            until(lambda: scripted.metric("vllm:num_requests_waiting") == 1)
+        until(lambda: scripted.metric("vllm:num_requests_waiting") == 0)
+        assert running(scripted) == 1
+    until(lambda: running(scripted) == 0)
+    assert scripted.say("say:next") == "next"
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_back(scripted: RunningServer) -> None:
+    with (
+        ThreadPoolExecutor(8) as pool,
+        connection(scripted, body("rate=50 repeat=5000 say:long ", stream=True)),
+    ):
+        until(lambda: running(scripted) == 1)
+        waiting = [pool.submit(scripted.post, CHAT, body(f"say:turn {turn}")) for turn in range(4)]
+        until(lambda: scripted.metric("vllm:num_requests_waiting") == 4)
+        for path, payload in (
+            (CHAT, body("say:x")),
+            ("/v1/completions", {"prompt": "say:x"}),
+            ("/v1/responses", {"input": "x"}),
+        ):
+            refused = scripted.post(path, payload)
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            error = refused.json()["error"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+            assert "one request is running and 4 are waiting" in error["message"]
+        anthropic = scripted.post("/v1/messages", {**body("say:x"), "max_tokens": 3})
+        assert anthropic.status_code == 429 and anthropic.json()["error"]["type"] == "rate_limit_error"
+        streamed = scripted.post(CHAT, body("say:x", stream=True))
+        assert streamed.status_code == 429  # before the stream begins
+        assert scripted.get("/health").status_code == 200
+    answers = [answer.result().json()["choices"][0]["message"]["content"] for answer in waiting]
+    assert answers == [f"turn {turn}" for turn in range(4)]
+
+
+def test_two_hundred_clients_get_their_own_answers_or_429(scripted: RunningServer) -> None:
+    """Every answer is the one that was asked for: none is lost, none is crossed."""
+
+    host = scripted.url.removeprefix("http://")
+
+    def ask(number: int) -> int:
+        with contextlib.closing(http.client.HTTPConnection(host, timeout=60)) as client:
+            for attempt in range(3):
+                word = f"client {number} attempt {attempt}"
+                client.request("POST", CHAT, json.dumps(body(f"say:{word}")))
+                response = client.getresponse()
+                answer = json.loads(response.read())
+                if response.status == 200:
+                    assert answer["choices"][0]["message"]["content"] == word
+                    return 1
+                assert response.status == 429 and response.getheader("retry-after")
+        return 0
+
+    with ThreadPoolExecutor(50) as pool:
+        served = sum(pool.map(ask, range(200)))
+    assert served >= 1
+    assert running(scripted) == 0
+    assert scripted.say("say:all quiet") == "all quiet"
+
+
+def test_nothing_of_one_conversation_reaches_another(scripted: RunningServer) -> None:
+    for turn in range(8):
+        secret = f"canary-{turn}-{os.urandom(4).hex()}"
+        scripted.chat(f"Keep this: {secret}. say:kept")
+        other = scripted.post(CHAT, body("say:what do you know?", logprobs=True, top_logprobs=5)).text
+        assert secret not in other
+        assert secret not in scripted.get("/metrics").text
+
+
+def test_a_slow_reader_holds_nobody_up(scripted: RunningServer) -> None:
+    with connection(scripted, body("repeat=9000 say:x ", stream=True)) as slow:
+        slow.recv(1)
+        until(lambda: running(scripted) == 0)
+        assert scripted.say("say:meanwhile") == "meanwhile"
+
+
+@pytest.fixture
+def mortal() -> Iterator[RunningServer]:
+    with scripted_server(engine_timeout=2) as server:
+        yield server.wait()
+
+
+def engine_pid(server: RunningServer) -> int:
+    if not Path("/proc/self").exists():
+        pytest.skip("the engine's process is found in /proc, which this system does not have")
+    parent = server.process.pid
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return next(
+        int(pid) for pid in children if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+
+
+def test_an_engine_that_is_killed_is_reported_and_replaced(mortal: RunningServer) -> None:
+    with httpx.stream(
+        "POST", mortal.url + CHAT, json=body("rate=50 repeat=900 say:word ", stream=True), timeout=60
+    ) as stream:
+        lines = stream.iter_lines()
+        while "content" not in next(lines):
+            pass
+        waiting: list[httpx.Response] = []
+        patient = threading.Thread(target=lambda: waiting.append(mortal.post(CHAT, body("say:patient"))))
+        patient.start()
+        until(lambda: mortal.metric("vllm:num_requests_waiting") == 1)
+        os.kill(engine_pid(mortal), signal.SIGKILL)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    error = json.loads(rest[-2].removeprefix("data: "))["error"]
+    assert (error["type"], error["code"]) == ("server_error", "engine_unavailable")
+    assert error["message"] == "The engine process ended unexpectedly; it is being restarted."
+    health = mortal.get("/health")
+    assert health.status_code == 503 and health.json()["error"]["code"] == "engine_unavailable"
+    refused = mortal.post(CHAT, body("say:x"))
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+    until(lambda: mortal.get("/health").status_code == 200, 60)
+    patient.join(60)
+    assert waiting[0].json()["choices"][0]["message"]["content"] == "patient"  # it only had to wait
+    assert mortal.say("say:alive") == "alive"
+    assert mortal.metric("monotape_engine_restarts") == 1
+
+    plain = mortal.post(CHAT, body("kill say:abcdef"))
+    assert plain.status_code == 503 and plain.json()["error"]["code"] == "engine_unavailable"
+    until(lambda: mortal.get("/health").status_code == 200, 60)
+    assert mortal.say("say:again") == "again"
+
+
+@pytest.mark.parametrize(
+    ("accident", "status", "code"), [("hang", 503, "engine_unavailable"), ("deadline", 500, "model_fault")]
+)
+def test_an_engine_that_hangs_or_fails_is_replaced(
+    mortal: RunningServer, accident: str, status: int, code: str
+) -> None:
+    failed = mortal.post(CHAT, body(f"{accident} say:abcdef"))
+    assert failed.status_code == status and failed.json()["error"]["code"] == code
+    until(lambda: mortal.metric("monotape_engine_restarts") == 1)
+    until(lambda: mortal.get("/health").status_code == 200, 60)
+    assert mortal.say("say:alive") == "alive"
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    with scripted_server(engine={"model": "broken"}) as server:
+        assert server.process.wait(60) == 1
+    assert server.lines[-1] == "monotape: model.safetensors is 3 bytes long. Download it again."
+
+
+def test_a_signal_ends_the_server_in_good_order() -> None:
+    with scripted_server() as server:
+        pid = engine_pid(server.wait())
+        assert server.end() == 0
+        until(lambda: not os.path.exists(f"/proc/{pid}"))

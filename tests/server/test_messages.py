@@ -1,0 +1,86 @@
+"""/v1/messages as agents use it: what becomes of its blocks, and the whole set of events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from monotape.server.messages_request import InputMessage, InputTool, MessagesRequest, Thinking, to_chat
+from server.running import RunningServer
+
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+
+
+def test_blocks_become_messages() -> None:
+    request = MessagesRequest(
+        max_tokens=5,
+        system=[
+            {"type": "text", "text": "x-anthropic-billing-header: 9"},
+            {"type": "text", "text": "Be brief."},
+        ],
+        messages=[
+            InputMessage("user", "Go."),
+            InputMessage(
+                "assistant",
+                [
+                    {"type": "thinking", "thinking": "hm", "signature": ""},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "Well."},
+                    {"type": "tool_use", "id": "toolu_abcdefgh9", "name": "f", "input": {"a": "ü"}},
+                ],
+            ),
+            InputMessage(
+                "user",
+                [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "toolu_abcdefgh9",
+                        "content": [{"type": "text", "text": "12"}],
+                    },
+                    {"type": "text", "text": "And?", "cache_control": {"type": "ephemeral"}},
+                ],
+            ),
+        ],
+        tools=[InputTool("f")],
+        stop_sequences=["END"],
+        thinking=Thinking("enabled", 1024),
+    )
+    chat = to_chat(request)
+    assert [message["role"] for message in chat.messages] == ["system", "user", "assistant", "tool", "user"]
+    assert chat.messages[0]["content"] == "Be brief."
+    assert chat.messages[2] == {
+        "role": "assistant", "content": "Well.", "reasoning_content": "hm",
+        "tool_calls": [{"id": "abcdefgh9", "type": "function", "function": {"name": "f", "arguments": '{"a": "ü"}'}}],
+    }  # fmt: skip
+    assert chat.messages[3] == {"role": "tool", "tool_call_id": "abcdefgh9", "content": "12"}
+    assert chat.messages[4]["content"] == "And?"
+    assert chat.stop == ["END"] and chat.max_tokens == 5 and chat.reasoning_effort is None
+    assert (
+        to_chat(MessagesRequest(max_tokens=1, messages=[InputMessage("user", "x")])).reasoning_effort
+        == "none"
+    )
+
+
+def test_a_stream_of_thoughts_text_and_a_call(scripted: RunningServer) -> None:
+    text = 'rate=900 say:<think>hm</think>Well.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    body: dict[str, Any] = {
+        "max_tokens": 200,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": text}],
+        "tools": [TOOL],
+    }
+    plain = scripted.post("/v1/messages", body).json()
+    assert [block["type"] for block in plain["content"]] == ["thinking", "text", "tool_use"]
+    assert plain["content"][2]["input"] == {"a": 1} and plain["stop_reason"] == "tool_use"
+    events = scripted.post("/v1/messages", {**body, "stream": True}).text.strip().split("\n\n")
+    datas = [json.loads(event.partition("data: ")[2]) for event in events]
+    assert [event.split("\n")[0] for event in events] == [f"event: {data['type']}" for data in datas]
+    started = [data["content_block"]["type"] for data in datas if data["type"] == "content_block_start"]
+    assert started == ["thinking", "text", "tool_use"]
+    deltas = [data["delta"] for data in datas if data["type"] == "content_block_delta"]
+    assert "".join(delta.get("partial_json", "") for delta in deltas) == '{"a": 1}'
+    assert "".join(delta.get("thinking", "") for delta in deltas) == "hm"
+    assert "".join(delta.get("text", "") for delta in deltas) == "Well."
+    assert datas[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert datas[-2]["usage"]["output_tokens"] == plain["usage"]["output_tokens"]
+    assert datas[-1] == {"type": "message_stop"}
