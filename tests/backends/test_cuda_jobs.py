@@ -19,7 +19,7 @@ from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.params import STAGES, ParamsStruct, StatusStruct
 from monotape.backends.cuda.sequence import CudaSequence
-from monotape.backends.protocol import Job
+from monotape.backends.protocol import Job, Sampling
 from monotape.engine.loading import gpu_plan
 from monotape.errors import (
     BackendError,
@@ -88,6 +88,11 @@ class ThreadKernel:
                 break
             integers(p.ids, p.max_tokens)[number] = last + number
             integers(p.times_ns, p.max_tokens, ctypes.c_int64)[number] = START_NS + 1000 * (number + 1)
+            if p.sampling.logprobs:
+                integers(p.sampling.logprobs, p.max_tokens, ctypes.c_float)[number] = -0.5 * number
+                pair = slice(2 * number, 2 * number + 2)
+                integers(p.sampling.top_ids, p.max_tokens * 2)[pair] = [number, 130]
+                integers(p.sampling.top_values, p.max_tokens * 2, ctypes.c_float)[pair] = [-1, -2]
             status.tokens = number + 1
             if last + number in stops:
                 finish = _STOP
@@ -184,6 +189,28 @@ def test_requests_take_no_new_memory(backend: CudaBackend, gpu: FakeCuda) -> Non
         backend.logits([3] * 11, sequence)
         sequence.truncate(3)
     assert (gpu.used, set(gpu.kept)) == (before, kept)
+
+
+def test_sampling_reaches_the_kernel_and_log_probabilities_come_back(backend: CudaBackend) -> None:
+    words = backend._memories["sampler_words"]
+    words.fill(0)
+    sequence = backend.new_sequence()
+    list(backend.start(Job((5, 6, 7), 0, 4), sequence))
+    assert not words.read(np.empty(words.bytes, np.uint8)).any()  # greedy: nothing of it is touched
+    assert not any(bytes(ThreadKernel.made[0].params.sampling))
+    bias = ((9, 1.5), (4, 2.5))
+    sampling = Sampling(temperature=0.75, presence_penalty=0.5, logit_bias=bias, seed=2**63 + 5)
+    tokens = list(backend.start(Job((1, 2, 3, 60), 3, 3, (8,), 2, sampling, logprobs=2), sequence))
+    assert [(token.logprob, token.top_logprobs) for token in tokens] == [
+        (-0.5 * number, ((number, -1.0), (130, -2.0))) for number in range(3)
+    ]
+    assert (words.read(np.empty(words.bytes, np.uint8)) == 0xFF).all()
+    params = ThreadKernel.made[0].params
+    assert list(integers(params.prompt, 4)) == [1, 2, 3, 60]  # penalties look at all of it
+    told = params.sampling
+    assert (told.active, told.temperature, told.seed, told.min_tokens) == (1, 0.75, 2**63 + 5, 2)
+    assert told.adjusted and told.counts and told.bias_count == 2
+    assert works(backend)
 
 
 @pytest.mark.parametrize("after", [0, 1, 30])

@@ -14,6 +14,7 @@ from monotape.backends.cuda.header import kv_unit_bytes, plan_header
 from monotape.backends.cuda.params import (
     MATRIX_STAGES,
     MAX_SPLITS,
+    SAMPLER_WORDS,
     STAGE_ORDER,
     STAGES,
     THREADS,
@@ -32,7 +33,7 @@ from monotape.models.registry import spec_from_config
 from shapes import SHAPES
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
-    "Params": ParamsStruct, "Rows": RowsStruct, "Sampling": SamplingStruct,
+    "Params": ParamsStruct, "Rows": RowsStruct, "HostStatus": StatusStruct, "Sampling": SamplingStruct,
 }  # fmt: skip
 CASES = {
     "llama-3.2-1b on 132": (SHAPES["llama-3.2-1b"], 132),
@@ -58,20 +59,14 @@ def test_fields_have_the_same_names_in_the_same_order(name: str) -> None:
     assert declared(name) == [field[0] for field in STRUCTS[name]._fields_]
 
 
-STATUS = ("finish", "tokens", "worker", "stage", "layer", "cancel")  # what ends a request; then its start
-
-
 def _expected(exchange: int, unit_bytes: int) -> dict[str, int]:
     """Expressions of the kernel's, and what the host takes them to be."""
     found = {
         "sizeof(Exchange)": exchange, "kUnitBytes": unit_bytes, "kUnitPositions": UNIT, "kThreads": THREADS,
         "kMatrixStages": MATRIX_STAGES, "kTracedStages": TRACED_STAGES, "sizeof(Span)": 16, "sizeof(TilePlace)": 16,
-        "sizeof(HostStatus)": ctypes.sizeof(StatusStruct), f"kMaxSplits > {MAX_SPLITS}": 0,
+        "kSamplerWords": SAMPLER_WORDS, f"kMaxSplits > {MAX_SPLITS}": 0,
     }  # fmt: skip
     found |= {f"int(Stage::{stage})": number for number, stage in enumerate(STAGES)}
-    found |= {
-        f"__builtin_offsetof(HostStatus, {name})": getattr(StatusStruct, name).offset for name in STATUS
-    }
     for name, struct in STRUCTS.items():
         found[f"sizeof({name})"] = ctypes.sizeof(struct)
         for field in struct._fields_:
@@ -87,7 +82,7 @@ def test_the_compiler_lays_them_out_alike(case: str, tmp_path: Path) -> None:
     (tmp_path / "plan.h").write_text(plan_header(spec, plan))
     expected = _expected(exchange_bytes(spec, plan), kv_unit_bytes(spec))
     checks = "\n".join(f'static_assert(({text}) == {value}, "{text}");' for text, value in expected.items())
-    source = f'#include "types.h"\n#include "sampling.h"\nnamespace monotape {{\n{checks}\n}}\n'
+    source = f'#include "ring.h"\nnamespace monotape {{\n{checks}\n}}\n'
     core = cuda_core()
     options = core.ProgramOptions(arch=ARCHITECTURE, std=STANDARD, include_path=[str(tmp_path), str(KERNELS)])
     assert core.Program(source, "c++", options=options).compile("cubin").code

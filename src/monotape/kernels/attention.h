@@ -6,20 +6,37 @@
 
 namespace monotape {
 
-// The softmax of some positions, not normalised, of the query heads that share a KV head. Row r of the warp is query
-// head r; a lane has values 8j + 2t and the next of head lane / 4, in values[j][0] and [1].
+// The softmax of some positions, not normalised, of the query heads that share a KV head. Scores have heads as rows:
+// lane / 4 is the head. Values are summed the other way round, with heads as columns, because then all sixteen rows of
+// the product are used: values[j] has dimensions 16j + lane / 4 and eight more, of heads 2t and 2t + 1, t = lane % 4.
+constexpr int kValueTiles = divide_up(kHeadTiles, 2);
+
 struct Running {
-  float peak = -infinity(), sum = 0;
-  float values[kHeadTiles][4];
+  float peak = -infinity(), sum = 0;  // of head lane / 4
+  float values[kValueTiles][4];
 
   __device__ void clear() {
 #pragma unroll
-    for (int j = 0; j < kHeadTiles; j++) values[j][0] = values[j][1] = values[j][2] = values[j][3] = 0;
+    for (int j = 0; j < kValueTiles; j++) values[j][0] = values[j][1] = values[j][2] = values[j][3] = 0;
   }
 };
 
 __device__ __forceinline__ uint32_t with_half(uint32_t pair, int half, uint16_t value) {
   return half ? (pair & 0xffffu) | static_cast<uint32_t>(value) << 16 : (pair & 0xffff0000u) | value;
+}
+
+// A lane's part of block `tile` of a unit's values: dimension 8 * tile + lane / 4, its own eight of the positions.
+__device__ __forceinline__ uint4 value_block(Consumer& c, const uint4* values, int tile, int newest) {
+  if (tile >= kHeadTiles) return make_uint4(0, 0, 0, 0);
+  uint4 value = load_block(values + tile * kBlockWords);
+  if (newest < 0 || newest % 8 / 2 != c.column) return value;
+  const uint16_t fresh = c.shared.new_value[tile * 8 + c.row];
+  const int half = newest % 2, at = newest / 8;
+  if (at == 0) value.x = with_half(value.x, half, fresh);
+  if (at == 1) value.y = with_half(value.y, half, fresh);
+  if (at == 2) value.z = with_half(value.z, half, fresh);
+  if (at == 3) value.w = with_half(value.w, half, fresh);
+  return value;
 }
 
 // One unit of 32 positions, the first of them `base`; [begin, end) can be seen. What the newest token adds is not in
@@ -33,7 +50,7 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
     float sum[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int b = 0; b < kHeadBlocks; b++) {
-      uint4 key = unit[(tile * kHeadBlocks + b) * kBlockWords + c.lane];
+      uint4 key = load_block(unit + (tile * kHeadBlocks + b) * kBlockWords + c.lane);
       if (newest == tile * 8 + c.row) key = c.shared.new_key[b * 4 + c.column];
       multiply_accumulate(sum, query.block[b].x, 0, query.block[b].y, 0, key.x, key.y);
       multiply_accumulate(sum, query.block[b].z, 0, query.block[b].w, 0, key.z, key.w);
@@ -61,21 +78,15 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
   total += __shfl_xor_sync(~0u, total, 1);
   total += __shfl_xor_sync(~0u, total, 2);
   running.sum = running.sum * fade + total;
+  const float fade_even = __shfl_sync(~0u, fade, 8 * c.column), fade_odd = __shfl_sync(~0u, fade, 8 * c.column + 4);
   const uint4* values = unit + kKeyBlocks * kBlockWords + c.lane;
 #pragma unroll
-  for (int j = 0; j < kHeadTiles; j++) {
-    uint4 value = values[j * kBlockWords];
-    if (newest >= 0 && newest % 8 / 2 == c.column) {
-      const uint16_t fresh = c.shared.new_value[j * 8 + c.row];
-      const int half = newest % 2, tile = newest / 8;
-      if (tile == 0) value.x = with_half(value.x, half, fresh);
-      if (tile == 1) value.y = with_half(value.y, half, fresh);
-      if (tile == 2) value.z = with_half(value.z, half, fresh);
-      if (tile == 3) value.w = with_half(value.w, half, fresh);
-    }
-    running.values[j][0] *= fade, running.values[j][1] *= fade;
-    multiply_accumulate(running.values[j], weight[0], 0, weight[1], 0, value.x, value.y);
-    multiply_accumulate(running.values[j], weight[2], 0, weight[3], 0, value.z, value.w);
+  for (int j = 0; j < kValueTiles; j++) {
+    const uint4 low = value_block(c, values, 2 * j, newest), high = value_block(c, values, 2 * j + 1, newest);
+    float* sums = running.values[j];
+    sums[0] *= fade_even, sums[1] *= fade_odd, sums[2] *= fade_even, sums[3] *= fade_odd;
+    multiply_accumulate(sums, low.x, high.x, low.y, high.y, weight[0], weight[1]);
+    multiply_accumulate(sums, low.z, high.z, low.w, high.w, weight[2], weight[3]);
   }
 }
 
@@ -161,6 +172,19 @@ __device__ __forceinline__ void publish_results(Consumer& c, const Share& share)
   }
 }
 
+// The warp's part into shared memory, head by head.
+__device__ __forceinline__ void keep_part(Consumer& c, const Running& running) {
+  float(*part)[kHeadDim + 2] = c.shared.attention[c.warp];
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int head = 2 * c.column + i % 2, d = 16 * j + c.row + i / 2 * 8;
+      if (head < kGroup && d < kHeadDim) part[head][d] = running.values[j][i];
+    }
+  if (c.column == 0 && c.row < kGroup) part[c.row][kHeadDim] = running.peak, part[c.row][kHeadDim + 1] = running.sum;
+}
+
 // The stage: the query arrives, every warp looks at units in turn, and the warps' results are added up.
 __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   const Share share = share_of(c.params, layer, position);
@@ -188,16 +212,11 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
                 (share.first + i) * kUnitPositions, share.begin, position + 1, running);
     c.pages.give_back(c.lane);
   }
-  if (c.row < kGroup) {
-    float* part = c.shared.attention[c.warp][c.row];
-#pragma unroll
-    for (int j = 0; j < kHeadTiles; j++)
-      *reinterpret_cast<float2*>(part + 8 * j + 2 * c.column) = make_float2(running.values[j][0], running.values[j][1]);
-    if (c.column == 0) part[kHeadDim] = running.peak, part[kHeadDim + 1] = running.sum;
-  }
+  keep_part(c, running);
   reset.confirm(c.shared);
   if (!c.meet()) return false;
-  publish_results(c, share);
+  // Computed again: kept through the loop it would not fit the registers.
+  publish_results(c, share_of(c.params, layer, opaque(position)));
   c.trace.end();
   return c.meet();
 }
@@ -219,7 +238,7 @@ __device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, 
   peak = __shfl_sync(~0u, peak, 0);
   const float my_weight = c.lane < splits ? __expf(my_peak - peak) : 0, my_sum = __uint_as_float(sums[0].y);
   float value[4] = {0, 0, 0, 0}, sum = 0;
-  constexpr int kAtOnce = smaller(kMaxSplits, 8);  // more would not fit the registers
+  constexpr int kAtOnce = smaller(kMaxSplits, 4);  // more would not fit the registers
 #pragma unroll 1
   for (int first = 0; first < splits; first += kAtOnce) {
     uint4 part[kAtOnce];

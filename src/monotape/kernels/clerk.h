@@ -24,6 +24,7 @@ class Clerk {
   __device__ void work() {
     int progress = shared_.progress;
     int64_t since = clock_ns();
+    if (blockIdx.x == 0) store_to_host(&params_.status->start_ns, since);
     while (!shared_.done) {
       if (blockIdx.x == 0) {
         deliver();

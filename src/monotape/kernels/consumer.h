@@ -12,7 +12,7 @@ class Trace {
  public:
   __device__ void start_token(const Params& params, int token) {
     if constexpr (kTrace)
-      record_ = params.trace && threadIdx.x == 0 && token < params.trace_tokens
+      record_ = params.trace && threadIdx.x == 0 && token >= 0 && token < params.trace_tokens
                     ? params.trace + (static_cast<int64_t>(blockIdx.x) * params.trace_tokens + token) * kTraceSlots * 3
                     : nullptr;
   }
@@ -60,11 +60,9 @@ struct Consumer {
     if (thread == 0) shared.progress = shared.progress + 1;
     trace.begin(stage, layer);
   }
-  // False: a wait was given up somewhere in this block. The same for all its consumers.
-  __device__ bool meet() {
-    consumers_meet(kConsumers);
-    return !shared.failed;
-  }
+  // False: a wait was given up somewhere in this block. The same for all its consumers, or some would leave and the
+  // others wait for them at the next meeting.
+  __device__ bool meet() { return consumers_agree(kConsumers, !shared.failed); }
 };
 
 }  // namespace monotape

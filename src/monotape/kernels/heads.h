@@ -50,8 +50,7 @@ __device__ __forceinline__ Head finish_head(const Params& params, const uint4 (&
     squares += __shfl_xor_sync(~0u, squares, 2);
     inverse = rsqrtf(squares / kHeadDim + kNormEps);
   }
-  const float* cosines = params.cosines + static_cast<int64_t>(position) * kRopeHalf;
-  const float* sines = params.sines + static_cast<int64_t>(position) * kRopeHalf;
+  const int64_t angles = static_cast<int64_t>(position) * kRopeHalf;
   Head head;
 #pragma unroll
   for (int b = 0; b < own; b++) {
@@ -61,6 +60,7 @@ __device__ __forceinline__ Head finish_head(const Params& params, const uint4 (&
     if constexpr (HeadWords::partners_at_hand)
       unpack8(word[4 * b < kRopeHalfWords ? (b + kRopeHalfWords / 4) % own : 4 * b < 2 * kRopeHalfWords ? b - kRopeHalfWords / 4 : b], other);
     else unpack8(word[own + b], other);
+    const float *cosines = params.cosines + angles, *sines = params.sines + angles;
     const bool real = number < kHeadWords, rotates = number < 2 * kRopeHalfWords, first = number < kRopeHalfWords;
 #pragma unroll
     for (int i = 0; i < 8; i++) {

@@ -76,25 +76,31 @@ __device__ __forceinline__ Reset reset_words(Consumer& c, uint4* first_extra, in
   return reset;
 }
 
-// At `down`: this turn's words.
-__device__ __forceinline__ Reset reset_turn(Consumer& c, int layer) {
-  const Span& down = c.span(Stage::down);
-  return reset_words(c, c.params.exchange->final_residual[(c.sample_turn & 1) ^ 1] + down.first,
-                     layer == 0 ? down.count : 0, c.list, c.shared.own_count[c.list], c.turn, kConsumers);
-}
-
-// At `gate_up`: the activation of the turn before.
-__device__ __forceinline__ Reset reset_activation(Consumer& c) {
-  const Span& gate_up = c.span(Stage::gate_up);
-  return reset_words(c, c.params.exchange->activation[(c.turn & 1) ^ 1] + gate_up.first / 2, gate_up.count / 2, 0, 0, 0,
-                     kConsumers);
-}
-
 // At the first stage in a turn of a worker without tiles of `down`: its words of the turn before.
 __device__ __forceinline__ Reset reset_turn_before(Consumer& c, int layer, int threads) {
   if (c.span(Stage::down).count) return Reset();
   const int list = layer == 0 ? c.list_before : c.list;
   return reset_words(c, nullptr, 0, list, c.shared.own_count[list], c.turn - 1, threads);
+}
+
+// What a matrix stage resets once it has its input.
+__device__ __forceinline__ Reset resets_at(Consumer& c, Stage stage, int layer) {
+  Exchange& exchange = *c.params.exchange;
+  const bool late = stage == Stage::qkv && c.span(Stage::down).count == 0;
+  const int list = late && layer == 0 ? c.list_before : c.list;
+  uint4* extra = nullptr;
+  int extras = 0, listed = 0;
+  if (stage == Stage::down) {  // this turn's words
+    extra = exchange.final_residual[(c.sample_turn & 1) ^ 1] + c.span(Stage::down).first;
+    extras = layer == 0 ? c.span(Stage::down).count : 0;
+    listed = c.shared.own_count[list];
+  } else if (stage == Stage::gate_up) {  // the activation of the turn before
+    extra = exchange.activation[(c.turn & 1) ^ 1] + c.span(Stage::gate_up).first / 2;
+    extras = c.span(Stage::gate_up).count / 2;
+  } else if (late) {
+    listed = c.shared.own_count[list];
+  }
+  return reset_words(c, extra, extras, list, listed, late ? c.turn - 1 : c.turn, kConsumers);
 }
 
 }  // namespace monotape

@@ -28,62 +28,39 @@ __device__ __forceinline__ void embed(Consumer& c, int token) {
   }
 }
 
-// The three stages that start from the residual stream: qkv, gate_up and the head. They are one piece of code, because
-// a layer's instructions must stay in the instruction cache.
-__device__ __forceinline__ bool from_residual(Consumer& c, Stage stage, int layer) {
+// Where a stage's input is, and what it is multiplied with before.
+__device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer) {
   Exchange& exchange = *c.params.exchange;
-  const int first = c.span(stage).first;
-  const bool is_qkv = stage == Stage::qkv, is_head = stage == Stage::head;
-  const uint4* buffer = is_qkv ? exchange.residual[c.turn & 1]
-                        : is_head ? exchange.final_residual[c.sample_turn & 1] : exchange.after_attention[c.turn & 1];
-  const float* gain = is_head ? c.params.final_norm
-                              : (is_qkv ? c.params.attention_norm : c.params.ffn_norm) + static_cast<int64_t>(layer) * kWidth;
-  const auto resets = [&] {
-    return is_qkv ? reset_turn_before(c, layer, kConsumers) : is_head ? Reset() : reset_activation(c);
-  };
-  const auto ending = [&](int tile, int row, float y, bool real) {
-    const int index = (first + tile) * kTileRows + row;
-    if (is_head) {
-      if (real && index < kVocab) c.params.logits[index] = y;
-      return;
-    }
-    const float up = __shfl_down_sync(~0u, y, kTileRows);
-    if (!is_qkv) y = y / (1 + __expf(-y)) * up;  // gate tiles are even, their up tiles follow
-    if (kQkvBias && is_qkv && real) y += c.params.qkv_bias[static_cast<int64_t>(layer) * kQkvRows + index];
-    const uint4 word = gather_word(y);
-    if (row != 0 || !real) return;
-    if (is_qkv) publish(exchange.qkv, c.turn, first + tile, word);
-    else if (tile % 2 == 0) publish(exchange.activation, c.turn, (first + tile) / 2, word);
-  };
-  return matrix_stage<Stage::qkv, true>(c, stage, layer, buffer, gain, resets, ending);
+  const int turn = c.turn & 1, norm = layer * kWidth;
+  const int blocks = k_blocks(stage), words = divide_up(stage_k(stage), 8);
+  switch (stage) {
+    case Stage::qkv: return {stage, layer, blocks, words, exchange.residual[turn], c.params.attention_norm + norm};
+    case Stage::output: return {stage, layer, blocks, words, exchange.attended[turn], nullptr};
+    case Stage::gate_up: return {stage, layer, blocks, words, exchange.after_attention[turn], c.params.ffn_norm + norm};
+    case Stage::down: return {stage, layer, blocks, words, exchange.activation[turn], nullptr};
+    default: return {stage, layer, blocks, words, exchange.final_residual[c.sample_turn & 1], c.params.final_norm};
+  }
 }
 
-__device__ __forceinline__ bool output(Consumer& c, int layer) {
-  const int first = c.span(Stage::output).first;
-  const auto ending = [&](int tile, int row, float y, bool real) {
-    float value = 0;
-    if (real) value = c.shared.residual[tile * kTileRows + row] += y;
-    const uint4 word = gather_word(value);
-    if (row == 0 && real) publish(c.params.exchange->after_attention, c.turn, first + tile, word);
-  };
-  return matrix_stage<Stage::output, false>(c, Stage::output, layer, c.params.exchange->attended[c.turn & 1], nullptr,
-                                            [] { return Reset(); }, ending);
-}
-
-// The last layer's result goes to the head.
-__device__ __forceinline__ bool down(Consumer& c, int layer) {
+// What becomes of a finished row. Whole warps: a word is gathered from eight lanes.
+__device__ __forceinline__ void end_row(Consumer& c, Stage stage, int layer, int tile, int row, float y, bool real) {
   Exchange& exchange = *c.params.exchange;
-  const int first = c.span(Stage::down).first;
-  const auto ending = [&](int tile, int row, float y, bool real) {
-    float value = 0;
-    if (real) value = c.shared.residual[tile * kTileRows + row] += y;
-    const uint4 word = gather_word(value);
-    if (row != 0 || !real) return;
-    if (layer < kLayers - 1) publish(exchange.residual, c.turn + 1, first + tile, word);
-    else publish(exchange.final_residual, c.sample_turn, first + tile, word);
-  };
-  return matrix_stage<Stage::down, false>(c, Stage::down, layer, exchange.activation[c.turn & 1], nullptr,
-                                          [&] { return reset_turn(c, layer); }, ending);
+  const int word = c.span(stage).first + tile, index = word * kTileRows + row;
+  if (stage == Stage::head) {
+    if (real && index < kVocab) c.params.logits[index] = y;
+    return;
+  }
+  const float up = __shfl_down_sync(~0u, y, kTileRows);
+  if (stage == Stage::gate_up) y = y / (1 + __expf(-y)) * up;  // gate tiles are even, their up tiles follow
+  if (kQkvBias && stage == Stage::qkv && real) y += c.params.qkv_bias[layer * kQkvRows + index];
+  if ((stage == Stage::output || stage == Stage::down) && real) y = c.shared.residual[tile * kTileRows + row] += y;
+  const uint4 value = gather_word(y);
+  if (row != 0 || !real) return;
+  if (stage == Stage::qkv) publish(exchange.qkv, c.turn, word, value);
+  else if (stage == Stage::output) publish(exchange.after_attention, c.turn, word, value);
+  else if (stage == Stage::gate_up && tile % 2 == 0) publish(exchange.activation, c.turn, word / 2, value);
+  else if (stage == Stage::down && layer < kLayers - 1) publish(exchange.residual, c.turn + 1, word, value);
+  else if (stage == Stage::down) publish(exchange.final_residual, c.sample_turn, word, value);
 }
 
 // A token through all layers and the head, or the last row of a prefill through the head only. The logits of this
@@ -94,21 +71,20 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     embed(c, token);
   }
 #pragma unroll 1
-  for (int step = head_only ? 2 * kLayers : 0;; step++) {
-    const int layer = step / 2;
-    const Stage stage = step == 2 * kLayers ? Stage::head : step % 2 ? Stage::gate_up : Stage::qkv;
+  for (int step = head_only ? 4 * kLayers : 0;; step++) {  // four matrices a layer, then the head
+    const int layer = step / 4;
+    const Stage stage = step == 4 * kLayers ? Stage::head : static_cast<Stage>(step % 4);
     // This token's KV, and the candidates' reset, come before the word that this worker elects with.
     if (stage == Stage::head) fence_device();
-    if (!from_residual(c, stage, layer)) return false;
+    const auto resets = [&] { return resets_at(c, stage, layer); };
+    const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, stage, layer, tile, row, y, real); };
+    if (!run_matrix(c, matrix_of(c, stage, layer), resets, ending)) return false;
     if (stage == Stage::head) return c.meet();
     if (stage == Stage::qkv) {
       if (!attend(c, layer, position)) return false;
       combine(c, layer, position);
-      if (!output(c, layer)) return false;
-    } else {
-      if (!down(c, layer)) return false;
-      c.turn++;
     }
+    if (stage == Stage::down) c.turn++;
   }
 }
 

@@ -1,5 +1,6 @@
 // The monokernel: one launch runs a whole request. Every block is a worker; eight warps take each token through the
 // model, one plays the tape, and worker 0 has a clerk. One token's life is `run` below, then `forward` in model.h.
+#include "draw.h"
 #include "model.h"
 #include "prefill.h"
 #include "sample.h"
@@ -43,6 +44,12 @@ __device__ void end_with(Consumer& c, Finish finish) {
   if (c.thread == 0) c.shared.finish = static_cast<int>(finish);
 }
 
+__device__ __forceinline__ bool choose_next(Consumer& c, int produced) {
+  const Params& p = c.params;
+  if (!p.sampling.active || produced < 0) return choose(c);
+  return draw(c, p.sampling, c.shared.select, c.shared.sampler, p.sampler_words, p.prompt_length + produced, produced);
+}
+
 __device__ __forceinline__ void run(Consumer& c) {
   const Params& p = c.params;
   const bool in_rows = p.chunk > 0;  // else the prompt goes the way of all tokens, one by one
@@ -55,6 +62,7 @@ __device__ __forceinline__ void run(Consumer& c) {
   // Rows were read and written in other ways than bulk copies read and write.
   fence_copies();
   if (!c.meet()) return;
+  if (p.sampling.active && !begin_drawing(c, p.sampling, c.shared.select, c.shared.sampler, p.sampler_words)) return;
   int position = in_rows ? p.prompt_length : p.cached;
   begin_playing(c, position, in_rows);
   int token = in_rows ? 0 : p.prompt[p.cached];
@@ -62,9 +70,10 @@ __device__ __forceinline__ void run(Consumer& c) {
   for (bool head_only = in_rows;; head_only = false) {
     const int produced = position + (head_only ? 0 : 1) - p.prompt_length;
     c.trace.start_token(p, produced);
-    if (!forward(c, token, position, head_only) || !choose(c)) return;
+    if (!forward(c, token, position, head_only) || !choose_next(c, produced)) return;
     if (!head_only) position++;
     if (p.logits_out) keep_token_logits(c, position - 1 - p.cached);
+    if (produced < 0 && c.shared.stopping) return end_with(c, Finish::cancelled);
     if (produced < 0) {
       token = p.prompt[position];
     } else {
@@ -89,6 +98,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
     shared.waiting = shared.done = shared.playing = shared.mailed = shared.delivered = shared.cancel = 0;
     shared.finish = shared.failed = shared.position = shared.progress = 0;
     shared.nan_place = shared.awaited_progress = -1;
+    shared.sampler = {0, {0, 0, 0}};
     shared.own_count[0] = shared.own_count[1] = 0;
   }
   if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = params.spans[blockIdx.x * kMatrixStages + threadIdx.x];

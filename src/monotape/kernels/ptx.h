@@ -90,6 +90,17 @@ __device__ __forceinline__ void add_to_shared(uint32_t* p, uint32_t n) {
   asm volatile("red.relaxed.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n) : "memory");
 }
 
+// A lane's part of a block in shared memory. Volatile, so that the compiler does not fetch all blocks before it uses the
+// first: they would not fit the registers.
+__device__ __forceinline__ uint4 load_block(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared_address(p))
+               : "memory");
+  return v;
+}
+
 // A counter that all workers raise: what they wrote before is seen by who has waited for it.
 __device__ __forceinline__ void raise_counter(uint32_t* p) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
@@ -140,6 +151,17 @@ __device__ __forceinline__ int opaque(int value) {
 // The consumer warps of a block wait for each other; the producer goes on.
 __device__ __forceinline__ void consumers_meet(int threads) {
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
+
+// The same, and they agree: true if all of them say so.
+__device__ __forceinline__ bool consumers_agree(int threads, bool good) {
+  uint32_t all;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %2, 0;\nbar.red.and.pred q, 1, %1, p;\nselp.u32 %0, 1, 0, q;\n}"
+      : "=r"(all)
+      : "r"(threads), "r"(static_cast<uint32_t>(good))
+      : "memory");
+  return all;
 }
 
 // c += a * b for 16 rows of a, 8 columns of b and 16 values of k. a0 and a2 are rows 0-7, a1 and a3 rows 8-15.

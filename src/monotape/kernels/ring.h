@@ -1,6 +1,7 @@
 // The ring: pages of the tape that are in shared memory. One thread plays the tape, eight warps take the pages.
 #pragma once
 #include "types.h"
+#include "select.h"  // needs the dimensions of types.h
 
 namespace monotape {
 
@@ -8,10 +9,13 @@ constexpr int kMailbox = 16;
 
 struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
+  uint4 x[kMostBlocks * 4];                                 // the input of the stage at hand, each warp its own blocks
   union {
     float sums[2][kBatchTiles][kWarps][kTileRows];          // partial sums of warps; two buffers, used in turn
     float attention[kWarps][kGroup][kHeadDim + 2];          // what each warp has of every head
+    SelectScratch select;                                   // while a token is drawn
   };
+  SamplerState sampler;
   float squares[2][kWarps];
   float residual[kMostWidthTiles * kTileRows];              // this worker's own elements of the residual stream
   uint4 new_key[kHeadBlocks * 4];                           // of the token at hand, for the unit that it belongs to
@@ -41,15 +45,6 @@ struct alignas(128) Shared {
 };
 
 static_assert(sizeof(Shared) <= 227 * 1024, "a block's shared memory");
-
-// How the tiles of a stage lie on pages: a long tile takes several, short ones share one.
-template <Stage S>
-struct Paging {
-  static constexpr int blocks = k_blocks(S);
-  static constexpr int pieces = divide_up(blocks, kPageBlocks);
-  static constexpr int tiles = pieces > 1 ? 1 : kPageBlocks / blocks;
-  static constexpr int last = blocks - (pieces - 1) * kPageBlocks;  // blocks of a tile's last piece
-};
 
 // The KV units that one worker looks at: those of one head, [first, first + count). Splits are as many in every layer
 // of a token, and never fewer later, so that each word of their results is written in every turn.
@@ -119,7 +114,7 @@ class Producer {
   }
 
  private:
-  // A long tile takes several pages, its last one shorter; short tiles share pages. See Paging.
+  // A long tile takes several pages, its last one shorter; short tiles share pages. 
   __device__ bool segment(const uint8_t* base, Stage stage) {
     const Span& span = shared_.spans[static_cast<int>(stage)];
     const uint8_t* from = base + span.offset;

@@ -79,7 +79,7 @@ class RowAttention {
       score[tile][0] = score[tile][1] = score[tile][2] = score[tile][3] = 0;
 #pragma unroll
       for (int b = 0; b < kHeadBlocks; b++) {
-        const uint4 key = keys[(tile * kHeadBlocks + b) * kBlockWords];
+        const uint4 key = load_block(keys + (tile * kHeadBlocks + b) * kBlockWords);
         multiply_accumulate(score[tile], query[0].block[b].x, query[1].block[b].x, query[0].block[b].y, query[1].block[b].y, key.x, key.y);
         multiply_accumulate(score[tile], query[0].block[b].z, query[1].block[b].z, query[0].block[b].w, query[1].block[b].w, key.z, key.w);
       }
@@ -91,7 +91,7 @@ class RowAttention {
     const uint4* values = keys + kKeyBlocks * kBlockWords;
 #pragma unroll
     for (int j = 0; j < kHeadTiles; j++) {
-      const uint4 value = values[j * kBlockWords];
+      const uint4 value = load_block(values + j * kBlockWords);
       values_[j][0] *= fade[0], values_[j][1] *= fade[0], values_[j][2] *= fade[1], values_[j][3] *= fade[1];
       multiply_accumulate(values_[j], weight[0][0], weight[0][1], weight[1][0], weight[1][1], value.x, value.y);
       multiply_accumulate(values_[j], weight[2][0], weight[2][1], weight[3][0], weight[3][1], value.z, value.w);

@@ -5,6 +5,7 @@
 // A lane always takes 16 bytes of a block, its own: row lane / 4, values 8 * (lane % 4) onwards.
 #pragma once
 #include "ptx.h"
+#include "sampling.h"
 
 namespace monotape {
 
@@ -74,7 +75,7 @@ struct Exchange {  // word offsets are the same on host and device; all ones bef
 struct HostStatus {  // in pinned memory that both sides see
   int finish, tokens, worker, stage, layer;  // where a NaN came from
   uint32_t cancel;
-  int spare[2];
+  int64_t start_ns;  // when the kernel began, by the clock of times_ns
 };
 
 struct Rows {  // activations of a prefill's chunk; 16-bit ones in blocks of 8 rows x 32 values
@@ -118,6 +119,8 @@ struct Params {
   int chunk;                    // rows of a prefill pass; 0: one token at a time, as in decoding
   int widest_window;            // of all layers; 0: one sees everything
   int trace_tokens;
+  Sampling sampling;
+  uint4* sampler_words;         // [3][workers][kSamplerWords]; all ones before a launch that samples
 };
 
 }  // namespace monotape

@@ -90,22 +90,29 @@ inline T shuffle(unsigned mask, Collective kind, T value, int from) {
   return value;
 }
 
-// All threads that take part in a barrier of the block.
-inline void meet(int number, int threads) {
+// All threads that take part in a barrier of the block. True if all of them say so.
+inline bool meet(int number, int threads, bool good) {
   Fiber& fiber = *machine->current;
   Meeting& meeting = machine->block().meeting[number];
   machine->did_something();
   if (meeting.arrived && meeting.expected != threads) machine->fail("A barrier with two numbers of threads");
-  meeting.expected = threads;
+  if (!meeting.arrived) meeting.expected = threads, meeting.good = true;
+  meeting.good &= good;
   if (++meeting.arrived < threads) {
     meeting.waiting.push_back(&fiber);
-    return machine->wait(number ? "waiting for the consumers" : "waiting for the block");
+    machine->wait(number ? "waiting for the consumers" : "waiting for the block");
+    return fiber.agreed;
   }
   meeting.arrived = 0;
   machine->stores_met(fiber.block, -1);
-  for (Fiber* other : meeting.waiting) machine->wake(*other);
+  for (Fiber* other : meeting.waiting) {
+    other->agreed = meeting.good;
+    machine->wake(*other);
+  }
   meeting.waiting.clear();
+  const bool agreed = meeting.good;
   machine->yield();
+  return agreed;
 }
 
 // Takes the place of `volatile int`: a look at it may be one of a loop that waits.
@@ -153,7 +160,7 @@ inline void __syncwarp() {
     host::machine->stores_met(host::machine->current->block, static_cast<int>(host::machine->current->warp()));
   });
 }
-inline void __syncthreads() { host::meet(0, host::kThreadsOfBlock); }
+inline void __syncthreads() { host::meet(0, host::kThreadsOfBlock, true); }
 
 // `extern __shared__ uint8_t memory[]` becomes a pointer to the running block's own.
 extern unsigned char (*host_memory)[];

@@ -41,7 +41,7 @@ struct AsyncWord {
 
 struct Fiber {
   jmp_buf place;
-  bool started = false, ended = false;
+  bool started = false, ended = false, agreed = false;
   int block, thread, polls = 0, collectives = 0;
   const char* doing = "starting";
   const void *watched[3] = {};  // what it looked at last, without doing anything else since
@@ -63,6 +63,7 @@ struct Warp {
 
 struct Meeting {
   int arrived = 0, expected = 0;
+  bool good = true;
   std::vector<Fiber*> waiting;
 };
 
@@ -338,12 +339,19 @@ class Machine {
     b.stores.resize(kept);
   }
 
+  // What everybody does: for each block, the first lanes of its warps that still run.
   void describe(const char* what) {
-    fault = std::string(what) + ":";
-    int told = 0;
-    for (const Fiber& f : fibers_)
-      if (!f.ended && f.lane() == 0 && told++ < 40)
-        fault += " [block " + std::to_string(f.block) + " warp " + std::to_string(f.warp()) + " " + f.doing + "]";
+    fault = std::string(what) + ".";
+    for (size_t block = 0; block < blocks_.size(); block++) {
+      fault += " Block " + std::to_string(block) + ":";
+      std::string before;
+      for (int thread = 0; thread < kThreadsOfBlock; thread++) {
+        const Fiber& f = fibers_[block * kThreadsOfBlock + thread];
+        const std::string doing = f.ended ? "ended" : f.doing;
+        if (doing != before) fault += " " + std::to_string(thread) + " " + doing + ",";
+        before = doing;
+      }
+    }
   }
 
   // Switching takes no system call: a context is only made to begin a fiber on its own stack.

@@ -102,6 +102,8 @@ inline void store_word(uint4* p, uint4 v) {
 inline uint4 load_row_word(const uint4* p) { return *p; }
 inline float load_row_value(const float* p) { return *p; }
 
+inline uint4 load_block(const uint4* p) { return *p; }
+
 inline void add_to_shared(uint32_t* p, uint32_t n) {
   if (machine->once_in(8)) machine->yield();
   *p += n;
@@ -146,7 +148,8 @@ inline void rest(int ns) {
 }
 
 inline int opaque(int value) { return __shfl_sync(~0u, value, static_cast<int>(threadIdx.x % 32)); }
-inline void consumers_meet(int threads) { host::meet(1, threads); }
+inline void consumers_meet(int threads) { host::meet(1, threads, true); }
+inline bool consumers_agree(int threads, bool good) { return host::meet(1, threads, good); }
 
 inline float from_half(uint16_t half) {
   const int exponent = half >> 10 & 31, fraction = half & 1023;

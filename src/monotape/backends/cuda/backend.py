@@ -23,10 +23,11 @@ from monotape.backends.cuda.params import (
     ParamsStruct,
     exchange_bytes,
     place_table,
+    sampler_bytes,
     span_table,
 )
 from monotape.backends.cuda.request import RequestMemory
-from monotape.backends.cuda.sampling import SamplingMemory, has_penalties, is_plain
+from monotape.backends.cuda.sampling import SamplingMemory, has_penalties
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.cuda.trace import TraceRecords, records_of, stage_bytes_of
 from monotape.backends.protocol import Job, KvSequence
@@ -60,6 +61,7 @@ class CudaBackend:
             "places": DeviceMemory.of(places),
             "exchange": DeviceMemory(exchange_bytes(spec, plan)),
             "logits": DeviceMemory(4 * (spec.vocab + 8)),
+            "sampler_words": DeviceMemory(sampler_bytes(plan)),
         }
         self._params = ParamsStruct()
         for name, memory in self._memories.items():
@@ -108,11 +110,6 @@ class CudaBackend:
 
         All of it is queued on the kernel's stream, without waiting for anything.
         """
-        if not is_plain(job):
-            raise RequestError(
-                "The CUDA backend only decodes greedily yet, without penalties, bias or log-probabilities.",
-                "Set temperature to 0 or use --backend cpu.",
-            )
         assert self._memories, "a closed backend"
         assert job.cached <= sequence.length and job.cached < len(job.prompt)
         with self._lock:
@@ -123,6 +120,9 @@ class CudaBackend:
             sequence.reserve(min(len(job.prompt) + job.max_tokens, self.plan.context), kernel.stream)
             sampling = SamplingMemory(job, self.spec.vocab, self._adjusted.pointer, self._counts.pointer)
             params = ParamsStruct.from_buffer_copy(self._params)
+            params.sampling = sampling.struct
+            if sampling.struct.active:
+                self._memories["sampler_words"].fill(0xFF, kernel.stream)
             params.kv, params.kv_units, params.logits_out = sequence.pointer, sequence.units, logits_out
             if chunk is not None:
                 params.chunk = chunk

@@ -32,7 +32,7 @@ def plan_header(
         "kKvHeads": spec.kv_heads, "kHeadDim": spec.head_dim, "kFfn": spec.ffn, "kVocab": spec.vocab,
         "kRopeDims": spec.rope.dims, "kMostWidthTiles": max(1, width_tiles), "kPageBlocks": blocks,
         "kRingPages": ring_pages(spec, plan, blocks), "kUnitsPerSplit": units_per_split,
-        "kMostOwnWords": own_words(spec, plan),
+        "kMostOwnWords": own_words(spec, plan), "kMostBlocks": most_blocks(plan),
     }  # fmt: skip
     lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines += [
@@ -68,6 +68,11 @@ def kv_unit_bytes(spec: ModelSpec) -> int:
     return (4 * -(-spec.head_dim // _BLOCK_K) + spec.head_dim // 8) * BLOCK_BYTES
 
 
+def most_blocks(plan: Plan) -> int:
+    """Blocks of the longest input of a stage, which is in shared memory while the stage runs."""
+    return max(stage.padded_k for stage in plan.ranks[0].stages) // _BLOCK_K
+
+
 def own_words(spec: ModelSpec, plan: Plan) -> int:
     """The most words that one worker publishes in a layer, the activation apart: kernels/housekeeping.h."""
     qkv, output = plan.ranks[0].layer_stages[:2]
@@ -84,7 +89,7 @@ def ring_pages(spec: ModelSpec, plan: Plan, blocks: int) -> int:
     attention = 4 * _WARPS * group * (head + 2)
     width_tiles = max(span.count for span in plan.ranks[0].layer_stages[1].spans)
     lists = 2 * 4 * own_words(spec, plan)
-    rest = max(sums, attention) + lists + 4 * 8 * width_tiles + 4 * head + _OTHER_SHARED
+    rest = max(sums, attention) + lists + 64 * most_blocks(plan) + 4 * 8 * width_tiles + 4 * head + _OTHER_SHARED
     return (SHARED_MEMORY - rest) // (blocks * BLOCK_BYTES)
 
 

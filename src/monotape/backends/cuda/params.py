@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from monotape.backends.cuda.sampling import SamplingStruct
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan
 
@@ -18,6 +19,7 @@ STAGE_ORDER = (0, 3, 4, 5, 6, 1, 2, 7, -1)  # in which a token passes them
 MATRIX_STAGES = 5
 TRACED_STAGES = 8  # all but the last
 MAX_SPLITS = 16
+SAMPLER_WORDS = 1 + 256 // 2  # kernels/select.h: kSamplerWords
 
 
 def _pointers(*names: str) -> tuple[tuple[str, type], ...]:
@@ -50,6 +52,7 @@ class ParamsStruct(ctypes.Structure):
         ("kv_units", c_int64), ("deadline_ns", c_int64), ("first_place", c_int32 * MATRIX_STAGES),
         *((name, c_int32) for name in ("prompt_length", "cached", "max_tokens", "stop_count", "chunk")),
         *((name, c_int32) for name in ("widest_window", "trace_tokens")),
+        ("sampling", SamplingStruct), *_pointers("sampler_words"),
     )  # fmt: skip
 
 
@@ -60,6 +63,11 @@ def exchange_bytes(spec: ModelSpec, plan: Plan) -> int:
     width, ffn = -(-spec.width // 8), -(-spec.ffn // 8)
     words = 3 * width + (spec.q_rows + 2 * spec.kv_rows) // 8 + spec.heads * splits * (spec.head_dim // 4 + 1)
     return 2 * 16 * (words + spec.q_rows // 8 + ffn) + 3 * 16 * workers + 16 + 16 * workers
+
+
+def sampler_bytes(plan: Plan) -> int:
+    """kernels/team.h: words of 16 bytes, for three turns."""
+    return 3 * 16 * plan.machine.workers * SAMPLER_WORDS
 
 
 def span_table(plan: Plan) -> NDArray[Any]:
