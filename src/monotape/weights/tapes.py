@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from monotape.errors import CheckpointError
 from monotape.models.spec import ModelSpec, TensorSource
 from monotape.plan.types import TILE_ROWS, Format, Part, Plan, Span, Stage
+from monotape.weights.check import stored_rows
 from monotape.weights.checkpoint import Checkpoint
 
 Bytes = NDArray[np.uint8]
@@ -58,10 +59,11 @@ def tile_runs(stage: Stage, span: Span) -> Iterator[TileRun]:
 
 
 def load_tapes(
-    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: Packer, progress: Progress | None = None
-) -> list[Bytes]:
+    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: Packer, progress: Progress | None = None,
+    *, rank_index: int = 0,
+) -> list[Bytes]:  # fmt: skip
     """One array a worker, filled from the mapped file piece by piece, tensors in file order within a layer."""
-    rank = plan.ranks[0]
+    rank = plan.ranks[rank_index]
     tapes = [aligned_bytes(tape.bytes) for tape in rank.tapes]
     total, done = spec.layers + 1, 0
     with ThreadPoolExecutor(max_workers=min(4, plan.machine.workers)) as pool:
@@ -118,16 +120,17 @@ def _pack_piece(
     source = source_of(spec, run.part.role, layer)
     name = tensor_name(source, layer)
     start, stop = _rows_of(run)
-    offset = source.rows[0] if source.rows else 0
+    offset = (source.rows[0] if source.rows else 0) + run.part.first
     target = out if run.step == 1 else np.empty(out.shape, np.uint8)
-    stored = checkpoint.integer_rows(name, offset + start, offset + stop) if fmt is Format.Q8 else None
-    if stored is not None and stage.k == stage.padded_k:
+    stored = _stored_integers(spec, checkpoint, name, stage, run, offset) if fmt is Format.Q8 else None
+    if stored is not None:
         integers, scales = stored
         bad = packer.pack_integers(
             _in_tiles(integers, run, integers.shape[1]), _in_tiles(scales, run, scales.shape[1]), target
         )
     else:
-        values = checkpoint.rows(name, offset + start, offset + stop)
+        first, last = run.part.first + start, run.part.first + stop
+        values = _read_values(spec, checkpoint, source, name, stage, run.part, first, last)
         bad = packer.pack(fmt, _in_tiles(values, run, stage.padded_k), target)
     if bad >= 0:
         raise CheckpointError(
@@ -137,6 +140,45 @@ def _pack_piece(
         )
     if run.step != 1:
         out[:] = target
+
+
+def _stored_integers(
+    spec: ModelSpec, checkpoint: Checkpoint, name: str, stage: Stage, run: TileRun, offset: int
+) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
+    """Rows that the file itself keeps as integers, if this stage takes whole blocks of them in their order."""
+    block = Format.Q8.block
+    if (
+        stage.k != stage.padded_k
+        or stage.first_k % block
+        or (spec.rope.interleaved and run.part.role in ("q", "k"))
+    ):
+        return None
+    start, stop = _rows_of(run)
+    stored = checkpoint.integer_rows(name, offset + start, offset + stop)
+    if stored is None:
+        return None
+    first, last = stage.first_k, stage.first_k + stage.k
+    return stored[0][:, first:last], stored[1][:, first // block : last // block]
+
+
+def _read_values(
+    spec: ModelSpec, checkpoint: Checkpoint, source: TensorSource, name: str, stage: Stage, part: Part,
+    start: int, stop: int,
+) -> NDArray[np.float32]:  # fmt: skip
+    """Rows start..stop of a part's tensor, the columns that the stage takes, heads in the order of the kernels."""
+    shape = spec.shape_of(part.role)
+    columns = None if stage.k == shape[1] else (stage.first_k, stage.first_k + stage.k)
+    if not (spec.rope.interleaved and part.role in ("q", "k")):
+        return stored_rows(checkpoint, source, name, shape, start, stop, columns)
+    # Kernels rotate (i, i + half). A head whose pairs are (2 i, 2 i + 1) is that head with its rows in another order,
+    # and a product of q and k does not notice when both change theirs.
+    dim, turning = spec.head_dim, spec.rope.dims
+    order = np.concatenate((np.arange(0, turning, 2), np.arange(1, turning, 2), np.arange(turning, dim)))
+    rows = np.arange(start, stop)
+    sources = rows // dim * dim + order[rows % dim]
+    first, last = start // dim * dim, -(-stop // dim) * dim
+    heads: NDArray[np.float32] = stored_rows(checkpoint, source, name, shape, first, last, columns)
+    return np.take(heads, sources - first, axis=0)
 
 
 def _rows_of(run: TileRun) -> tuple[int, int]:
