@@ -6,6 +6,7 @@ from pathlib import Path
 
 from monotape.backends.protocol import Backend
 from monotape.compiler.compile import compile_plan
+from monotape.compiler.split import lanes_for
 from monotape.errors import BackendUnavailable, ResourceError, UsageError, nearest
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Format, Machine, Plan
@@ -28,9 +29,15 @@ def load_backend(
     dtype: str = "auto",
     context: int,
     workers: int | None = None,
+    tp: int | None = None,
+    emulate_ranks: bool = False,
     progress: Progress | None = None,
 ) -> Backend:
-    """Loads the model onto the named backend; "auto" takes the fastest one this machine has."""
+    """Loads the model onto the named backend; "auto" takes the fastest one this machine has.
+
+    `tp`: ranks; None takes as many as the model has lanes, else one. `emulate_ranks` lets ranks share a GPU; on a CPU
+    they always share the machine.
+    """
     if name not in BACKENDS:
         raise UsageError(
             f"There is no backend '{name}'.",
@@ -41,8 +48,9 @@ def load_backend(
             raise UsageError(
                 "The CUDA backend runs bf16 on all multiprocessors.", "Leave out --dtype and --workers."
             )
+        _require_one_gpu(lanes_for(spec, tp).count, emulate_ranks)
         return _load_cuda(spec, checkpoint, context, progress)
-    plan = plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers)
+    plan = plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers, tp=tp)
     if name != "reference":
         try:
             return _load_cpu(spec, plan, checkpoint, progress)
@@ -54,15 +62,32 @@ def load_backend(
 
 
 def plan_for(
-    spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str, context: int, workers: int | None
-) -> Plan:
-    """The plan of this model on this machine's cores."""
+    spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str, context: int, workers: int | None,
+    tp: int | None = None,
+) -> Plan:  # fmt: skip
+    """The plan of this model on this machine's cores, which are shared out among the ranks."""
     from monotape.backends.cpu.bandwidth import available_cpus
 
     if workers is not None and not 1 <= workers <= 1024:
         raise UsageError(f"{workers} workers cannot be.", "Give a number from 1 to 1024, or leave it out.")
-    machine = Machine("cpu", workers or available_cpus())
-    return compile_plan(spec, machine, choose_format(dtype, spec, checkpoint), context=context)
+    ranks = lanes_for(spec, tp).count
+    if workers is not None and workers % ranks:
+        raise UsageError(
+            f"{ranks} ranks cannot share {workers} workers evenly.",
+            f"Give --workers a multiple of {ranks}, or leave it out.",
+        )
+    machine = Machine("cpu", max(1, (workers or available_cpus()) // ranks))
+    return compile_plan(spec, machine, choose_format(dtype, spec, checkpoint), context=context, ranks=tp)
+
+
+def _require_one_gpu(ranks: int, emulated: bool) -> None:
+    if ranks == 1:
+        return
+    raise BackendUnavailable(
+        f"The CUDA backend runs one rank yet, and {ranks} were asked for"
+        + (" of one GPU." if emulated else "."),
+        "Use --backend cpu, where ranks are groups of threads, or leave out --tp.",
+    )
 
 
 def choose_format(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format:
