@@ -10,7 +10,8 @@ from typing import Any
 from monotape.engine.config import EngineConfig
 from monotape.errors import UsageError
 
-_INTEGERS = {"max_model_len", "workers", "seed", "max_sequences", "kv_bytes"}
+_INTEGERS = {"max_model_len", "workers", "tp", "seed", "max_sequences", "kv_bytes"}
+_SWITCHES = {"emulate_ranks"}
 _HIDDEN = {"model", "progress", "seed"}  # a flag of their own, or none
 
 
@@ -23,6 +24,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     for name, field in fields.items():
         if name in _HIDDEN:
+            continue
+        if name in _SWITCHES:
+            parser.add_argument(
+                "--" + name.replace("_", "-"), action="store_true", help=field.metadata["help"]
+            )
             continue
         parser.add_argument(
             "--" + name.replace("_", "-"),

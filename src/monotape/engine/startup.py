@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monotape.backends.protocol import Backend
+from monotape.compiler.split import lanes_for
 from monotape.engine.config import EngineConfig
 from monotape.engine.loading import load_backend
 from monotape.engine.progress import progress_bar
@@ -43,7 +44,8 @@ def load(config: EngineConfig) -> Loaded:
     with progress_bar(config.progress) as report:
         backend = load_backend(
             config.backend, spec, checkpoint,
-            dtype=config.dtype, context=context, workers=config.workers, progress=report,
+            dtype=config.dtype, context=context, workers=config.workers, tp=config.tp,
+            emulate_ranks=config.emulate_ranks, progress=report,
         )  # fmt: skip
     return Loaded(backend, tokenizer, checkpoint.text.chat_template, checkpoint.generation_config, context)
 
@@ -57,7 +59,10 @@ def context_for(config: EngineConfig, spec: ModelSpec) -> int:
                 f"Use at most {spec.context}, or leave it out.",
             )
         return config.max_model_len
-    position_bytes = 2 * spec.layers * spec.kv_rows * 4  # float32, the widest that any backend keeps
+    kv_heads = max(spec.kv_heads, lanes_for(spec, config.tp).count)  # every rank has one at least
+    position_bytes = (
+        2 * spec.layers * kv_heads * spec.head_dim * 4
+    )  # float32, the widest that any backend keeps
     fits = config.kv_budget // position_bytes
     if spec.context <= fits:
         return spec.context

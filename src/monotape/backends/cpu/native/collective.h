@@ -23,16 +23,21 @@ namespace monotape {
 
 using Word = std::atomic<uint64_t>;
 
-// Makes words late, for tests and experiments. Every word draws its own delay.
+// Makes words late, for tests and experiments: on their way, and in the eyes of whoever waits for them. Every word
+// draws its own delay, and the seed makes some ranks slow and others quick, so that they run as far apart as they can.
 class LinkDelay {
  public:
   void set(int64_t longest_ns, uint64_t seed) {
     longest_ns_ = longest_ns;
-    state_ = seed;
+    seed_ = state_ = seed;
   }
-  void pass() {
+  void pass(int rank) {
     const int64_t longest = longest_ns_.load(std::memory_order_relaxed);
-    if (!longest) return;
+    if (longest) wait(longest * static_cast<int64_t>(seed_.load(std::memory_order_relaxed) >> (2 * (rank & 31)) & 3));
+  }
+
+ private:
+  void wait(int64_t longest) {
     uint64_t bits = state_.fetch_add(0x9E3779B97F4A7C15ull, std::memory_order_relaxed);  // splitmix64
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9ull;
     bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBull;
@@ -42,9 +47,8 @@ class LinkDelay {
     while (now_ns() < until) std::this_thread::yield();
   }
 
- private:
   std::atomic<int64_t> longest_ns_{0};
-  std::atomic<uint64_t> state_{0};
+  std::atomic<uint64_t> seed_{0}, state_{0};
 };
 
 class Collective {
@@ -76,14 +80,14 @@ class Collective {
     return inboxes_[rank].get() + partial_words() + lane_words() + group_.vocab + number % controls_;
   }
 
-  void push(Word& word, uint32_t payload, uint32_t tag, bool remote) {
-    if (remote) link_delay.pass();
+  void push(Word& word, uint32_t payload, uint32_t tag, int from) {
+    link_delay.pass(from);
     word.store(static_cast<uint64_t>(tag) << 32 | payload, std::memory_order_release);
   }
-  void push(Word& word, float value, uint32_t tag, bool remote) {
+  void push(Word& word, float value, uint32_t tag, int from) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
-    push(word, bits, tag, remote);
+    push(word, bits, tag, from);
   }
 
   void forget() {

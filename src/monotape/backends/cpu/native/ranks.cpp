@@ -18,6 +18,7 @@ uint32_t Worker::latest_tag() const {
 
 // Polls a word until it carries `tag`.
 bool Worker::take(const Word& word, uint32_t tag, int from, Stage stage, uint32_t& payload, int patience) {
+  shared_.collective->link_delay.pass(model_.rank);
   uint64_t found = 0;
   const auto ready = [&] {
     found = word.load(std::memory_order_acquire);
@@ -56,7 +57,7 @@ void Worker::share_tile(int module, int column, int rows) {
     for (int i = 0; step.own != 0 && i < kTileRows; i++) residual[i] += step.own * partial[i];
     for (int peer = 0; step.sends && peer < collective.ranks(); peer++) {
       Word* words = collective.partial(peer, tag, model_.rank, r) + column;
-      for (int i = 0; i < kTileRows; i++) collective.push(words[i], partial[i], tag, peer != model_.rank);
+      for (int i = 0; i < kTileRows; i++) collective.push(words[i], partial[i], tag, model_.rank);
     }
   }
 }
@@ -107,7 +108,7 @@ bool Worker::combine_lanes(const float* residual) {
   const int end = std::min(width, (owned.first + owned.count) * kTileRows);
   for (int peer = 0; peer < ranks; peer++) {
     Word* words = collective.lane(peer, model_.rank);
-    for (int i = owned.first * kTileRows; i < end; i++) collective.push(words[i], own[i], tag, peer != model_.rank);
+    for (int i = owned.first * kTileRows; i < end; i++) collective.push(words[i], own[i], tag, model_.rank);
   }
   for (int from = 0; from < ranks; from++) {
     const Word* words = collective.lane(model_.rank, from);
@@ -130,7 +131,7 @@ bool Worker::gather_logits(float* logits) {
     const Span& owned = span(Stage::head);
     const int end = std::min(model_.vocab, (owned.first + owned.count) * kTileRows);
     Word* words = collective.logits(0) + model_.first_word;
-    for (int i = owned.first * kTileRows; i < end; i++) collective.push(words[i], logits[i], tag, true);
+    for (int i = owned.first * kTileRows; i < end; i++) collective.push(words[i], logits[i], tag, model_.rank);
     return true;
   }
   if (!meet(Stage::head)) return false;  // the last tile of rank 0 may reach past its own words
@@ -150,7 +151,7 @@ bool Worker::agree() {
   if (model_.rank == 0) {
     const uint32_t payload = static_cast<uint32_t>(shared_.next_token) << 4 | static_cast<uint32_t>(shared_.finish);
     for (int peer = 1; peer < collective.ranks(); peer++)
-      collective.push(*collective.control(peer, tag), payload, tag, true);
+      collective.push(*collective.control(peer, tag), payload, tag, model_.rank);
     return true;
   }
   uint32_t payload;
