@@ -20,6 +20,7 @@ from monotape.backends.cpu import model as cpu_model
 from monotape.backends.cpu.backend import CpuBackend
 from monotape.backends.protocol import Job, Sampling
 from monotape.errors import DeadlineFault, NumericalFault
+from real_models import smollm2
 
 ULP = float(np.finfo(np.float32).eps)
 LANE_TOKENS = tuple(np.random.default_rng(5).integers(0, 131, 29).tolist())
@@ -271,3 +272,12 @@ def test_closing_while_ranks_are_at_work(tmp_path: Path) -> None:
     for _ in range(6):
         with cpu(tmp_path, workers=8, context=160) as backend:
             backend.start(Job(LANE_TOKENS[:5], 0, 150), backend.new_sequence())
+
+
+@pytest.mark.slow
+def test_a_real_model_says_the_same_on_three_ranks() -> None:
+    prompt = tuple(range(40, 70))
+    with cpu(smollm2(), "q8", None, 256) as one, cpu(smollm2(), "q8", None, 256, tp=3) as three:
+        want = logits(one, prompt).astype(np.float64)
+        assert distance(logits(three, prompt), want) < 1e-3  # other sums, the same rounding of weights
+        assert ids(generate(three, prompt, 12)) == ids(generate(one, prompt, 12))

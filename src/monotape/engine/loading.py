@@ -123,10 +123,13 @@ def _load_cuda(spec: ModelSpec, checkpoint: Checkpoint, context: int, progress: 
     return CudaBackend.load(spec, gpu_plan(spec, processors(), context), checkpoint, progress)
 
 
-def gpu_plan(spec: ModelSpec, workers: int, context: int) -> Plan:
-    """The plan for a GPU: 32 values along k at a time, heads finished by whoever attends to them."""
+def gpu_plan(spec: ModelSpec, workers: int, context: int, tp: int | None = None) -> Plan:
+    """The plan for a GPU: 32 values along k at a time, heads finished by whoever attends to them.
+
+    `workers` are those of one rank.
+    """
     machine = Machine("cuda", workers, alignment=128, k_block=32, whole_heads=False)
-    return compile_plan(spec, machine, Format.BF16, context=context)
+    return compile_plan(spec, machine, Format.BF16, context=context, ranks=tp)
 
 
 def _load_reference(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> Backend:

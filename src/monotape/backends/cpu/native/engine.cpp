@@ -182,6 +182,7 @@ class Engine {
     Shared& shared = worker.shared();
     const Job& job = shared.job;
     const int vocab = collective_ ? collective_->vocab() : shared.model.vocab;
+    if (worker.decides() && job.cached == job.prompt_length) shared.finish = Finish::length;
     for (int position = job.cached; position < job.prompt_length;) {
       const Rows rows = prompt_rows(shared, position);
       if (!worker.forward(rows)) return;
@@ -190,13 +191,13 @@ class Engine {
         float* out = job.logits + static_cast<size_t>(position + r - job.cached) * vocab;
         if (worker.decides()) {
           std::memcpy(out, shared.logits.data(), sizeof(float) * vocab);
-          if (cancelled_) shared.finish = Finish::cancelled;
+          if (position + r + 1 == job.prompt_length) shared.finish = Finish::length;
+          else if (cancelled_) shared.finish = Finish::cancelled;
         }
         if (!worker.settle() || shared.finish != Finish::running) return;
       }
       position += rows.count;
     }
-    if (worker.decides()) shared.finish = Finish::length;
   }
 
   static Rows prompt_rows(const Shared& shared, int position) {
