@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,11 @@ from lane_models import SETTINGS, in_modules, make_laneformer
 from monotape.backends.cpu import model as cpu_model
 from monotape.backends.cpu.backend import CpuBackend
 from monotape.backends.protocol import Job, Sampling
+from monotape.compiler.compile import compile_plan
 from monotape.errors import DeadlineFault, NumericalFault
+from monotape.models.registry import spec_from_config
+from monotape.plan.types import Format, Machine
+from monotape.weights.open import open_checkpoint
 from real_models import smollm2
 
 ULP = float(np.finfo(np.float32).eps)
@@ -193,12 +198,30 @@ def test_words_that_come_late_never_change_a_bit(
         assert np.array_equal(logits(backend, PROMPT[:9]), expected)
 
 
+@pytest.mark.parametrize("name", ["tensor parallel", "ladder"])
+def test_with_one_slot_fewer_late_words_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The test above can fail: a send that overwrites what a rank still needs leaves that rank waiting."""
+    monkeypatch.setattr(cpu_model, "DEADLINE_US", 200_000)
+    make_laneformer(tmp_path, hidden_size=16, intermediate_size=8, num_hidden_layers=6, **SCHEDULES[name])
+    checkpoint = open_checkpoint(tmp_path)
+    spec = spec_from_config(checkpoint.config)
+    plan = compile_plan(spec, Machine("cpu", 1), Format.F32, context=160)
+    backend = CpuBackend.load(spec, replace(plan, slots=plan.slots - 1), checkpoint)
+    with pytest.raises(DeadlineFault, match="waited too long for rank"):
+        for seed in range(200):
+            backend.delay_words(20_000, seed * 0x9E3779B97F4A7C15 % 2**64)
+            generate(backend, PROMPT[:3], 12)
+    backend.close()
+
+
 @pytest.mark.parametrize("name", ["tensor parallel", "delay 2", "silent"])
-@pytest.mark.parametrize("after", [0, 1, 7, 20])
+@pytest.mark.parametrize("after", [0, 7, 20])
 def test_a_rank_that_stops_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: int
 ) -> None:
-    monkeypatch.setattr(cpu_model, "DEADLINE_US", 150_000)
+    monkeypatch.setattr(cpu_model, "DEADLINE_US", 300_000)
     make_laneformer(tmp_path, **{**SCHEDULES[name], "num_lanes": 4})
     with cpu(tmp_path, workers=None) as backend:
         healthy = ids(generate(backend, LANE_TOKENS[:3], 8))
