@@ -209,10 +209,14 @@ def test_with_one_slot_fewer_late_words_are_noticed(
     spec = spec_from_config(checkpoint.config)
     plan = compile_plan(spec, Machine("cpu", 1), Format.F32, context=160)
     backend = CpuBackend.load(spec, replace(plan, slots=plan.slots - 1), checkpoint)
-    with pytest.raises(DeadlineFault, match="waited too long for rank"):
+
+    def many_schedules() -> None:
         for seed in range(200):
             backend.delay_words(20_000, seed * 0x9E3779B97F4A7C15 % 2**64)
             generate(backend, PROMPT[:3], 12)
+
+    with pytest.raises(DeadlineFault, match="waited too long for rank"):
+        many_schedules()
     backend.close()
 
 
