@@ -96,3 +96,16 @@ def test_every_possible_number_of_ranks_gets_a_plan_that_breaks_no_rule(
     assert rows["q"] == shape.q_rows
     assert rows["gate"] == rows["up"] == ffn
     assert rows["k"] == rows["v"] == max(shape.kv_heads, len(plan.ranks)) * shape.head_dim
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_gpu_plans_of_ranks_read_their_share_and_no_more(ranks: int) -> None:
+    """Llama 3.1 8B: all of a rank's matrices are 1 / ranks of the model's, but for what padding adds."""
+    llama = spec("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, tied=False)
+    machine = Machine("cuda", 132, alignment=128, k_block=32, whole_heads=False)
+    whole = compile_plan(llama, machine, Format.BF16, context=4096).tape_bytes
+    plan = compile_plan(llama, machine, Format.BF16, context=4096, ranks=ranks)
+    for rank in plan.ranks:
+        own = sum(tape.bytes for tape in rank.tapes)
+        assert whole / ranks <= 1.001 * own <= 1.002 * whole / ranks
+        assert rank.kv.kv_heads == 8 // ranks
