@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,9 @@ from monotape.errors import CheckpointError
 from monotape.models.spec import ModelSpec, TensorSource
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.formats import require_readable
+
+Number = TypeVar("Number", np.float32, np.uint16)
+Reader: TypeAlias = Callable[[int, int], NDArray[Number]]
 
 #: Tensors that change nothing: position tables that some old files carry along.
 _HARMLESS = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
@@ -81,25 +86,28 @@ def read_role(
     """Rows start..stop of a role's tensor, finite, wherever they lie. `layer` is None outside the layers."""
     source = spec.model_tensors[role] if layer is None else spec.layer_tensors[role]
     name = source.name if layer is None else source.in_layer(layer)
-    rows = stored_rows(checkpoint, source, name, spec.shape_of(role), start, stop)
+    rows = stored_rows(partial(checkpoint.rows, name), source, spec.shape_of(role), start, stop)
     first = source.rows[0] if source.rows is not None else 0
     require_finite(name, rows, first + start)
     return rows
 
 
 def stored_rows(
-    checkpoint: Checkpoint, source: TensorSource, name: str, shape: tuple[int, ...], start: int, stop: int,
+    read: Reader[Number], source: TensorSource, shape: tuple[int, ...], start: int, stop: int,
     columns: tuple[int, int] | None = None,
-) -> NDArray[np.float32]:  # fmt: skip
-    """Rows start..stop of a tensor of this shape, or some of their columns, whatever way it is stored."""
+) -> NDArray[Number]:  # fmt: skip
+    """Rows start..stop of a tensor of this shape, or some of their columns, whatever way it is stored.
+
+    `read(first, last)` gives rows as they lie in the file: Checkpoint.rows, or another reader of the same tensor.
+    """
     if source.lanes == 0 or source.split == "rows":
         first = source.rows[0] if source.rows is not None else 0
-        rows = checkpoint.rows(name, first + start, first + stop)
+        rows = read(first + start, first + stop)
         return rows if columns is None else rows[:, columns[0] : columns[1]]
     count, width = shape[0], shape[1] // source.lanes  # of one lane's matrix
     low, high = columns or (0, shape[1])
     wanted = range(low // width, -(-high // width))
-    pieces = [checkpoint.rows(name, lane * count + start, lane * count + stop) for lane in wanted]
+    pieces = [read(lane * count + start, lane * count + stop) for lane in wanted]
     return np.concatenate(pieces, axis=1)[:, low - wanted.start * width : high - wanted.start * width]
 
 

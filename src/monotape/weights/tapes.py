@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 from monotape.errors import CheckpointError
 from monotape.models.spec import ModelSpec, TensorSource
 from monotape.plan.types import TILE_ROWS, Format, Part, Plan, Span, Stage
-from monotape.weights.check import stored_rows
+from monotape.weights.check import Reader, stored_rows
 from monotape.weights.checkpoint import Checkpoint
 
 Bytes = NDArray[np.uint8]
 Number = TypeVar("Number", np.int8, np.float16, np.float32)
+Word = TypeVar("Word", np.float32, np.uint16)  # what a tensor's rows are read as
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 _CHUNK_VALUES = 1 << 20  # values in flight at a time and thread; bounds the memory that loading takes
@@ -129,8 +131,7 @@ def _pack_piece(
             _in_tiles(integers, run, integers.shape[1]), _in_tiles(scales, run, scales.shape[1]), target
         )
     else:
-        first, last = run.part.first + start, run.part.first + stop
-        values = _read_values(spec, checkpoint, source, name, stage, run.part, first, last)
+        values = part_rows(spec, stage, run.part, source, partial(checkpoint.rows, name), start, stop)
         bad = packer.pack(fmt, _in_tiles(values, run, stage.padded_k), target)
     if bad >= 0:
         raise CheckpointError(
@@ -161,15 +162,18 @@ def _stored_integers(
     return stored[0][:, first:last], stored[1][:, first // block : last // block]
 
 
-def _read_values(
-    spec: ModelSpec, checkpoint: Checkpoint, source: TensorSource, name: str, stage: Stage, part: Part,
-    start: int, stop: int,
-) -> NDArray[np.float32]:  # fmt: skip
-    """Rows start..stop of a part's tensor, the columns that the stage takes, heads in the order of the kernels."""
+def part_rows(
+    spec: ModelSpec, stage: Stage, part: Part, source: TensorSource, read: Reader[Word], start: int, stop: int
+) -> NDArray[Word]:
+    """Rows start..stop of a rank's part: the columns that its stage takes, heads in the order of the kernels.
+
+    `read` reads rows of the part's tensor as they lie in the file, in whatever type.
+    """
     shape = spec.shape_of(part.role)
     columns = None if stage.k == shape[1] else (stage.first_k, stage.first_k + stage.k)
+    start, stop = part.first + start, part.first + stop
     if not (spec.rope.interleaved and part.role in ("q", "k")):
-        return stored_rows(checkpoint, source, name, shape, start, stop, columns)
+        return stored_rows(read, source, shape, start, stop, columns)
     # Kernels rotate (i, i + half). A head whose pairs are (2 i, 2 i + 1) is that head with its rows in another order,
     # and a product of q and k does not notice when both change theirs.
     dim, turning = spec.head_dim, spec.rope.dims
@@ -177,8 +181,7 @@ def _read_values(
     rows = np.arange(start, stop)
     sources = rows // dim * dim + order[rows % dim]
     first, last = start // dim * dim, -(-stop // dim) * dim
-    heads: NDArray[np.float32] = stored_rows(checkpoint, source, name, shape, first, last, columns)
-    return np.take(heads, sources - first, axis=0)
+    return np.take(stored_rows(read, source, shape, first, last, columns), sources - first, axis=0)
 
 
 def _rows_of(run: TileRun) -> tuple[int, int]:
