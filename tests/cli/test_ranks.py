@@ -126,3 +126,5 @@ def test_the_engine_takes_them_too() -> None:
     assert EngineConfig(tp=4, emulate_ranks=True).tp == 4
     with pytest.raises(UsageError, match="tp is True"):
         EngineConfig(tp=True)
+    with pytest.raises(UsageError, match="emulate_ranks is 'yes'"):
+        EngineConfig(emulate_ranks="yes")  # type: ignore[arg-type]
