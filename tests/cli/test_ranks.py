@@ -15,7 +15,10 @@ from lane_models import make_laneformer
 from monotape.cli.main import main
 from monotape.engine.config import EngineConfig
 from monotape.engine.devices import check_devices
+from monotape.engine.loading import load_backend
 from monotape.errors import BackendUnavailable, UsageError
+from monotape.models.registry import spec_from_config
+from monotape.weights.open import open_checkpoint
 
 Captured = pytest.CaptureFixture[str]
 IDS = ",".join(map(str, PROMPT[:5]))
@@ -76,11 +79,17 @@ def test_inspect_shows_ranks_and_steps(capsys: Captured, eight: Path, laneformer
         (("--tp", "65"), "tp is 65."),
         (("--tp", "two"), "'two' is not a whole number."),
         (("--tp", "2", "--workers", "3"), "2 ranks cannot share 3 workers evenly."),
-        (("--tp", "2", "--backend", "cuda"), "The CUDA backend runs one rank yet, and 2 were asked for."),
     ],
 )
 def test_ranks_that_cannot_be(capsys: Captured, eight: Path, flags: tuple[str, ...], message: str) -> None:
     assert message in run(capsys, eight, *flags)
+
+
+def test_a_gpu_is_one_rank_yet(eight: Path) -> None:
+    checkpoint = open_checkpoint(eight)
+    spec = spec_from_config(checkpoint.config)
+    with pytest.raises(BackendUnavailable, match="runs one rank yet, and 2 were asked for"):
+        load_backend("cuda", spec, checkpoint, context=64, tp=2)
 
 
 def test_the_hint_lists_what_can_be(capsys: Captured, eight: Path) -> None:
