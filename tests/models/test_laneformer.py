@@ -12,7 +12,7 @@ from monotape.models.lanes import Lanes
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec, TensorSource
 
-#: What is public about kogai/laneformer-2b-it; the sizes are the only ones that give its count of parameters.
+#: What is public about kogai/laneformer-2b-it; the sizes are the only ones that give the parameters counted in it.
 LANEFORMER_2B = {
     "architectures": ["LaneformerForCausalLM"], "model_type": "laneformer", "hidden_size": 3072,
     "intermediate_size": 12288, "num_hidden_layers": 15, "num_attention_heads": 32, "num_key_value_heads": 16,
