@@ -12,7 +12,7 @@ from backends.cpu_cases import PROMPT
 from backends.rank_cases import make_eight
 from cli.test_bad_input import change_config, run
 from lane_models import make_laneformer
-from monotape.cli.main import main
+from monotape.cli.main import build_parser, main
 from monotape.engine.config import EngineConfig
 from monotape.engine.devices import check_devices
 from monotape.engine.loading import load_backend
@@ -83,6 +83,14 @@ def test_inspect_shows_ranks_and_steps(capsys: Captured, eight: Path, laneformer
 )
 def test_ranks_that_cannot_be(capsys: Captured, eight: Path, flags: tuple[str, ...], message: str) -> None:
     assert message in run(capsys, eight, *flags)
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "serve"])
+def test_every_command_with_an_engine_has_the_flags(command: str) -> None:
+    options = build_parser()[1][command].parse_args(["--tp", "2", "--emulate-ranks"])
+    assert (options.tp, options.emulate_ranks) == (2, True)
+    options = build_parser()[1][command].parse_args([])
+    assert (options.tp, options.emulate_ranks) == (None, False)
 
 
 def test_a_gpu_is_one_rank_yet(eight: Path) -> None:

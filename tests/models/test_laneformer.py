@@ -95,6 +95,7 @@ def test_what_is_not_supported_is_named(changes: dict[str, Any], message: str) -
         ({"lm_head_type": "vocab_parallel", "vocab_size": 131}, r"must divide vocab_size \(131\)"),
         ({"lm_head_type": "lane", "tie_word_embeddings": True}, "only a replicated head can be the embedding"),
         ({"ladder_residual": True, "broadcast_delay": 0}, "a ladder needs sums"),
+        ({"ladder_residual": True, "num_lanes": 1}, "a ladder needs at least two lanes"),
         ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06"),
         ({"model_type": "llama"}, "one of the laneformer family"),
         ({"num_key_value_heads": 3}, "must divide num_attention_heads"),

@@ -14,7 +14,7 @@ from monotape.errors import UsageError
 
 #: Flags of `vllm serve` that ask for what is so anyway, and the value with which they do.
 AS_IT_IS: dict[str, tuple[Any, str]] = {
-    "tensor_parallel_size": (1, "one device answers a request"),
+    "tensor_parallel_size": (1, "ranks are asked for with --tp"),
     "pipeline_parallel_size": (1, "one device answers a request"),
     "data_parallel_size": (1, "start one server a device instead"),
     "max_num_seqs": (1, "one request at a time has the whole memory bandwidth; others wait (--max-queue)"),

@@ -129,6 +129,8 @@ def _read_lanes(fields: Fields, sizes: Sizes) -> Lanes:
     feed_forward = fields.flag("use_mlp_comm", talks)
     head = _read_head(fields, sizes, count)
     ladder = fields.flag("ladder_residual", False)
+    if ladder and count == 1:
+        raise fields.wrong("ladder_residual", "a ladder needs at least two lanes")
     if ladder and not (attention and feed_forward and delay):
         raise fields.wrong(
             "ladder_residual", "a ladder needs sums with a delay of at least 1 from every module"
