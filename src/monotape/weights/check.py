@@ -86,17 +86,17 @@ def read_role(
     """Rows start..stop of a role's tensor, finite, wherever they lie. `layer` is None outside the layers."""
     source = spec.model_tensors[role] if layer is None else spec.layer_tensors[role]
     name = source.name if layer is None else source.in_layer(layer)
-    rows = stored_rows(partial(checkpoint.rows, name), source, spec.shape_of(role), start, stop)
+    rows = stored_rows(spec, role, source, partial(checkpoint.rows, name), start, stop)
     first = source.rows[0] if source.rows is not None else 0
     require_finite(name, rows, first + start)
     return rows
 
 
 def stored_rows(
-    read: Reader[Number], source: TensorSource, shape: tuple[int, ...], start: int, stop: int,
+    spec: ModelSpec, role: str, source: TensorSource, read: Reader[Number], start: int, stop: int,
     columns: tuple[int, int] | None = None,
 ) -> NDArray[Number]:  # fmt: skip
-    """Rows start..stop of a tensor of this shape, or some of their columns, whatever way it is stored.
+    """Rows start..stop of a role's tensor, or some of their columns, whatever way it is stored.
 
     `read(first, last)` gives rows as they lie in the file: Checkpoint.rows, or another reader of the same tensor.
     """
@@ -104,6 +104,7 @@ def stored_rows(
         first = source.rows[0] if source.rows is not None else 0
         rows = read(first + start, first + stop)
         return rows if columns is None else rows[:, columns[0] : columns[1]]
+    shape = spec.shape_of(role)
     count, width = shape[0], shape[1] // source.lanes  # of one lane's matrix
     low, high = columns or (0, shape[1])
     wanted = range(low // width, -(-high // width))

@@ -172,11 +172,10 @@ def part_rows(
 
     `read` reads rows of the part's tensor as they lie in the file, in whatever type.
     """
-    shape = spec.shape_of(part.role)
-    columns = None if stage.k == shape[1] else (stage.first_k, stage.first_k + stage.k)
+    columns = (stage.first_k, stage.first_k + stage.k)
     start, stop = part.first + start, part.first + stop
     if not (spec.rope.interleaved and part.role in ("q", "k")):
-        return stored_rows(read, source, shape, start, stop, columns)
+        return stored_rows(spec, part.role, source, read, start, stop, columns)
     # Kernels rotate (i, i + half). A head whose pairs are (2 i, 2 i + 1) is that head with its rows in another order,
     # and a product of q and k does not notice when both change theirs.
     dim, turning = spec.head_dim, spec.rope.dims
@@ -184,7 +183,8 @@ def part_rows(
     rows = np.arange(start, stop)
     sources = rows // dim * dim + order[rows % dim]
     first, last = start // dim * dim, -(-stop // dim) * dim
-    return np.take(stored_rows(read, source, shape, first, last, columns), sources - first, axis=0)
+    found = stored_rows(spec, part.role, source, read, first, last, columns)
+    return np.take(found, sources - first, axis=0)
 
 
 def rows_of(run: TileRun) -> tuple[int, int]:

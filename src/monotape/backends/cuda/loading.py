@@ -197,7 +197,7 @@ def table_pieces(
     stored = partial(_stored_halves, fmt, checkpoint, source.name)
 
     def pack(start: int, stop: int, out: Bytes) -> None:
-        halves = stored_rows(stored, source, spec.shape_of("embedding"), start, stop)
+        halves = stored_rows(spec, "embedding", source, stored, start, stop)
         bad = first_not_finite(fmt, halves)
         if bad >= 0:
             refuse_row(checkpoint, source.name, start + bad, fmt)
