@@ -43,7 +43,6 @@ constexpr int kWorkers = 5, kConsumers = 32, kVocab = 1 << 18, kTileRows = 8;
 static inline float infinity() { return INFINITY; }
 }  // namespace monotape
 
-#include "logprobs.h"
 #include "sampler.h"
 
 namespace monotape {
@@ -57,6 +56,8 @@ struct Worker {
   uint64_t parts[2][kConsumers];
   int written[3] = {0, 0, 0};
   int turn = 0;
+
+  Worker() { memset(static_cast<void*>(&scratch), 0xee, sizeof(scratch)); }  // nobody may count on what was there
 };
 
 struct Machine {
@@ -224,22 +225,21 @@ extern "C" const char* choose_on_host(const Sampling* sampling, const float* log
       if (step == 0 && s.counts) begin_counts(team, s, prompt, prompt_length);
       const float* values = row;
       if (adjusts(s, step)) adjust(team, s, row, stop_ids, stop_count, step), values = s.adjusted;
-      if (s.top_logprobs >= 0) {
-        Peak peak;
-        Ranked mine = {-1, 0, 0};
-        find_log_sum(team, row, log_sums[fiber], peak);
-        if (s.top_logprobs > 0) find_most_likely(team, row, peak, s.top_logprobs, mine);
-        if (team.number() == step % kWorkers && mine.rank >= 0) {  // each of them knows
-          s.top_ids[step * s.top_logprobs + mine.rank] = mine.id;
-          s.top_values[step * s.top_logprobs + mine.rank] = static_cast<float>(mine.value - log_sums[fiber]);
-        }
-      }
-      pick(team, s, values, prompt_length + step, best[fiber]);
+      uint64_t cut = 0;
+      bool noisy = s.temperature > 0;
+      const auto tell = [&](int rank, int id, float value, double log_sum) {
+        if (team.number() != step % kWorkers) return;  // each of them knows
+        s.top_ids[step * s.top_logprobs + rank] = id;
+        s.top_values[step * s.top_logprobs + rank] = static_cast<float>(value - log_sum);
+      };
+      if (filter(team, s, row, values, cut, noisy, log_sums[fiber], tell))
+        best[fiber] = pick(team, s, values, cut, noisy, prompt_length + step);
     };
     if (!run_all(seed + step)) return machine->fault ? machine->fault : "everybody waits";
     uint64_t winner = 0;
     for (uint64_t key : best) winner = key > winner ? key : winner;
     chosen[step] = id_of(winner);
+    if (chosen[step] < 0 || chosen[step] >= vocab) return "nobody was chosen";
     if (s.counts) s.counts[chosen[step]]++;
     if (s.top_logprobs >= 0) s.logprobs[step] = static_cast<float>(row[chosen[step]] - log_sums[0]);
   }

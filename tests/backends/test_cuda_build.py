@@ -1,25 +1,25 @@
-"""The monokernel without a GPU: it compiles for every shape without spilling, and packing round-trips."""
+"""The monokernel without a GPU: it compiles for every shape without spilling, and fills a block's shared memory."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from monotape.backends.cuda import driver
+from monotape.backends.cuda.compilation import ARCHITECTURE, KERNELS, STANDARD, cuda_core
+from monotape.backends.cuda.driver import compile_kernel, resource_usage
 from monotape.backends.cuda.header import SHARED_MEMORY, plan_header
-from monotape.backends.cuda.packer import BlockPacker, to_bf16
 from monotape.engine.loading import gpu_plan
 from monotape.errors import UnsupportedModel
 from monotape.models.registry import spec_from_config
-from monotape.plan.types import TILE_ROWS, Format
+from monotape.models.spec import ModelSpec
+from monotape.plan.types import Format
 from monotape.weights.open import open_checkpoint
 from shapes import SHAPES
 
 H200_PROCESSORS = 132
+MOST_REGISTERS = 168  # of a thread
 FAMILIES = {
     **SHAPES,
     "qwen2.5-0.5b": {
@@ -32,41 +32,47 @@ FAMILIES = {
 }  # fmt: skip
 
 
+def spec_of(name: str) -> ModelSpec:
+    return spec_from_config({key: value for key, value in FAMILIES[name].items() if value is not None})
+
+
+def check(header: str) -> None:
+    cubin = compile_kernel(header)
+    assert cubin[:4] == b"\x7fELF"
+    usage = resource_usage(cubin)
+    assert usage.stack_bytes == 0
+    assert usage.registers <= MOST_REGISTERS
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_kernel_compiles_for_hopper_without_spilling(name: str) -> None:
-    spec = spec_from_config({key: value for key, value in FAMILIES[name].items() if value is not None})
-    cubin = driver.compile_kernel(plan_header(spec, gpu_plan(spec, H200_PROCESSORS, 4096)))
-    assert cubin[:4] == b"\x7fELF"
-    usage = driver.resource_usage(cubin)
-    assert usage.stack_bytes == 0
-    assert usage.registers <= 224  # 288 threads of a block share 65,536
+    spec = spec_of(name)
+    check(plan_header(spec, gpu_plan(spec, H200_PROCESSORS, 4096)))
 
 
-def test_the_ring_leaves_no_shared_memory_unused() -> None:
-    spec = spec_from_config(SHAPES["llama-3.2-1b"])
-    header = plan_header(spec, gpu_plan(spec, H200_PROCESSORS, 4096))
-    found = re.search(r"kRingPages = (\d+);", header)
-    assert found is not None
-    assert SHARED_MEMORY - 4 * PAGE_BYTES < int(found.group(1)) * PAGE_BYTES < SHARED_MEMORY
+@pytest.mark.parametrize("variant", ["fp16", "trace"])
+def test_so_do_its_variants(variant: str) -> None:
+    spec = spec_of("smollm2-135m")
+    fmt = Format.F16 if variant == "fp16" else Format.BF16
+    check(plan_header(spec, gpu_plan(spec, H200_PROCESSORS, 4096, fmt), trace=variant == "trace"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_ring_takes_all_shared_memory_that_is_left(name: str, tmp_path: Path) -> None:
+    """The host counts what else is there; the compiler knows. Two more pages would not fit."""
+    spec = spec_of(name)
+    (tmp_path / "plan.h").write_text(plan_header(spec, gpu_plan(spec, H200_PROCESSORS, 4096)))
+    source = (
+        '#include "ring.h"\n'
+        f'static_assert(sizeof(monotape::Shared) <= {SHARED_MEMORY}, "too many pages");\n'
+        f'static_assert(sizeof(monotape::Shared) + 2 * monotape::kPageBytes > {SHARED_MEMORY}, "too few pages");\n'
+    )
+    core = cuda_core()
+    options = core.ProgramOptions(arch=ARCHITECTURE, std=STANDARD, include_path=[str(tmp_path), str(KERNELS)])
+    assert core.Program(source, "c++", options=options).compile("cubin").code
 
 
 def test_heads_it_cannot_run_are_refused_by_size(checkpoint: Callable[[str], Path]) -> None:
     spec = spec_from_config(open_checkpoint(checkpoint("llama")).config)
     with pytest.raises(UnsupportedModel, match="heads of 10 values"):
         plan_header(spec, gpu_plan(spec, H200_PROCESSORS, 64))
-
-
-def test_blocks_hold_every_row_exactly() -> None:
-    rows = np.random.default_rng(2).standard_normal((24, 96)).astype(np.float32)
-    out = np.empty((3, Format.BF16.tile_bytes(96)), np.uint8)
-    assert BlockPacker().pack(Format.BF16, rows, out) == -1
-    blocks = out.view(np.uint16).reshape(3, 3, TILE_ROWS, 32)
-    assert np.array_equal(blocks.transpose(0, 2, 1, 3).reshape(24, 96), to_bf16(rows))
-    back = (to_bf16(rows).astype(np.uint32) << 16).view(np.float32)
-    np.testing.assert_allclose(back, rows, rtol=2**-8)
-
-
-def test_rows_that_are_not_finite_are_found() -> None:
-    rows = np.ones((8, 32), np.float32)
-    rows[6, 3] = np.nan
-    assert BlockPacker().pack(Format.BF16, rows, np.empty((1, 512), np.uint8)) == 6

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
 
 from server.running import RunningServer
@@ -26,8 +28,9 @@ TOOL: Any = {
 
 
 @pytest.fixture
-def client(smollm2: RunningServer) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=smollm2.url, api_key="none", max_retries=0)
+def client(smollm2: RunningServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=smollm2.url, api_key="none", max_retries=0) as made:
+        yield made
 
 
 def ask(client: anthropic.Anthropic, text: str, **more: Any) -> Any:
@@ -127,13 +130,19 @@ def test_langchain(smollm2: RunningServer) -> None:
     class City(BaseModel):
         name: str
 
-    model = ChatOpenAI(
-        base_url=f"{smollm2.url}/v1", api_key=SecretStr("none"), model="smollm2", temperature=0, max_retries=0,
-        max_completion_tokens=32,
-    )  # fmt: skip
-    assert "Paris" in str(model.invoke("What is the capital of France?").content)
-    assert "Paris" in "".join(str(chunk.content) for chunk in model.stream("What is the capital of France?"))
-    structured = model.with_structured_output(City, method="json_schema").invoke("The city is Oslo.")
-    assert isinstance(structured, City)
-    called = model.bind_tools([City], tool_choice="City").invoke("The city is Oslo.")
-    assert called.tool_calls[0]["name"] == "City" and isinstance(called.tool_calls[0]["args"]["name"], str)
+    with httpx.Client() as web:
+        model = ChatOpenAI(
+            base_url=f"{smollm2.url}/v1", api_key=SecretStr("none"), model="smollm2", temperature=0, max_retries=0,
+            http_client=web,
+            max_completion_tokens=32,
+        )  # fmt: skip
+        assert "Paris" in str(model.invoke("What is the capital of France?").content)
+        assert "Paris" in "".join(
+            str(chunk.content) for chunk in model.stream("What is the capital of France?")
+        )
+        structured = model.with_structured_output(City, method="json_schema").invoke("The city is Oslo.")
+        assert isinstance(structured, City)
+        called = model.bind_tools([City], tool_choice="City").invoke("The city is Oslo.")
+        assert called.tool_calls[0]["name"] == "City" and isinstance(
+            called.tool_calls[0]["args"]["name"], str
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -35,8 +36,9 @@ QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture
-def client(smollm2: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{smollm2.url}/v1", api_key="none", max_retries=0)
+def client(smollm2: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{smollm2.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
 
 
 def test_a_chat(client: openai.OpenAI) -> None:

@@ -79,8 +79,12 @@ class Generation(Protocol):
     When it has ended, `finish_reason` is set and the sequence holds KV for the prompt and all tokens but the last.
     """
 
-    finish_reason: FinishReason | None
-    start_ns: int  # when the backend began, on the clock of Token.time_ns
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+    @property
+    def start_ns(self) -> int:
+        """When the backend began, on the clock of Token.time_ns."""
+        ...
 
     def __iter__(self) -> Iterator[Token]: ...
     def cancel(self) -> None:

@@ -116,7 +116,10 @@ __device__ __forceinline__ void keep_newest(Consumer& c, const TokenWords& token
   }
   __syncwarp();
   uint8_t* unit = kv_unit(c.params, layer, kv_head, position / kUnitPositions);
-  if (c.row == 0) store_key(unit, position, c.column, key);
+  if (c.row == 0) {
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++) store_key_word(unit, position, b, c.column, key.block[b]);
+  }
   for (int d = c.lane; d < kHeadDim; d += 32) *value_place(unit, position, d) = c.shared.new_value[d];
 }
 

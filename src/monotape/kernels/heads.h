@@ -80,11 +80,9 @@ __device__ __forceinline__ Head finish_head(const Params& params, const uint4 (&
 }
 
 // Where a position's key and value lie in its unit.
-__device__ __forceinline__ void store_key(uint8_t* unit, int position, int column, const Head& key) {
+__device__ __forceinline__ void store_key_word(uint8_t* unit, int position, int block, int column, uint4 word) {
   const int at = position % kUnitPositions;
-#pragma unroll
-  for (int b = 0; b < kHeadBlocks; b++)
-    reinterpret_cast<uint4*>(unit)[(at / 8 * kHeadBlocks + b) * kBlockWords + at % 8 * 4 + column] = key.block[b];
+  reinterpret_cast<uint4*>(unit)[(at / 8 * kHeadBlocks + block) * kBlockWords + at % 8 * 4 + column] = word;
 }
 // Values lie on their side, and the positions of a row in the order in which lanes hold the probabilities: lane t has
 // positions 2t, 2t + 1 of each of the four tiles of eight.

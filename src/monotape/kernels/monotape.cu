@@ -1,6 +1,7 @@
 // The monokernel: one launch runs a whole request. Every block is a worker; eight warps take each token through the
 // model, one plays the tape, and worker 0 has a clerk. One token's life is `run` below, then `forward` in model.h.
 #include "model.h"
+#include "prefill.h"
 #include "sample.h"
 
 namespace monotape {
@@ -23,7 +24,7 @@ __device__ Finish tell(Consumer& c, int produced) {
 }
 
 // For tests: the logits of every position of the prompt.
-__device__ void keep_logits(Consumer& c, int row) {
+__device__ void keep_token_logits(Consumer& c, int row) {
   const Span& span = c.span(Stage::head);
   const int first = span.first * kTileRows, end = smaller(kVocab, first + span.count * kTileRows);
   for (int id = first + c.thread; id < end; id += kConsumers)
@@ -38,22 +39,40 @@ __device__ void begin_playing(Consumer& c, int position, bool head_first) {
   c.shared.playing = 1;
 }
 
-__device__ void run(Consumer& c) {
+__device__ void end_with(Consumer& c, Finish finish) {
+  if (c.thread == 0) c.shared.finish = static_cast<int>(finish);
+}
+
+__device__ __forceinline__ void run(Consumer& c) {
   const Params& p = c.params;
-  int token = p.prompt[p.cached];
-  begin_playing(c, p.cached, false);
-  for (int position = p.cached;; position++) {
-    c.trace.start_token(p, position + 1 - p.prompt_length);
-    if (!forward(c, token, position, false) || !choose(c)) return;
-    if (p.logits_out) keep_logits(c, position - p.cached);
-    if (position + 1 < p.prompt_length) {
-      token = p.prompt[position + 1];
+  const bool in_rows = p.chunk > 0;  // else the prompt goes the way of all tokens, one by one
+  if (in_rows) {
+    const Prefilled prefilled = prefill(c);
+    if (prefilled == Prefilled::cancelled) end_with(c, Finish::cancelled);
+    if (prefilled == Prefilled::done && p.logits_out) end_with(c, Finish::length);
+    if (prefilled != Prefilled::done || p.logits_out) return;
+  }
+  // Rows were read and written in other ways than bulk copies read and write.
+  fence_copies();
+  if (!c.meet()) return;
+  int position = in_rows ? p.prompt_length : p.cached;
+  begin_playing(c, position, in_rows);
+  int token = in_rows ? 0 : p.prompt[p.cached];
+#pragma unroll 1
+  for (bool head_only = in_rows;; head_only = false) {
+    const int produced = position + (head_only ? 0 : 1) - p.prompt_length;
+    c.trace.start_token(p, produced);
+    if (!forward(c, token, position, head_only) || !choose(c)) return;
+    if (!head_only) position++;
+    if (p.logits_out) keep_token_logits(c, position - 1 - p.cached);
+    if (produced < 0) {
+      token = p.prompt[position];
     } else {
-      if (p.logits_out && c.thread == 0) c.shared.finish = static_cast<int>(Finish::length);
-      if (p.logits_out || tell(c, position + 1 - p.prompt_length) != Finish::running) return;
+      if (p.logits_out) end_with(c, Finish::length);
+      if (p.logits_out || tell(c, produced) != Finish::running) return;
       token = c.shared.next_token;
     }
-    if (c.thread == 0) c.shared.position = position + 1;
+    if (c.thread == 0) c.shared.position = position;
   }
 }
 

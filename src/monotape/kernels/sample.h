@@ -34,9 +34,11 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
     mine = c.lane < kWarps ? Candidate{c.shared.best_value[c.lane], c.shared.best_id[c.lane]} : nobody();
     mine = best_of_warp(mine);
     uint4(*candidates)[kWorkers] = c.params.exchange->candidates;
-    if (c.lane == 0)
+    if (c.lane == 0) {
+      const float logit = chosen_logit && mine.id < kVocab ? c.params.logits[mine.id] : 0;
       store_word(&candidates[c.sample_turn % 3][blockIdx.x],
-                 make_uint4(__float_as_uint(mine.score), mine.id, blockIdx.x == 0 && c.shared.cancel, 0));
+                 make_uint4(__float_as_uint(mine.score), mine.id, blockIdx.x == 0 && c.shared.cancel, __float_as_uint(logit)));
+    }
     constexpr int kCount = divide_up(kWorkers, 32);
     int index[kCount];
     uint4 word[kCount];
@@ -51,6 +53,11 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
       if (index[i] >= 0 && better(other, mine)) mine = other;
     }
     mine = best_of_warp(mine);
+    if (chosen_logit) {
+#pragma unroll
+      for (int i = 0; i < kCount; i++)
+        if (index[i] >= 0 && static_cast<int>(word[i].y) == mine.id) *chosen_logit = __uint_as_float(word[i].w);
+    }
     if (c.lane == 0) {
       // Everybody has read the words of the turn before: they published these after it.
       store_word(&candidates[(c.sample_turn + 2) % 3][blockIdx.x], not_yet());

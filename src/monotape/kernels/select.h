@@ -122,7 +122,8 @@ __device__ __forceinline__ bool count_buckets(Team& t, const float* values, floa
     if (bucket == kBuckets - 1) {
       last_mass += mass, last_count++;
     } else {
-      for (int limb = 0; limb < 3; limb++) t.add(&s.limbs[limb][bucket], static_cast<uint32_t>(mass >> 16 * limb) & 0xffff);
+      for (int limb = 0; limb < 3; limb++)
+        t.add(&s.limbs[limb][bucket], static_cast<uint32_t>(mass >> 16 * limb) & 0xffff);
       t.add(&s.limbs[3][bucket], 1);
     }
   }
@@ -159,7 +160,7 @@ __device__ __forceinline__ bool count_buckets(Team& t, const float* values, floa
   return t.meet();
 }
 
-// The bucket that the cut is in becomes the range. False: there is no cut, all tokens of the range survive.
+// The bucket that the cut is in becomes the range. False: all tokens down to the range's low end survive.
 __device__ inline bool step_inside(const SelectScratch& s, Range& range, Goal& goal) {
   uint32_t count = range.above;
   uint64_t mass = range.mass_above;
@@ -213,7 +214,7 @@ __device__ __forceinline__ bool gather(Team& t, const float* values, float best,
   uint4 word[1];
   t.collect(header, word);
   if (!t.meet()) return false;
-  const int count = word[0].x < kCandidates ? static_cast<int>(word[0].x) : word[0].x == kCandidates ? kCandidates : kCandidates + 1;
+  const int count = static_cast<int>(word[0].x > kCandidates ? kCandidates + 1 : word[0].x);
   const auto all = t.scan(count);
   s.before[t.thread] = all.before;
   range.inside = all.total;
@@ -266,9 +267,11 @@ __device__ __forceinline__ Search search(Team& t, const float* values, float bes
       if (range.inside <= kCandidates) return Search::gathered;
     }
     if (!count_buckets(t, values, best, range, round)) return Search::failed;
-    if (!step_inside(t.scratch(), range, goal)) {
-      if (!whole) return Search::no_cut;
-      hopeful = true;  // fewer than were asked for
+    const bool narrower = step_inside(t.scratch(), range, goal);
+    if (!t.meet()) return Search::failed;  // before anybody makes new edges
+    if (!narrower && !whole) return Search::no_cut;
+    if (!narrower) {  // there are no more than were asked for
+      hopeful = true;
       continue;
     }
     const bool all_fit = range.above + range.inside <= kCandidates;
@@ -284,6 +287,7 @@ __device__ __forceinline__ uint64_t best_worker(Team& t, uint64_t largest_of_wor
   SelectScratch& s = t.scratch();
   if (k > kWorkers) return 0;
   if (t.thread < kWorkers) s.key[t.thread] = largest_of_worker;
+  if (t.thread == 0) s.found = 0;  // nobody is the k-th when workers without tokens share the last places
   if (!t.meet()) return 0;
   int better = 0;
   if (t.thread < kWorkers) {
@@ -299,11 +303,12 @@ __device__ __forceinline__ uint64_t best_worker(Team& t, uint64_t largest_of_wor
 struct Peak {
   uint64_t best;               // key of the best token of all
   uint64_t largest_of_worker;  // in thread w: of worker w
-  float least;                 // of all that are alive
+  double sum;                  // of all weights, in units of the best token's, if it is asked for
+  float least;                 // of all values above -inf, if the sum is not
 };
 
 template <class Team>
-__device__ __forceinline__ bool find_peak(Team& t, const float* values, Peak& peak) {
+__device__ __forceinline__ bool survey(Team& t, const float* values, bool with_sum, Peak& peak) {
   uint64_t best = key_of(-infinity(), 0x7fffffff), least = 0;  // least: turned over
 #pragma unroll 1
   for (int id = t.first + t.thread; id < t.end; id += kConsumers) {
@@ -311,9 +316,21 @@ __device__ __forceinline__ bool find_peak(Team& t, const float* values, Peak& pe
     if (key > best) best = key;
     if (key >= kAlive && ~key > least) least = ~key;
   }
-  best = t.largest(best), least = t.largest(least);
+  best = t.largest(best);
+  uint64_t rest;  // what else is published
+  if (with_sum) {
+    double sum = 0;
+#pragma unroll 1
+    for (int id = t.first + t.thread; id < t.end; id += kConsumers)
+      sum += exp(static_cast<double>(values[id]) - value_of(best));
+    rest = static_cast<uint64_t>(__double_as_longlong(t.sum(sum))) & 0x7ffffffffffffffeull;  // no part is all ones
+  } else {
+    least = t.largest(least);
+    rest = least ? __float_as_uint(value_of(~least)) : 0x7f800000u;
+  }
   t.publish(1, [&](int) {
-    return make_uint4(__float_as_uint(value_of(best)), id_of(best), least ? __float_as_uint(value_of(~least)) : 0x7f800000u, 0);
+    return make_uint4(__float_as_uint(value_of(best)), id_of(best), static_cast<uint32_t>(rest),
+                      static_cast<uint32_t>(rest >> 32));
   });
   int index[1] = {t.thread < kWorkers ? t.thread * kSamplerWords : -1};
   uint4 word[1];
@@ -321,49 +338,16 @@ __device__ __forceinline__ bool find_peak(Team& t, const float* values, Peak& pe
   if (!t.meet()) return false;
   t.end_turn();
   const bool real = t.thread < kWorkers;
-  peak.largest_of_worker = real ? key_of(__uint_as_float(word[0].x), word[0].y) : 0;
+  const float largest = __uint_as_float(word[0].x);
+  peak.largest_of_worker = real ? key_of(largest, word[0].y) : 0;
   peak.best = t.largest(peak.largest_of_worker);
-  peak.least = value_of(~t.largest(real ? ~ordered(__uint_as_float(word[0].z)) : 0));
+  if (with_sum) {
+    const double sum = __longlong_as_double(static_cast<int64_t>(static_cast<uint64_t>(word[0].w) << 32 | word[0].z));
+    peak.sum = t.sum(real && sum > 0 ? sum * exp(static_cast<double>(largest) - value_of(peak.best)) : 0.0);
+  } else {
+    peak.least = value_of(~t.largest(real ? ~ordered(__uint_as_float(word[0].z)) : 0));
+  }
   return true;
-}
-
-// The cut of all filters: tokens with at least this key can be drawn. `floor` is min-p's own.
-template <class Team>
-__device__ __forceinline__ bool find_cut(Team& t, const float* values, const Peak& peak, uint64_t floor, int top_k,
-                                         double top_p, uint64_t& cut) {
-  const float best = value_of(peak.best);
-  const uint64_t bottom = ordered(peak.least);
-  cut = floor > bottom ? floor : bottom;
-  if (top_k) {
-    const uint64_t bound = best_worker(t, peak.largest_of_worker, top_k);
-    Range range = {bound > cut ? bound : cut, peak.best + 1, 0, 0, 0};
-    Goal goal = {static_cast<uint32_t>(top_k), top_p, 0};
-    const Search result = search(t, values, best, range, goal, false, bound >= cut && bound);
-    if (result == Search::failed) return false;
-    if (result == Search::gathered) {
-      const Standing mine = standing(t.scratch(), range, t.thread);
-      const bool real = t.thread < static_cast<int>(range.inside), whole = range.above == 0;
-      bool kept = real && mine.rank < goal.count;
-      if (whole && top_p < 1) {
-        const uint64_t total = t.sum(kept ? t.scratch().mass[t.thread] : 0);
-        kept = kept && mine.mass_before < share_of_mass(top_p, total);
-      }
-      cut = ~t.largest(kept ? ~mine.key : 0);
-      if (whole) return t.meet();
-    }
-  }
-  if (top_p < 1) {
-    Range range = {cut, peak.best + 1, 0, 0, 0};
-    Goal goal = {0, top_p, 0};
-    const Search result = search(t, values, best, range, goal, false, false);
-    if (result == Search::failed) return false;
-    if (result == Search::gathered) {
-      const Standing mine = standing(t.scratch(), range, t.thread);
-      const bool kept = t.thread < static_cast<int>(range.inside) && mine.mass_before < goal.target;
-      cut = ~t.largest(kept ? ~mine.key : 0);
-    }
-  }
-  return t.meet();
 }
 
 }  // namespace monotape

@@ -7,7 +7,8 @@ namespace monotape {
 
 // Everybody publishes some words in every turn and reads those of all. Three slots are used in turn. When a worker has
 // seen all words of a turn, everybody has read those of the turn before; so it takes back its own of those. That has
-// arrived before it publishes again, and nobody polls that slot until then.
+// arrived before it publishes again (between two tokens a fence of the head's sees to it), and nobody polls that slot
+// until then.
 class Team {
  public:
   const int thread, first, end;
@@ -73,8 +74,8 @@ class Team {
   template <class WordAt>
   __device__ __forceinline__ void publish(int count, WordAt word_at) {
     if (c_.warp != 0) return;
+    taken_back_.confirm(c_.shared);
     __syncwarp();
-    fence_device();  // what was taken back has arrived
     uint4* mine = slot(turn_) + blockIdx.x * kSamplerWords;
 #pragma unroll 1
     for (int i = c_.lane; i < count; i += 32) store_word(mine + i, word_at(i));
@@ -90,7 +91,10 @@ class Team {
     if (c_.warp == 0) {
       uint4* mine = slot(turn_ + 2) + blockIdx.x * kSamplerWords;  // the turn before this one
 #pragma unroll 1
-      for (int i = c_.lane; i < state_.written[(turn_ + 2) % 3]; i += 32) store_word(mine + i, not_yet());
+      for (int i = c_.lane; i < state_.written[(turn_ + 2) % 3]; i += 32) {
+        if (i >= 32) taken_back_.confirm(c_.shared);
+        taken_back_.begin(mine + i);
+      }
     }
     turn_++;
     if (thread == 0) state_.turn = turn_;  // for the next token's team; there is a meeting in between
@@ -106,6 +110,7 @@ class Team {
   SamplerState& state_;
   uint4* words_;
   int turn_, flip_ = 0;
+  Reset taken_back_;
 };
 
 }  // namespace monotape

@@ -66,7 +66,8 @@ struct Exchange {  // word offsets are the same on host and device; all ones bef
   uint4 candidates[3][kWorkers];  // three: everybody both writes and reads them, with nothing in between
   uint32_t counter;               // arrivals at the barriers of a prefill, from -1
   uint32_t healthy;               // 0 once a worker has failed: everybody gives up
-  uint32_t spare[2];
+  uint32_t going_on;              // 0 once the host has cancelled a prefill
+  uint32_t spare;
   int4 waits[kWorkers];           // after a deadline: position, layer, stage and word that a worker waited for
 };
 

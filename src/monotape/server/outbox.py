@@ -34,9 +34,10 @@ class Outbox:
         self._interval, self._urgent = interval, True
 
     def put(self, message: wire.FromEngine) -> None:
-        """Sends a message after everything before it, at once."""
+        """Sends a message at once, after everything before it; a beat belongs to no completion and hurries none."""
         with self._changed:
-            self._release()
+            if not isinstance(message, wire.Beat):
+                self._release()
             self._waiting.append(message)
             self._changed.notify()
 

@@ -1,16 +1,17 @@
-"""A running launch: its job's control block goes in, tokens come out of pinned memory as the kernel writes them."""
+"""A running launch: its job's control block went in, tokens come out of pinned memory as the kernel writes them."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from monotape.backends.cuda.driver import DeviceMemory, PinnedMemory
-from monotape.backends.cuda.params import STAGES, ParamsStruct
+from monotape.backends.cuda.driver import Kernel
+from monotape.backends.cuda.params import STAGES
+from monotape.backends.cuda.sampling import SamplingMemory
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import FinishReason, Job, Token
 from monotape.errors import BackendError, DeadlineFault, NumericalFault
@@ -19,68 +20,160 @@ if TYPE_CHECKING:
     from monotape.backends.cuda.backend import CudaBackend
 
 _FINISH: dict[int, FinishReason] = {1: "stop", 2: "length", 3: "cancelled"}
-_NUMERICAL, _DEADLINE = 4, 5
+_RUNNING, _NUMERICAL, _DEADLINE = 0, 4, 5
 _POLL_S = 20e-6
-_FINISH_WORD, _TOKENS_WORD, _CANCEL_WORD = 0, 1, 5  # kernels/types.h: HostStatus
+_POLLS_PER_LOOK = 64  # a kernel that ended without a word is noticed too, but asking the driver is slow
+
+
+class Launch:
+    """One launch until it has ended, and what it has told.
+
+    It keeps alive all that the kernel uses, and lets go of it when the kernel has ended. Any thread may call anything.
+    """
+
+    def __init__(
+        self, backend: CudaBackend, kernel: Kernel, job: Job, sequence: CudaSequence, sampling: SamplingMemory
+    ) -> None:
+        self.tokens: list[Token] = []
+        self.finish_reason: FinishReason | None = None
+        self.fault: BackendError | None = None
+        self.ended = False
+        self.start_ns = 0
+        self._backend, self._kernel, self._job = backend, kernel, job
+        self._sequence, self._sampling = sequence, sampling
+        self._memory = backend.request_memory
+        self._polls = 0
+        # The garbage collector may end an abandoned generation while this thread is in here: a lock it can take again.
+        self._lock = threading.RLock()
+
+    def collect(self) -> bool:
+        """Takes over what the kernel has told since; whether it has ended."""
+        with self._lock:
+            if self.ended:
+                return True
+            status = self._memory.status
+            self.start_ns = status.start_ns
+            told = status.finish != _RUNNING
+            self._take_tokens()
+            self._polls += 1
+            if told or self._polls % _POLLS_PER_LOOK == 0:
+                self._end_if_over()
+            return self.ended
+
+    def _take_tokens(self) -> None:
+        count, known = self._memory.status.tokens, len(self.tokens)
+        if count > known:
+            ids, times = self._memory.ids[known:count].tolist(), self._memory.times_ns[known:count].tolist()
+            for index, (token, time_ns) in enumerate(zip(ids, times, strict=True), known):
+                self.tokens.append(self._sampling.token(index, token, time_ns))
+
+    def _end_if_over(self) -> None:
+        try:
+            if not self._kernel.finished():
+                return
+            self._take_tokens()
+            self.start_ns = self._memory.status.start_ns
+            self.fault = self._find_fault()
+        except BackendError as error:  # the driver's own: nothing on this GPU works any more
+            self.fault = error
+        if self.fault is None:
+            # Cancelled in prefill there is no token, and nobody knows how far it came: keep what was cached.
+            count = len(self.tokens)
+            self._sequence.length = len(self._job.prompt) + count - 1 if count else self._job.cached
+            self.finish_reason = _FINISH[self._memory.status.finish]
+        else:
+            self._sequence.clear()  # what is not a number in there would spoil everything after it
+        self.ended = True
+        del self._backend, self._sequence, self._sampling
+
+    def _find_fault(self) -> BackendError | None:
+        status = self._memory.status
+        if status.finish == _NUMERICAL:
+            inside = status.layer < self._backend.spec.layers
+            place = f"Stage {STAGES[status.stage]}" + (f" of layer {status.layer}" if inside else "")
+            return NumericalFault(
+                f"{place} gave values that are not numbers (worker {status.worker})."
+                if status.worker >= 0
+                else "The logits are not numbers.",
+                "The weights may be damaged; try --backend cpu --dtype f32.",
+            )
+        if status.finish == _DEADLINE:
+            return DeadlineFault(self._backend.blame(), "This is a fault in Monotape; please report it.")
+        if status.finish not in _FINISH:
+            return BackendError(f"The kernel ended in state {status.finish}.", "This is a fault in Monotape.")
+        return None
+
+    def cancel(self) -> None:
+        """Asks the kernel to end. Never the next request's kernel, however late this comes."""
+        with self._lock:
+            if not self.ended:
+                self._memory.status.cancel = 1
+
+    def wait(self) -> None:
+        while not self.collect():
+            time.sleep(_POLL_S)
+
+    def abandon(self) -> None:
+        """Nobody wants the rest: returns when the kernel has ended."""
+        self.cancel()
+        self.wait()
+
+    def finish(self) -> None:
+        """Waits for the end, whatever happens meanwhile; a fault is raised."""
+        try:
+            self.wait()
+        except BaseException:  # an interrupt: the kernel still writes into memory of this request
+            self.abandon()
+            raise
+        self.raise_fault()
+
+    def raise_fault(self) -> None:
+        if self.fault is not None:
+            raise self.fault
 
 
 class CudaGeneration:
-    """Iterating yields the tokens; the launch goes on whether or not anybody iterates."""
+    """Iterating yields the tokens; the launch goes on while nobody does. Dropped half-way, it is cancelled."""
 
     def __init__(
-        self, backend: CudaBackend, job: Job, sequence: CudaSequence, logits_out: int = 0, chunk: int | None = None
-    ) -> None:  # fmt: skip
-        self.finish_reason: FinishReason | None = None
-        self._backend, self._job, self._sequence = backend, job, sequence
-        self._ids, self._times = PinnedMemory(4 * job.max_tokens), PinnedMemory(8 * job.max_tokens)
-        self._status = PinnedMemory(64)
-        self._prompt = DeviceMemory.of(np.array(job.prompt, np.int32))
-        self._stops = DeviceMemory.of(np.array([*job.stop_ids, -1], np.int32))
-        sequence.reserve(min(len(job.prompt) + job.max_tokens, backend.plan.context))
-        params = backend.parameters()
-        params.kv, params.kv_units = sequence.pointer, sequence.units
-        params.prompt, params.stop_ids = self._prompt.pointer, self._stops.pointer
-        params.ids, params.times_ns = self._ids.pointer, self._times.pointer
-        params.status, params.logits_out = self._status.pointer, logits_out
-        params.prompt_length, params.cached = len(job.prompt), job.cached
-        params.max_tokens, params.stop_count = job.max_tokens, len(job.stop_ids)
-        if chunk is not None:
-            params.chunk = chunk
-        self._params: ParamsStruct = params
-        self.start_ns = time.time_ns()
-        backend.launch(params)
+        self, backend: CudaBackend, job: Job, sequence: CudaSequence, chunk: int | None = None
+    ) -> None:
+        before = time.perf_counter_ns()
+        self._launch = backend.begin(job, sequence, chunk=chunk)
+        self.launch_ns = time.perf_counter_ns() - before  # of the host, all before the kernel's own start
 
     @property
-    def _words(self) -> NDArray[np.int32]:
-        words: NDArray[np.int32] = self._status.view.view(np.int32)
-        return words
+    def finish_reason(self) -> FinishReason | None:
+        return self._launch.finish_reason
+
+    @property
+    def start_ns(self) -> int:
+        """When the kernel began, by the GPU's own clock; waits for that."""
+        while not self._launch.start_ns and not self._launch.collect():
+            time.sleep(_POLL_S)
+        return self._launch.start_ns
 
     def __iter__(self) -> Iterator[Token]:
-        seen, ids, times = 0, self._ids.view.view(np.int32), self._times.view.view(np.int64)
-        while True:
-            ended = self._backend.kernel.finished()
-            while seen < int(self._words[_TOKENS_WORD]):
-                yield Token(int(ids[seen]), int(times[seen]))
-                seen += 1
-            if ended:
-                return self._finished(seen)
-            time.sleep(_POLL_S)
+        launch, seen = self._launch, 0
+        try:
+            while True:
+                ended = launch.collect()
+                while seen < len(launch.tokens):
+                    yield launch.tokens[seen]
+                    seen += 1
+                if ended:
+                    break
+                time.sleep(_POLL_S)
+        except BaseException:  # the caller has lost interest in the iterator, or was interrupted
+            launch.abandon()
+            raise
+        launch.raise_fault()
 
     def cancel(self) -> None:
-        self._words[_CANCEL_WORD] = 1
+        self._launch.cancel()
 
-    def _finished(self, tokens: int) -> None:
-        finish, _, worker, stage, layer = (int(value) for value in self._words[:5])
-        self._sequence.length = len(self._job.prompt) + tokens - 1 if tokens else self._job.cached
-        if finish in (_NUMERICAL, _DEADLINE):
-            self._sequence.length = self._job.cached  # what the kernel wrote since cannot be trusted
-        if finish == _NUMERICAL:
-            raise NumericalFault(
-                f"Stage {STAGES[stage]} of layer {layer} gave a value that is not a number (worker {worker}).",
-                "The weights may be damaged; try --backend cpu --dtype f32.",
-            )
-        if finish == _DEADLINE:
-            raise DeadlineFault(self._backend.blame(), "This is a fault in Monotape; please report it.")
-        if finish not in _FINISH:
-            raise BackendError(f"The kernel ended in state {finish}.", "This is a fault in Monotape.")
-        self.finish_reason = _FINISH[finish]
+    def __del__(self) -> None:
+        launch = getattr(self, "_launch", None)
+        if launch is not None and not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                launch.abandon()

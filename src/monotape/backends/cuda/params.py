@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32, c_int64, c_void_p
+from ctypes import c_int32, c_int64, c_uint32, c_void_p
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,21 @@ THREADS = 10 * 32
 STAGES = ("qkv", "output", "gate_up", "down", "head", "attention", "combine", "sample", "rows")
 STAGE_ORDER = (0, 3, 4, 5, 6, 1, 2, 7, -1)  # in which a token passes them
 MATRIX_STAGES = 5
+TRACED_STAGES = 8  # all but the last
 MAX_SPLITS = 16
 
 
 def _pointers(*names: str) -> tuple[tuple[str, type], ...]:
     return tuple((name, c_void_p) for name in names)
+
+
+class StatusStruct(ctypes.Structure):
+    """kernels/types.h: HostStatus, in memory that both sides see."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("finish", "tokens", "worker", "stage", "layer")),
+        ("cancel", c_uint32), ("start_ns", c_int64),
+    )  # fmt: skip
 
 
 class RowsStruct(ctypes.Structure):

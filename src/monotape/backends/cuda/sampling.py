@@ -1,4 +1,4 @@
-"""A job's sampling as the kernel sees it: kernels/sampling.h's struct, its tables, and the log-probabilities it fills."""
+"""A job's sampling as the kernel sees it: the struct of kernels/sampling.h, its tables, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def is_plain(job: Job) -> bool:
 
 def has_penalties(job: Job) -> bool:
     sampling = job.sampling
-    return bool(
-        sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
-    )
+    return bool(sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty)
 
 
 def sampling_struct(job: Job, vocab: int) -> SamplingStruct:
@@ -80,7 +78,8 @@ class SamplingMemory:
         self.struct.adjusted = adjusted
         self.struct.counts = counts if has_penalties(job) else None
         if job.sampling.logit_bias:
-            pairs = sorted(job.sampling.logit_bias, key=lambda pair: pair[0])  # stable: equal ids keep their order
+            # Stable: biases of the same id are added in the order in which they were given.
+            pairs = sorted(job.sampling.logit_bias, key=lambda pair: pair[0])
             ids = DeviceMemory.of(np.array([token for token, _ in pairs], np.int32))
             values = DeviceMemory.of(np.array([bias for _, bias in pairs], np.float32))
             self._memories += [ids, values]
@@ -101,7 +100,3 @@ class SamplingMemory:
         span = slice(index * count, (index + 1) * count)
         top = zip(ids.view(np.int32)[span].tolist(), values.view(np.float32)[span].tolist(), strict=True)
         return Token(token, time_ns, float(chosen.view(np.float32)[index]), tuple(top))
-
-    def close(self) -> None:
-        for memory in (*self._memories, *self._outputs):
-            memory.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from monotape.backends.cuda.driver import DeviceMemory
 from monotape.backends.cuda.header import kv_unit_bytes
 from monotape.models.spec import ModelSpec
@@ -33,15 +35,26 @@ class CudaSequence:
         assert 0 <= length <= self.length
         self.length = length
 
-    def reserve(self, positions: int) -> None:
-        """Makes room for that many positions; what is there stays. Zeros, because the kernel multiplies all of it."""
+    def clear(self) -> None:
+        """Forgets everything, the memory too."""
+        self.length = self.units = 0
+        self._memory = None
+
+    def reserve(self, positions: int, stream: Any = None) -> None:
+        """Makes room for that many positions, for work that follows on `stream`; what is there stays.
+
+        Zeros, because the kernel multiplies all of a unit: what it does not look at must be numbers.
+        """
         wanted = -(-positions // UNIT)
+        assert wanted <= self._most_units
         if wanted <= self.units:
             return
         units = min(self._most_units, max(wanted, self.units * 2, _STEP_UNITS))
         memory = DeviceMemory(self._heads * units * self._unit_bytes)
-        memory.fill(0)
         if self._memory is not None and self.length:
+            memory.fill(0)
             old, new = self.units * self._unit_bytes, units * self._unit_bytes
             memory.copy_rows(self._memory, old, new, old, self._heads)
+        else:
+            memory.fill(0, stream)
         self._memory, self.units = memory, units

@@ -1,0 +1,67 @@
+"""Memory through which the host and the kernel speak of a request: taken once, used by one request after another."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.backends.cuda.driver import DeviceMemory, PinnedMemory
+from monotape.backends.cuda.params import ParamsStruct, StatusStruct
+from monotape.backends.protocol import Job
+
+_ROOM_FOR_STOPS = 64  # ids; more of them are rare, and take new memory
+
+
+class RequestMemory:
+    """Nothing here may be touched for the next request before the kernel of the latest one has ended."""
+
+    def __init__(self, context: int) -> None:
+        self._most_tokens = context
+        self._status = PinnedMemory(ctypes.sizeof(StatusStruct))
+        self.status = StatusStruct.from_address(self._status.pointer)
+        self._ids, self._times = PinnedMemory(4 * context), PinnedMemory(8 * context)
+        self._make_inputs(context + _ROOM_FOR_STOPS)
+
+    def _make_inputs(self, count: int) -> None:
+        self._staged, self._inputs = PinnedMemory(4 * count), DeviceMemory(4 * count)
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        ids: NDArray[np.int32] = self._ids.view.view(np.int32)
+        return ids
+
+    @property
+    def times_ns(self) -> NDArray[np.int64]:
+        times: NDArray[np.int64] = self._times.view.view(np.int64)
+        return times
+
+    def begin(self, job: Job, params: ParamsStruct, stream: Any, *, whole_prompt: bool) -> None:
+        """Clears what the kernel will tell, and has `stream` bring what it reads: the prompt, then the stop ids.
+
+        Ids whose KV is cached are not read, unless penalties count them. Only one copy is started and nothing is
+        waited for: both would come before the first token.
+        """
+        assert job.max_tokens <= self._most_tokens
+        prompt, stops = len(job.prompt), len(job.stop_ids)
+        if 4 * (prompt + stops) > self._inputs.bytes:
+            self._make_inputs(prompt + 2 * stops)
+        first = 0 if whole_prompt else job.cached
+        staged = self._staged.view.view(np.int32)
+        staged[first:prompt] = job.prompt[first:]
+        staged[prompt : prompt + stops] = job.stop_ids
+        start, count = 4 * first, 4 * (prompt + stops - first)
+        self._inputs.copy_in(self._staged.pointer + start, count, start, stream)
+        ctypes.memset(self._status.pointer, 0, ctypes.sizeof(StatusStruct))
+        self.status.worker = -1  # until one of them says where a fault came from
+        params.status = self._status.pointer
+        params.ids, params.times_ns = self._ids.pointer, self._times.pointer
+        params.prompt, params.stop_ids = self._inputs.pointer, self._inputs.pointer + 4 * prompt
+        params.prompt_length, params.cached = prompt, job.cached
+        params.max_tokens, params.stop_count = job.max_tokens, stops
+
+    def close(self) -> None:
+        for memory in (self._status, self._ids, self._times, self._staged, self._inputs):
+            memory.close()

@@ -1,0 +1,41 @@
+"""Memory for the rows of a prefill's chunk: activations between its stages, as kernels/types.h lays them out."""
+
+from __future__ import annotations
+
+from monotape.backends.cuda.driver import DeviceMemory
+from monotape.backends.cuda.params import RowsStruct
+from monotape.models.spec import ModelSpec
+
+CHUNK = 1024  # rows of a pass: weights are read once for all of them, and every worker has blocks enough
+_BLOCK_ROWS, _BLOCK_K, _BLOCK_BYTES = 8, 32, 512
+
+
+def chunk_for(context: int) -> int:
+    """Whole blocks of 128 rows, and no more of them than a prompt can fill."""
+    return min(CHUNK, -(-context // 128) * 128)
+
+
+def sizes(spec: ModelSpec, chunk: int) -> dict[str, int]:
+    """Bytes of each buffer, by its name in kernels/types.h: Rows."""
+
+    def blocks(k: int) -> int:
+        return chunk // _BLOCK_ROWS * -(-k // _BLOCK_K) * _BLOCK_BYTES
+
+    return {
+        "residual": 4 * chunk * spec.width,
+        "normed": blocks(spec.width),
+        "qkv": 2 * chunk * (spec.q_rows + 2 * spec.kv_rows),
+        "attended": blocks(spec.q_rows),
+        "activation": blocks(spec.ffn),
+    }
+
+
+def allocate(spec: ModelSpec, chunk: int) -> tuple[RowsStruct, list[DeviceMemory]]:
+    """The buffers, zeroed: what pads a block is multiplied too, and must be a number."""
+    rows, memories = RowsStruct(), []
+    for name, count in sizes(spec, chunk).items():
+        memory = DeviceMemory(count)
+        memory.fill(0)
+        memories.append(memory)
+        setattr(rows, name, memory.pointer)
+    return rows, memories

@@ -1,0 +1,120 @@
+"""The CUDA backend on a fake GPU whose kernel is the real one, compiled for the host and run by host_kernel/machine.h.
+
+Everything that reads the machine's order of events follows from the options' seed, so a failure can be repeated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_char_p, c_int32, c_int64, c_uint64
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from backends.fake_cuda import FakeCuda, Stream, fake_gpu
+from monotape.backends.cpu.build import find_compiler
+from monotape.backends.cuda import backend as module
+from monotape.backends.cuda.compilation import KERNELS
+from monotape.backends.cuda.header import plan_header
+
+SOURCES = Path(__file__).parent / "host_kernel"
+FLAGS = (
+    "-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare",
+    "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",  # checked jumps do not know of other stacks
+)  # fmt: skip
+
+
+class OptionsStruct(ctypes.Structure):
+    """host_kernel/machine.h: Options"""
+
+    _fields_ = (
+        ("seed", c_uint64), ("cancel_at", c_int64), ("most_steps", c_int64),
+        *((name, c_int32) for name in ("stalls_per_million", "stall_steps", "delay_steps", "copy_steps")),
+        *((name, c_int32) for name in ("favour_steps", "spare")),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How the machine behaves; see machine.h."""
+
+    seed: int = 0
+    cancel_at: int = -1
+    most_steps: int = 200_000_000
+    stalls_per_million: int = 0
+    stall_steps: int = 0
+    delay_steps: int = 100
+    copy_steps: int = 1000
+    favour_steps: int = 0
+
+
+class HostKernel:
+    """Takes the place of driver.Kernel: a launch returns when the kernel has ended."""
+
+    schedule = Schedule()  # of the launches to come, of all kernels
+    steps = 0  # of the latest launch
+
+    def __init__(self, library: bytes, name: str, shared_bytes: int) -> None:
+        self._run = ctypes.CDLL(library.decode()).run_on_host
+        self._run.restype = c_char_p
+        self.stream, self.launches = Stream(), 0
+
+    def launch(self, blocks: int, threads: int, parameters: ctypes.Structure) -> None:
+        schedule, steps = HostKernel.schedule, c_int64()
+        options = OptionsStruct(**{name: getattr(schedule, name) for name in Schedule.__slots__})
+        self.stream.sync()
+        self.launches += 1
+        size = c_int64(ctypes.sizeof(parameters))
+        fault = self._run(
+            ctypes.byref(parameters), size, blocks, ctypes.byref(options), ctypes.byref(steps)
+        )
+        HostKernel.steps = steps.value
+        if fault is not None:
+            raise AssertionError(f"{schedule}: {fault.decode()}")
+
+    def finished(self) -> bool:
+        return True
+
+
+def build(header: str, folder: Path) -> bytes:
+    """The path of the library for this plan.h. Sources are copied: the GPU's ptx.h must not be beside them."""
+    compiler = find_compiler()
+    assert compiler, "tests of the kernel need a C++ compiler"
+    files = {path.name: path.read_text() for path in (*KERNELS.glob("*.h"), KERNELS / "monotape.cu")}
+    files["ptx.h"] = ""
+    # A flag that is polled must let others run: see Watched.
+    files = {name: re.sub(r"\bvolatile int\b", "host::Watched", text) for name, text in files.items()}
+    assert not any("volatile" in text for text in files.values())
+    files |= {path.name: path.read_text() for path in SOURCES.iterdir()} | {"plan.h": header}
+    key = hashlib.sha256(repr((sorted(files.items()), FLAGS, compiler)).encode()).hexdigest()[:24]
+    library = folder / f"{key}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            for name, text in files.items():
+                Path(place, name).write_text(text)
+            made = Path(place, "made.so")
+            subprocess.run([*compiler, *FLAGS, str(Path(place, "run.cpp")), "-o", str(made)], check=True)
+            os.replace(made, library)
+    return str(library).encode()
+
+
+@contextmanager
+def host_gpu(folder: Path, **header: int) -> Iterator[FakeCuda]:
+    """Within, CudaBackend runs on the host; `header` changes plan.h, libraries go to `folder`."""
+    with pytest.MonkeyPatch.context() as patch, fake_gpu(FakeCuda()) as gpu:
+        patch.setattr(module, "Kernel", HostKernel)
+        patch.setattr(module, "plan_header", partial(plan_header, **header))
+        patch.setattr(module, "compile_kernel", lambda text: build(text, folder))
+        patch.setattr(HostKernel, "schedule", Schedule())
+        yield gpu

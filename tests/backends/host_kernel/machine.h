@@ -1,0 +1,401 @@
+// A GPU of one host thread: every CUDA thread is a fiber, and a random number generator says which one runs next.
+//
+// Fibers lose control wherever they wait or touch what others touch. What real hardware may do late happens late here:
+// stores become visible to others after a random time, bulk copies land in pieces, blocks stall. All of it follows from
+// the seed. Time is counted in steps, a step being one fiber's turn; when nobody can run it jumps to the next event.
+#pragma once
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <queue>
+#include <string>
+#include <vector>
+
+namespace host {
+
+struct Options {  // host_kernel.py: OptionsStruct
+  uint64_t seed;
+  int64_t cancel_at, most_steps;  // when the host asks the kernel to stop (-1: never), and when to give up
+  int stalls_per_million;         // turns after which a fiber, or all of its block, rests for long
+  int stall_steps;                // the longest such rest
+  int delay_steps;                // the longest time until a store is seen by others
+  int copy_steps;                 // the longest time that a bulk copy takes
+  int favour_steps;               // how long some blocks are favoured over others; 0: all are equal
+  int spare;
+};
+
+constexpr int kLanes = 32, kWarpsOfBlock = 10, kThreadsOfBlock = kLanes * kWarpsOfBlock;
+constexpr int kStackBytes = (64 << 10) + 4160;  // not a power of two: the tops would share a few lines of the cache
+constexpr int kLongestNap = 16384;  // steps between two looks of a fiber that polls
+
+struct AsyncWord {
+  void* to;
+  const void* from;
+  uint32_t bytes;
+  int group;
+};
+
+struct Fiber {
+  jmp_buf place;
+  bool started = false, ended = false;
+  int block, thread, polls = 0, collectives = 0;
+  const char* doing = "starting";
+  const void *watched[3] = {};  // what it looked at last, without doing anything else since
+  int copy_group = 0;
+  std::vector<AsyncWord> copies;
+  unsigned warp() const { return thread / kLanes; }
+  int lane() const { return thread % kLanes; }
+};
+
+enum class Collective { none, shuffle, shuffle_up, shuffle_down, shuffle_xor, sync, multiply };
+
+struct Warp {
+  int arrived = 0;
+  Collective kind = Collective::none;
+  uint64_t value[2][kLanes];  // two, used in turn: who is ahead does not overwrite what others have yet to read
+  uint32_t operand[2][kLanes][6];
+  float result[2][kLanes][4];
+};
+
+struct Meeting {
+  int arrived = 0, expected = 0;
+  std::vector<Fiber*> waiting;
+};
+
+struct Store {  // on its way to where others see it
+  uint64_t time;
+  uint32_t* at;
+  uint32_t value[4];
+  unsigned parts;  // bit i: part i is in it
+  int thread;
+  bool met, met_warp;  // the block, or the warp, has met since: a fence of any of them covers it
+};
+
+struct Block {
+  Warp warp[kWarpsOfBlock];
+  Meeting meeting[2];
+  std::vector<Store> stores;
+  std::vector<unsigned char> memory;
+  uint64_t stalled_until = 0;
+  int rank = 0;
+};
+
+struct Copy {
+  unsigned char* to;
+  const unsigned char* from;
+  uint32_t bytes;
+  uint64_t* barrier;
+};
+
+class Machine {
+ public:
+  Machine(int blocks, size_t shared_bytes, const Options& options)
+      : options(options), random_(options.seed * 0x9E3779B97F4A7C15ull + 1), blocks_(blocks), fibers_(blocks * kThreadsOfBlock),
+        stacks_(static_cast<size_t>(blocks) * kThreadsOfBlock * kStackBytes) {
+    for (Block& block : blocks_) {
+      block.memory.resize(shared_bytes + 128);
+      for (unsigned char& byte : block.memory) byte = static_cast<unsigned char>(random());
+    }
+    for (size_t i = 0; i < fibers_.size(); i++) {
+      fibers_[i].block = static_cast<int>(i) / kThreadsOfBlock, fibers_[i].thread = static_cast<int>(i) % kThreadsOfBlock;
+      ready_.push_back(&fibers_[i]);
+    }
+  }
+
+  const Options options;
+  Fiber* current = nullptr;
+  void (*body)() = nullptr;
+  void (*enter)(Fiber&) = nullptr;  // tells the kernel whose turn it is
+  uint32_t* cancel_flag = nullptr;
+  std::string fault;
+
+  uint64_t random() {
+    random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;
+    return random_ * 0x2545F4914F6CDD1Dull >> 16;
+  }
+  int below(int n) { return n > 0 ? static_cast<int>(random() % static_cast<unsigned>(n)) : 0; }
+  bool once_in(int n) { return below(n) == 0; }
+  uint64_t now() const { return now_; }
+  uint64_t turns() const { return turns_; }
+  Block& block() { return blocks_[current->block]; }
+  unsigned char* shared_memory(int block) {
+    return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(blocks_[block].memory.data()) + 127) / 128 * 128);
+  }
+
+  // Runs everybody to the end; the fault says what came between.
+  void run() {
+    size_t ended = 0;
+    while (ended < fibers_.size() && fault.empty()) {
+      happen();
+      if (ready_.empty()) {
+        if (!jump()) describe("Nobody can go on");
+        continue;
+      }
+      Fiber& fiber = pick();
+      Block& block = blocks_[fiber.block];
+      if (block.stalled_until > now_) {
+        sleep_until(fiber, block.stalled_until);
+        continue;
+      }
+      now_++;
+      if (static_cast<int64_t>(++turns_) > options.most_steps) describe("It takes too long");
+      resume(fiber);
+      ended += fiber.ended;
+    }
+    while (fault.empty() && !copies_.empty()) fault = "A block ended under a copy.";
+    for (Block& block : blocks_) flush(block, [](const Store&) { return true; });
+  }
+
+  void fail(const std::string& what) {
+    fault = what + " (block " + std::to_string(current->block) + ", thread " + std::to_string(current->thread) + ")";
+    leave();
+  }
+
+  // The current fiber goes on later: soon, after some steps, or when somebody calls `wake`.
+  void yield() {
+    if (options.stalls_per_million && below(1000000) < options.stalls_per_million) {
+      const uint64_t until = now_ + 1 + below(options.stall_steps);
+      if (once_in(4)) block().stalled_until = until;
+      sleep_until(*current, until);
+    } else {
+      ready_.push_back(current);
+    }
+    leave();
+  }
+  void sleep(int steps) {
+    sleep_until(*current, now_ + 1 + below(steps));
+    leave();
+  }
+  void wait(const char* what) {
+    current->doing = what;
+    leave();
+    current->doing = "running";
+  }
+  void wake(Fiber& fiber) { ready_.push_back(&fiber); }
+  void wake_warp(int block, unsigned warp, int but_lane) {
+    for (int lane = 0; lane < kLanes; lane++)
+      if (lane != but_lane) wake(fibers_[block * kThreadsOfBlock + warp * kLanes + lane]);
+  }
+
+  // After a look at something that others change.
+  void saw(bool what_it_wanted, const char* what) {
+    if (what_it_wanted) {
+      current->polls = 0;
+      if (once_in(16)) yield();
+      return;
+    }
+    current->doing = what;
+    const int nap = 1 << (current->polls < 14 ? current->polls : 14);
+    current->polls++;
+    sleep(nap < kLongestNap ? nap : kLongestNap);
+    current->doing = "running";
+  }
+  void did_something() { current->polls = 0, current->watched[0] = current->watched[1] = current->watched[2] = nullptr; }
+  // A look at a plain flag: whoever looks at the same few flags again and again is polling.
+  void looked_at(const void* flag) {
+    Fiber& f = *current;
+    if (flag == f.watched[0] || flag == f.watched[1] || flag == f.watched[2]) return saw(false, "watching a flag");
+    f.watched[2] = f.watched[1], f.watched[1] = f.watched[0], f.watched[0] = flag;
+    if (once_in(8)) yield();
+  }
+
+  void store(uint32_t* at, const uint32_t* value, unsigned parts) {
+    did_something();
+    Block& b = block();
+    const bool torn = parts == 15 && once_in(4);  // nobody promises that sixteen bytes arrive at once
+    for (int i = 0; i < (torn ? 4 : 1); i++) {
+      Store s = {now_ + below(options.delay_steps), at, {0, 0, 0, 0}, torn ? 1u << i : parts, current->thread, false, false};
+      for (int part = 0; part < 4; part++)
+        if (s.parts >> part & 1) s.value[part] = value[part];
+      for (const Store& before : b.stores)
+        if (before.at == at && before.time > s.time) s.time = before.time;
+      b.stores.push_back(s);
+      arrivals_.push({s.time, current->block});
+    }
+    if (once_in(16)) yield();
+  }
+  // A thread's load of a word comes after its own store to it.
+  void settle(const uint32_t* at) {
+    Block& b = block();
+    bool own = false;
+    for (const Store& s : b.stores) own |= s.at == at && s.thread == current->thread;
+    if (own) flush(b, [at](const Store& s) { return s.at == at; });
+  }
+  // Everything that is before a fence of the current thread becomes visible.
+  void fence() {
+    const int thread = current->thread;
+    flush(block(), [thread](const Store& s) {
+      return s.thread == thread || s.met || (s.met_warp && s.thread / kLanes == thread / kLanes);
+    });
+  }
+  void stores_met(int block, int warp) {  // warp -1: all of the block
+    for (Store& s : blocks_[block].stores) {
+      if (warp < 0) s.met = true;
+      else if (s.thread / kLanes == warp) s.met_warp = true;
+    }
+  }
+
+  void copy(const Copy& all) {
+    did_something();
+    memset(all.to, 0xff, all.bytes);  // from now on the memory is the copy's
+    const uint32_t words = all.bytes / 16;
+    uint32_t done = 0;
+    while (done < words) {
+      const uint32_t more = once_in(3) ? words - done : 1 + static_cast<uint32_t>(below(static_cast<int>(words - done)));
+      copies_.push({now_ + 1 + below(options.copy_steps), {all.to + done * 16, all.from + done * 16, more * 16, all.barrier}});
+      done += more;
+    }
+  }
+  void (*landed)(uint64_t* barrier, uint32_t bytes) = nullptr;
+
+ private:
+  struct Nap {
+    uint64_t until, order;
+    Fiber* fiber;
+    bool operator<(const Nap& other) const { return until != other.until ? until > other.until : order > other.order; }
+  };
+  struct Arrival {
+    uint64_t time;
+    int block;
+    bool operator<(const Arrival& other) const { return time != other.time ? time > other.time : block > other.block; }
+  };
+  struct Landing {
+    uint64_t time;
+    Copy copy;
+    bool operator<(const Landing& other) const { return time != other.time ? time > other.time : copy.to > other.copy.to; }
+  };
+
+  void sleep_until(Fiber& fiber, uint64_t until) { naps_.push({until, order_++, &fiber}); }
+
+  void happen() {
+    while (!arrivals_.empty() && arrivals_.top().time <= now_) {
+      const uint64_t time = now_;
+      flush(blocks_[arrivals_.top().block], [time](const Store& s) { return s.time <= time; });
+      arrivals_.pop();
+    }
+    while (!copies_.empty() && copies_.top().time <= now_) {
+      const Copy c = copies_.top().copy;
+      copies_.pop();
+      memcpy(c.to, c.from, c.bytes);
+      landed(c.barrier, c.bytes);
+    }
+    while (!naps_.empty() && naps_.top().until <= now_) {
+      ready_.push_back(naps_.top().fiber);
+      naps_.pop();
+    }
+    if (options.cancel_at >= 0 && static_cast<int64_t>(turns_) >= options.cancel_at) *cancel_flag = 1;
+  }
+  bool jump() {
+    uint64_t next = ~0ull;
+    if (!naps_.empty()) next = naps_.top().until;
+    if (!copies_.empty() && copies_.top().time < next) next = copies_.top().time;
+    if (!arrivals_.empty() && arrivals_.top().time < next) next = arrivals_.top().time;
+    if (next == ~0ull) return false;
+    now_ = next > now_ ? next : now_ + 1;
+    return true;
+  }
+  // Now and then everybody has the same chance; in between, whoever became ready last, so that a warp runs far ahead of
+  // the others. (It is also what a cache likes best.)
+  Fiber& pick() {
+    if (now_ >= next_mood_) {
+      fair_ = once_in(8);
+      next_mood_ = now_ + 1 + below(fair_ ? 2000 : 20000);
+    }
+    const size_t some = fair_ || ready_.size() < kLanes || once_in(64) ? ready_.size() : kLanes;
+    size_t at = ready_.size() - 1 - random() % some;
+    if (options.favour_steps) {
+      if (now_ >= next_ranks_) {
+        for (Block& block : blocks_) block.rank = below(1000);
+        next_ranks_ = now_ + 1 + below(options.favour_steps);
+      }
+      for (int i = 0; i < 3; i++) {
+        const size_t other = random() % ready_.size();
+        if (blocks_[ready_[other]->block].rank > blocks_[ready_[at]->block].rank) at = other;
+      }
+    }
+    Fiber* fiber = ready_[at];
+    ready_[at] = ready_.back();
+    ready_.pop_back();
+    return *fiber;
+  }
+
+  template <class Which>
+  void flush(Block& b, Which which) {
+    size_t kept = 0;
+    for (size_t i = 0; i < b.stores.size(); i++) {
+      const Store& s = b.stores[i];
+      if (!which(s)) {
+        b.stores[kept++] = s;
+        continue;
+      }
+      for (int part = 0; part < 4; part++)
+        if (s.parts >> part & 1) s.at[part] = s.value[part];
+    }
+    b.stores.resize(kept);
+  }
+
+  void describe(const char* what) {
+    fault = std::string(what) + ":";
+    int told = 0;
+    for (const Fiber& f : fibers_)
+      if (!f.ended && f.lane() == 0 && told++ < 40)
+        fault += " [block " + std::to_string(f.block) + " warp " + std::to_string(f.warp()) + " " + f.doing + "]";
+  }
+
+  // Switching takes no system call: a context is only made to begin a fiber on its own stack.
+  __attribute__((noinline)) void leave() {
+    if (!_setjmp(current->place)) _longjmp(scheduler_, 1);
+  }
+  __attribute__((noinline)) void resume(Fiber& fiber) {
+    current = &fiber;
+    enter(fiber);
+    if (_setjmp(scheduler_)) return;
+    if (fiber.started) _longjmp(fiber.place, 1);
+    begin(fiber);
+  }
+  void begin(Fiber& fiber) {
+    fiber.started = true, fiber.doing = "running";
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stacks_.get() + (&fiber - fibers_.data()) * static_cast<size_t>(kStackBytes);
+    context.uc_stack.ss_size = kStackBytes;
+    context.uc_link = nullptr;
+    makecontext(&context, body, 0);
+    setcontext(&context);
+  }
+
+ public:
+  [[noreturn]] void end() {
+    current->ended = true, current->doing = "ended";
+    _longjmp(scheduler_, 1);
+  }
+
+ private:
+  struct Stacks {  // not touched until they are used
+    explicit Stacks(size_t bytes) : memory(static_cast<char*>(malloc(bytes))) {}
+    ~Stacks() { free(memory); }
+    Stacks(const Stacks&) = delete;
+    Stacks& operator=(const Stacks&) = delete;
+    char* get() const { return memory; }
+    char* memory;
+  };
+
+  uint64_t random_, now_ = 0, turns_ = 0, order_ = 0, next_ranks_ = 0, next_mood_ = 0;
+  bool fair_ = false;
+  std::vector<Block> blocks_;
+  std::vector<Fiber> fibers_;
+  Stacks stacks_;
+  std::vector<Fiber*> ready_;
+  std::priority_queue<Nap> naps_;
+  std::priority_queue<Arrival> arrivals_;
+  std::priority_queue<Landing> copies_;
+  jmp_buf scheduler_;
+};
+
+extern Machine* machine;
+
+}  // namespace host

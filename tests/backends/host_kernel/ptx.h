@@ -1,0 +1,210 @@
+// The kernel's ptx.h for the host: the same functions, made of the pseudo-GPU in machine.h.
+#pragma once
+#include "cuda_on_host.h"
+#include "plan.h"
+
+namespace monotape {
+
+using int64_t = long long;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+using host::machine;
+
+// A barrier in shared memory: its phase, arrivals that a phase takes and that are still missing, and bytes to come.
+struct BarrierBits {
+  unsigned phase : 1, expected : 15, missing : 16;
+  int bytes;
+};
+static_assert(sizeof(BarrierBits) == 8, "as large as the GPU's own");
+inline void change_barrier(void* at, int arrivals, int bytes) {
+  BarrierBits bits;
+  memcpy(&bits, at, 8);
+  if (arrivals > static_cast<int>(bits.missing)) machine->fail("A barrier with too many arrivals");
+  bits.missing -= arrivals, bits.bytes += bytes;
+  if (bits.missing == 0 && bits.bytes == 0) bits.phase ^= 1, bits.missing = bits.expected;
+  memcpy(at, &bits, 8);
+}
+inline void barrier_init(uint64_t* barrier, int arrivals) {
+  BarrierBits bits;
+  bits.phase = 0, bits.expected = bits.missing = static_cast<unsigned>(arrivals), bits.bytes = 0;
+  memcpy(static_cast<void*>(barrier), &bits, 8);
+}
+inline void barrier_init_fence() {}
+inline void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  machine->did_something();
+  change_barrier(barrier, 0, static_cast<int>(bytes));
+  change_barrier(barrier, 1, 0);
+}
+inline void barrier_arrive(uint64_t* barrier) {
+  machine->did_something();
+  change_barrier(barrier, 1, 0);
+  if (machine->once_in(4)) machine->yield();
+}
+inline bool barrier_passed(uint64_t* barrier, uint32_t parity) {
+  BarrierBits bits;
+  memcpy(&bits, barrier, 8);
+  const bool passed = bits.phase != parity;
+  machine->saw(passed, "waiting for a page");
+  return passed;
+}
+
+inline uint64_t streaming_policy() { return 1; }
+inline void copy_page(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t) {
+  if (bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16) machine->fail("A copy that is not of whole words");
+  machine->copy({static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes,
+                 reinterpret_cast<::uint64_t*>(barrier)});
+}
+inline void fence_copies() {}
+
+// Groups of copies are a thread's own: they may land at once, or not before they are waited for.
+inline void copy_word(void* to, const void* from, uint32_t bytes) {
+  const host::AsyncWord word = {to, from, bytes, machine->current->copy_group};
+  memset(to, 0xff, 16);
+  machine->current->copies.push_back(word);
+  machine->did_something();
+}
+inline void land_copies(int groups) {  // all of the groups before that one
+  auto& copies = machine->current->copies;
+  size_t kept = 0;
+  for (const host::AsyncWord& word : copies) {
+    if (word.group >= groups) {
+      copies[kept++] = word;
+      continue;
+    }
+    memset(word.to, 0, 16);
+    memcpy(word.to, word.from, word.bytes);
+  }
+  copies.resize(kept);
+}
+inline void end_copy_group() {
+  machine->current->copy_group++;
+  if (machine->once_in(4)) land_copies(machine->current->copy_group - machine->below(3));
+}
+template <int Left>
+inline void wait_copy_groups() {
+  land_copies(machine->current->copy_group - Left);
+  machine->yield();
+}
+
+inline bool all_there(uint4 v) { return v.x != ~0u && v.y != ~0u && v.z != ~0u && v.w != ~0u; }
+inline uint4 load_word(const uint4* p) {
+  machine->settle(reinterpret_cast<const uint32_t*>(p));
+  uint4 v = *p;
+  machine->saw(all_there(v), "waiting for a word");
+  return v;
+}
+inline void store_word(uint4* p, uint4 v) {
+  const uint32_t parts[4] = {v.x, v.y, v.z, v.w};
+  machine->store(reinterpret_cast<uint32_t*>(p), parts, 15);
+}
+inline uint4 load_row_word(const uint4* p) { return *p; }
+inline float load_row_value(const float* p) { return *p; }
+
+inline void add_to_shared(uint32_t* p, uint32_t n) {
+  if (machine->once_in(8)) machine->yield();
+  *p += n;
+}
+
+inline void raise_counter(uint32_t* p) {
+  machine->fence();
+  ++*p;
+  machine->yield();
+}
+inline uint32_t read_counter(const uint32_t* p) {
+  const uint32_t v = *p;
+  machine->saw(false, "waiting for a counter");  // nobody reads one that need not wait for it, or rest
+  return v;
+}
+inline void mark_unhealthy(uint32_t* p) {
+  const uint32_t zero[4] = {0, 0, 0, 0};
+  machine->store(p, zero, 1);
+}
+
+inline uint32_t load_host_flag(const uint32_t* p) { return *p; }
+template <class T>
+inline void store_to_host(T* p, T v) {
+  *p = v;
+}
+inline void store_to_host(int* p, unsigned v) { *p = static_cast<int>(v); }
+inline bool claim_host_word(int* p, int value) {
+  if (*p != 0) return false;
+  *p = value;
+  return true;
+}
+inline void fence_host() { machine->fence(); }
+inline void fence_device() { machine->fence(); }
+inline void fence_block() {}
+
+inline int64_t clock_ns() { return 1000000 + static_cast<int64_t>(machine->now()); }
+inline int64_t clock_ticks() { return clock_ns(); }
+inline void rest(int ns) {
+  machine->did_something();
+  machine->current->doing = "resting";
+  machine->sleep(4 * ns);
+}
+
+inline int opaque(int value) { return __shfl_sync(~0u, value, static_cast<int>(threadIdx.x % 32)); }
+inline void consumers_meet(int threads) { host::meet(1, threads); }
+
+inline float from_half(uint16_t half) {
+  const int exponent = half >> 10 & 31, fraction = half & 1023;
+  const float size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                     : exponent     ? ldexpf(static_cast<float>(1024 + fraction), exponent - 25)
+                                    : ldexpf(static_cast<float>(fraction), -24);
+  return half >> 15 ? -size : size;
+}
+inline uint16_t to_half(float value) {
+  if (value != value) return 0x7fff;
+  const unsigned sign = __float_as_uint(value) >> 16 & 0x8000;
+  const float size = fabsf(value);
+  if (size >= 65520) return static_cast<uint16_t>(sign | 0x7c00);
+  const int exponent = size < 6.103515625e-5f ? -14 : ilogbf(size);
+  return static_cast<uint16_t>(sign | ((exponent + 14) * 1024 + static_cast<int>(nearbyintf(ldexpf(size, 10 - exponent)))));
+}
+inline uint16_t to_bfloat(float value) {
+  if (value != value) return 0x7fff;
+  const uint32_t bits = __float_as_uint(value);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float widen(uint16_t half) {
+  return kFloat16 ? from_half(half) : __uint_as_float(static_cast<uint32_t>(half) << 16);
+}
+inline uint32_t pack_pair(float low, float high) {
+  if (kFloat16) return to_half(low) | static_cast<uint32_t>(to_half(high)) << 16;
+  return to_bfloat(low) | static_cast<uint32_t>(to_bfloat(high)) << 16;
+}
+inline float low_half(uint32_t pair) { return widen(static_cast<uint16_t>(pair)); }
+inline float high_half(uint32_t pair) { return widen(static_cast<uint16_t>(pair >> 16)); }
+inline float infinity() { return INFINITY; }
+
+// The product of a whole warp, from the fragments that mma.sync.m16n8k16 documents: lane l has rows l / 4 and l / 4 + 8
+// of a, column l / 4 of b, and of each the values 2 * (l % 4), the next, and the two that are eight further on.
+inline void multiply_warp(host::Warp& warp, int slot) {
+  float a[16][16], b[16][8], c[16][8] = {};
+  for (int lane = 0; lane < 32; lane++) {
+    const uint32_t* word = warp.operand[slot][lane];
+    const int g = lane / 4, t = 2 * (lane % 4);
+    for (int i = 0; i < 4; i++) {
+      const int row = g + i % 2 * 8, k = t + i / 2 * 8;
+      a[row][k] = low_half(word[i]), a[row][k + 1] = high_half(word[i]);
+    }
+    for (int i = 0; i < 2; i++) b[t + 8 * i][g] = low_half(word[4 + i]), b[t + 8 * i + 1][g] = high_half(word[4 + i]);
+  }
+  for (int row = 0; row < 16; row++)
+    for (int k = 0; k < 16; k++)
+      for (int n = 0; n < 8; n++) c[row][n] += a[row][k] * b[k][n];
+  for (int lane = 0; lane < 32; lane++)
+    for (int i = 0; i < 4; i++) warp.result[slot][lane][i] = c[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
+}
+inline void multiply_accumulate(float* c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  const int slot = host::turn(), lane = machine->current->lane();
+  host::Warp& warp = machine->block().warp[machine->current->warp()];
+  const uint32_t words[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(warp.operand[slot][lane], words, sizeof(words));
+  host::come_together(host::Collective::multiply, [slot](host::Warp& w) { multiply_warp(w, slot); });
+  for (int i = 0; i < 4; i++) c[i] += warp.result[slot][lane][i];
+}
+
+}  // namespace monotape

@@ -1,0 +1,43 @@
+// Runs the kernel on the pseudo-GPU, from its first instruction to the last of all threads.
+#include "monotape.cu"
+
+#undef memory
+
+Index threadIdx, blockIdx;
+unsigned char (*host_memory)[];
+host::Machine* host::machine;
+
+namespace {
+
+const monotape::Params* params;
+
+void body() {
+  monotape_request(*params);
+  host::machine->end();
+}
+
+void enter(host::Fiber& fiber) {
+  threadIdx.x = static_cast<unsigned>(fiber.thread), blockIdx.x = static_cast<unsigned>(fiber.block);
+  host_memory = reinterpret_cast<unsigned char(*)[]>(host::machine->shared_memory(fiber.block));
+}
+
+void landed(uint64_t* barrier, uint32_t bytes) { monotape::change_barrier(barrier, 0, -static_cast<int>(bytes)); }
+
+}  // namespace
+
+// Null: everybody has come to the end; else what went wrong. `steps` is how many turns that took.
+extern "C" const char* run_on_host(const void* parameters, int64_t bytes, int workers, const host::Options* options,
+                                   int64_t* steps) {
+  static std::string fault;
+  if (bytes != sizeof(monotape::Params)) return "The parameters are laid out otherwise.";
+  if (workers != monotape::kWorkers) return "The kernel was built for another number of workers.";
+  params = static_cast<const monotape::Params*>(parameters);
+  host::Machine machine(workers, sizeof(monotape::Shared), *options);
+  host::machine = &machine;
+  machine.body = body, machine.enter = enter, machine.landed = landed;
+  machine.cancel_flag = &params->status->cancel;
+  machine.run();
+  *steps = static_cast<int64_t>(machine.turns());
+  fault = machine.fault;
+  return fault.empty() ? nullptr : fault.c_str();
+}

@@ -1,0 +1,115 @@
+"""What the host tells the kernel lies where the kernel looks for it: checked against types.h, and by the compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+
+from families import Case
+from monotape.backends.cuda.compilation import ARCHITECTURE, KERNELS, STANDARD, cuda_core
+from monotape.backends.cuda.header import kv_unit_bytes, plan_header
+from monotape.backends.cuda.params import (
+    MATRIX_STAGES,
+    MAX_SPLITS,
+    STAGE_ORDER,
+    STAGES,
+    THREADS,
+    TRACED_STAGES,
+    ParamsStruct,
+    RowsStruct,
+    StatusStruct,
+    exchange_bytes,
+    place_table,
+    span_table,
+)
+from monotape.backends.cuda.sampling import SamplingStruct
+from monotape.backends.cuda.sequence import UNIT
+from monotape.engine.loading import gpu_plan
+from monotape.models.registry import spec_from_config
+from shapes import SHAPES
+
+STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "Params": ParamsStruct, "Rows": RowsStruct, "Sampling": SamplingStruct,
+}  # fmt: skip
+CASES = {
+    "llama-3.2-1b on 132": (SHAPES["llama-3.2-1b"], 132),
+    "smollm2-135m on 132": (SHAPES["smollm2-135m"], 132),
+    "odd sizes on 7": (Case("odd", "llama", {"head_dim": 48}).config().to_dict(), 7),
+}
+
+
+def declared(name: str) -> list[str]:
+    """The fields of a struct of the kernel, in order."""
+    text = "".join(file.read_text() for file in sorted(KERNELS.glob("*.h")))
+    found = re.search(rf"^struct {name} {{(.*?)^}};", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"no header has a struct {name}"
+    body = re.sub(r"//[^\n]*", "", found.group(1))
+    fields = []
+    for declaration in filter(str.strip, body.split(";")):
+        fields += [re.findall(r"\w+", re.sub(r"\[.*?\]", "", part))[-1] for part in declaration.split(",")]
+    return fields
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_fields_have_the_same_names_in_the_same_order(name: str) -> None:
+    assert declared(name) == [field[0] for field in STRUCTS[name]._fields_]
+
+
+STATUS = ("finish", "tokens", "worker", "stage", "layer", "cancel")  # what ends a request; then its start
+
+
+def _expected(exchange: int, unit_bytes: int) -> dict[str, int]:
+    """Expressions of the kernel's, and what the host takes them to be."""
+    found = {
+        "sizeof(Exchange)": exchange, "kUnitBytes": unit_bytes, "kUnitPositions": UNIT, "kThreads": THREADS,
+        "kMatrixStages": MATRIX_STAGES, "kTracedStages": TRACED_STAGES, "sizeof(Span)": 16, "sizeof(TilePlace)": 16,
+        "sizeof(HostStatus)": ctypes.sizeof(StatusStruct), f"kMaxSplits > {MAX_SPLITS}": 0,
+    }  # fmt: skip
+    found |= {f"int(Stage::{stage})": number for number, stage in enumerate(STAGES)}
+    found |= {
+        f"__builtin_offsetof(HostStatus, {name})": getattr(StatusStruct, name).offset for name in STATUS
+    }
+    for name, struct in STRUCTS.items():
+        found[f"sizeof({name})"] = ctypes.sizeof(struct)
+        for field in struct._fields_:
+            found[f"__builtin_offsetof({name}, {field[0]})"] = getattr(struct, field[0]).offset
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_compiler_lays_them_out_alike(case: str, tmp_path: Path) -> None:
+    config, workers = CASES[case]
+    spec = spec_from_config(config)
+    plan = gpu_plan(spec, workers, 96)
+    (tmp_path / "plan.h").write_text(plan_header(spec, plan))
+    expected = _expected(exchange_bytes(spec, plan), kv_unit_bytes(spec))
+    checks = "\n".join(f'static_assert(({text}) == {value}, "{text}");' for text, value in expected.items())
+    source = f'#include "types.h"\n#include "sampling.h"\nnamespace monotape {{\n{checks}\n}}\n'
+    core = cuda_core()
+    options = core.ProgramOptions(arch=ARCHITECTURE, std=STANDARD, include_path=[str(tmp_path), str(KERNELS)])
+    assert core.Program(source, "c++", options=options).compile("cubin").code
+
+
+def test_every_stage_has_a_place_in_the_order_of_a_token() -> None:
+    order = [STAGES[STAGE_ORDER.index(place)] for place in range(8)]
+    assert order.index("qkv") < order.index("attention") < order.index("combine") < order.index("output")
+    assert order.index("gate_up") < order.index("down") < order.index("head") < order.index("sample")
+
+
+def test_tables_lead_to_every_tile() -> None:
+    spec = spec_from_config(CASES["odd sizes on 7"][0])
+    plan = gpu_plan(spec, 7, 96)
+    rank, spans = plan.ranks[0], span_table(plan)
+    places, first = place_table(plan)
+    starts = [sum(tape.bytes for tape in rank.tapes[:worker]) for worker in range(7)]
+    for index, stage in enumerate(rank.stages):
+        assert spans["count"][:, index].sum() == stage.tiles
+        tile_bytes = plan.format.tile_bytes(stage.padded_k)
+        for worker, (tape_first, count, offset) in enumerate(spans[:, index].tolist()):
+            for tile in range(count):
+                start, stride = places[first[index] + tape_first + tile].tolist()
+                assert start == starts[worker] + offset + tile * tile_bytes
+                assert stride == (0 if stage is rank.head else rank.tapes[worker].layer_bytes)

@@ -1,0 +1,188 @@
+"""The monokernel without a GPU: its own sources, run by fibers in orders that a GPU would rarely show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from backends.cpu_cases import ids, reference
+from backends.host_kernel import HostKernel, Schedule, host_gpu
+from families import Case, make_checkpoint
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.cuda.generation import CudaGeneration
+from monotape.backends.cuda.params import place_table
+from monotape.backends.protocol import Job
+from monotape.engine.loading import gpu_plan
+from monotape.errors import DeadlineFault, NumericalFault
+from monotape.models.registry import spec_from_config
+from monotape.weights.open import open_checkpoint
+
+CONTEXT = 160
+VOCAB = 59
+SMALL = {"num_hidden_layers": 2, "intermediate_size": 44, "vocab_size": VOCAB}
+CASES = {
+    # Three tiles of width among five workers: two of them have nothing of some stages.
+    "narrow": Case("narrow", "llama", {**SMALL, "hidden_size": 20, "head_dim": 16, "num_attention_heads": 4}),
+    "odd": Case("odd", "qwen3", {**SMALL, "hidden_size": 54, "head_dim": 48, "tie_word_embeddings": True}),
+}
+SETUPS: dict[str, tuple[str, int, dict[str, int]]] = {  # the case, its workers, and what plan.h says otherwise
+    "two workers": ("narrow", 2, {}),
+    "odd heads": ("odd", 3, {}),
+    "splits": ("narrow", 5, {"units_per_split": 1}),  # attention is shared out from position 32 on
+}
+SCHEDULES = (
+    Schedule(seed=1),
+    Schedule(seed=2, delay_steps=20_000, copy_steps=20_000),
+    Schedule(seed=3, stalls_per_million=40, stall_steps=100_000, delay_steps=3000, favour_steps=10_000),
+)
+PATHS = {"rows": None, "token by token": 0}  # how the prompt is taken: the chunk
+TOKENS = tuple(np.random.default_rng(5).integers(3, VOCAB, 80).tolist())
+TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
+DEADLINE_NS = 100_000_000  # of the machine's own time; Patience speaks up long before
+Logits = NDArray[np.float32]
+Load = Callable[[str], CudaBackend]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with checkpoints, by the names of CASES, and libraries."""
+    folder = tmp_path_factory.mktemp("host")
+    for name, case in CASES.items():
+        make_checkpoint(case, folder / name)
+    return folder
+
+
+@pytest.fixture
+def load(place: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Loads a setup onto a GPU of its own."""
+    monkeypatch.setattr(HostKernel, "schedule", SCHEDULES[0])
+    with ExitStack() as stack:
+
+        def backend(setup: str) -> CudaBackend:
+            case, workers, header = SETUPS[setup]
+            stack.enter_context(host_gpu(place / "libraries", **header))
+            checkpoint = open_checkpoint(place / case)
+            spec = spec_from_config(checkpoint.config)
+            loaded = CudaBackend.load(spec, gpu_plan(spec, workers, CONTEXT), checkpoint)
+            stack.callback(loaded.close)
+            return loaded
+
+        yield backend
+
+
+def distance(got: Logits, want: Logits) -> float:
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+@pytest.mark.parametrize(
+    ("setup", "ahead", "count"),
+    [("two workers", 0, 40), ("odd heads", 0, 24), ("splits", 28, 42)],  # ahead: rows that the prefill takes first
+)
+def test_token_by_token_in_any_order(load: Load, place: Path, setup: str, ahead: int, count: int) -> None:
+    """Close to the reference, and the same bits whatever order the machine chose."""
+    backend, want = load(setup), reference(place / SETUPS[setup][0], CONTEXT)
+    exact = want.logits(TOKENS[: ahead + count], want.new_sequence())[ahead:]
+    seen = []
+    for schedule in SCHEDULES:
+        HostKernel.schedule = schedule
+        sequence = backend.new_sequence()
+        if ahead:
+            backend.logits(TOKENS[:ahead], sequence)
+        seen.append(backend.logits(TOKENS[ahead : ahead + count], sequence, chunk=0))
+    assert distance(seen[0], exact) < TOLERANCE
+    assert all(np.array_equal(seen[0], other) for other in seen[1:])
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_rows_in_any_order(load: Load, place: Path, setup: str) -> None:
+    """In one turn, and in two of which the second begins in the middle of a unit."""
+    backend, want = load(setup), reference(place / SETUPS[setup][0], CONTEXT)
+    exact = want.logits(TOKENS[:70], want.new_sequence())
+    seen = []
+    for schedule in SCHEDULES:
+        HostKernel.schedule = schedule
+        sequence = backend.new_sequence()
+        turns = [backend.logits(part, sequence) for part in (TOKENS[:41], TOKENS[41:70])]
+        seen.append(np.concatenate(turns))
+    assert distance(seen[0], exact) < TOLERANCE
+    assert all(np.array_equal(seen[0], other) for other in seen[1:])
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_greedy_tokens_in_any_order(load: Load, place: Path, setup: str) -> None:
+    """A prompt by rows, then decoding over the edge of a unit; each token is the best, or as good as that."""
+    backend, want = load(setup), reference(place / SETUPS[setup][0], CONTEXT)
+    prompt, runs = TOKENS[:27], []
+    for schedule in SCHEDULES:
+        HostKernel.schedule = schedule
+        generation = backend.start(Job(prompt, 0, 9, (1000,)), backend.new_sequence())
+        runs.append(ids(list(generation)))
+        assert generation.finish_reason == "length"
+    assert all(run == runs[0] for run in runs[1:])
+    logits = want.logits((*prompt, *runs[0][:-1]), want.new_sequence())[len(prompt) - 1 :]
+    behind = logits.max(axis=1) - logits[np.arange(9), runs[0]]
+    assert (behind <= TOLERANCE * np.linalg.norm(logits, axis=1)).all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_cancel(load: Load, path: str) -> None:
+    """At any time: the kernel ends, and what it says fits."""
+    backend, chunk = load("two workers"), PATHS[path]
+    prompt = TOKENS[:12]
+    whole = ids(list(CudaGeneration(backend, Job(prompt, 0, 6), backend.new_sequence(), chunk)))
+    steps, reasons = HostKernel.steps, []
+    for seed, share in enumerate((0.0, 0.1, 0.5, 0.9)):
+        HostKernel.schedule = replace(SCHEDULES[0], seed=seed, cancel_at=int(share * steps))
+        sequence = backend.new_sequence()
+        generation = CudaGeneration(backend, Job(prompt, 0, 6), sequence, chunk)
+        tokens = ids(list(generation))
+        assert tokens == whole[: len(tokens)]
+        assert sequence.length == (12 + len(tokens) - 1 if tokens else 0)
+        reasons.append(generation.finish_reason)
+    assert reasons[:3] == ["cancelled"] * 3
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stage", ["qkv", "gate_up"])
+def test_a_missing_word_ends_in_a_deadline(load: Load, path: str, stage: str) -> None:
+    """Of the path of decoding: a prefill does not look at the spans of the stages."""
+    backend = load("two workers")
+    backend._params.deadline_ns = DEADLINE_NS
+    backend.lose_word_of(stage)
+    after = {"qkv": "attention", "gate_up": "down"}[stage]
+    expected = (
+        rf"Worker \d waited too long for word \d+ of the input of stage {after} in layer 0, at position \d+\."
+    )
+    with pytest.raises(DeadlineFault, match=expected):
+        list(CudaGeneration(backend, Job(TOKENS[:5], 0, 5), backend.new_sequence(), PATHS[path]))
+
+
+@pytest.mark.parametrize(("stage", "layer"), [("down", 1), ("head", 2)])
+def test_a_nan_in_the_weights_is_a_fault_that_says_where(load: Load, stage: str, layer: int) -> None:
+    backend = load("odd heads")
+    places, first = place_table(backend.plan)
+    index = [item.name for item in backend.plan.ranks[0].stages].index(stage)
+    start, stride = places[first[index] + backend.plan.ranks[0].stages[index].tiles - 1].tolist()
+    backend._memories["tapes"].write(np.full(256, 0x7FC0, np.uint16), start + stride * layer)
+    where = "Stage head" if stage == "head" else f"Stage {stage} of layer {layer}"
+    sequence = backend.new_sequence()
+    with pytest.raises(NumericalFault, match=where):
+        list(CudaGeneration(backend, Job(TOKENS[:3], 0, 5), sequence, chunk=0))
+    with pytest.raises(NumericalFault, match="not numbers"):
+        list(backend.start(Job(TOKENS[:30], 0, 5), sequence))
+    assert sequence.length == 0
+
+
+def test_the_machine_notices_a_lane_that_stays_behind(load: Load) -> None:
+    """A schedule that cannot end is said to be one, not waited for."""
+    backend = load("two workers")
+    HostKernel.schedule = Schedule(most_steps=1000)
+    with pytest.raises(AssertionError, match="It takes too long"):
+        backend.logits(TOKENS[:3], backend.new_sequence())
