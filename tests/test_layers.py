@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "weights": {"models", "plan", "config", "errors"},
     "compiler": {"models", "weights", "plan", "config", "errors"},
     "backends": {"models", "weights", "plan", "config", "errors"},
+    "training": {"models", "weights", "plan", "config", "errors"},
     "planner": {"models", "weights", "plan", "config", "errors"},
     "engine": {"compiler", "backends", "models", "weights", "plan", "config", "errors"},
     "server": {"engine", "compiler", "backends", "models", "weights", "plan", "config", "errors"},

@@ -19,10 +19,12 @@ PROMPT = tuple(np.random.default_rng(7).integers(3, 131, 75).tolist())  # longer
 
 
 @contextmanager
-def cpu(folder: Path, dtype: str = "f32", workers: int = 2, context: int = 160) -> Iterator[CpuBackend]:
+def cpu(
+    folder: Path, dtype: str = "f32", workers: int | None = 2, context: int = 160, tp: int | None = None
+) -> Iterator[CpuBackend]:
     checkpoint = open_checkpoint(folder)
     spec = spec_from_config(checkpoint.config)
-    backend = load_backend("cpu", spec, checkpoint, dtype=dtype, context=context, workers=workers)
+    backend = load_backend("cpu", spec, checkpoint, dtype=dtype, context=context, workers=workers, tp=tp)
     assert isinstance(backend, CpuBackend)
     try:
         yield backend
@@ -30,10 +32,10 @@ def cpu(folder: Path, dtype: str = "f32", workers: int = 2, context: int = 160) 
         backend.close()
 
 
-def reference(folder: Path, context: int = 160) -> ReferenceBackend:
+def reference(folder: Path, context: int = 160, tp: int | None = None) -> ReferenceBackend:
     checkpoint = open_checkpoint(folder)
     backend = load_backend(
-        "reference", spec_from_config(checkpoint.config), checkpoint, dtype="f32", context=context
+        "reference", spec_from_config(checkpoint.config), checkpoint, dtype="f32", context=context, tp=tp
     )
     assert isinstance(backend, ReferenceBackend)
     return backend

@@ -220,7 +220,7 @@ def test_overflow_is_a_numerical_fault_and_the_backend_goes_on(checkpoint: Check
     with cpu(checkpoint("llama"), dtype, context=64) as backend:
         sequence = backend.new_sequence()
         backend.logits(PROMPT[:4], sequence)
-        sequence.values[:] = np.nan
+        sequence.ranks[0].values[:] = np.nan
         with pytest.raises(NumericalFault, match="position 5"):
             list(backend.start(Job(PROMPT[:5], 4, 3), sequence))
         assert len(generate(backend, count=8)) == 8

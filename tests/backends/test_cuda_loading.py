@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from backends.fake_cuda import FakeCuda, fake_gpu
 from families import BY_NAME, make_checkpoint
+from lane_models import make_laneformer
 from monotape.backends.cuda import loading as cuda_loading
 from monotape.backends.cuda import staging
 from monotape.backends.cuda.blocks import first_not_finite, pack_blocks, to_halves
@@ -30,9 +32,9 @@ WORKERS = 5
 STORED = {Format.BF16: "bfloat16", Format.F16: "float16"}
 
 
-def gpu_plan(spec: ModelSpec, fmt: Format, alignment: int = 128) -> Plan:
+def gpu_plan(spec: ModelSpec, fmt: Format, alignment: int = 128, ranks: int | None = None) -> Plan:
     machine = Machine("cuda", WORKERS, alignment=alignment, k_block=32, whole_heads=False)
-    return compile_plan(spec, machine, fmt, context=48)
+    return compile_plan(spec, machine, fmt, context=48, ranks=ranks)
 
 
 def widened(fmt: Format, halves: NDArray[np.uint16]) -> NDArray[np.float32]:
@@ -112,6 +114,57 @@ def test_wider_weights_are_rounded(checkpoint: Callable[[str], Path], fmt: Forma
     with fake_gpu(FakeCuda()):
         rtol, atol = (2**-8, 0.0) if fmt is Format.BF16 else (2**-10, 2**-24)
         check(load_model(spec, plan, opened), spec, plan, opened, rtol, atol)
+
+
+def layer_parts(loaded: LoadedModel, plan: Plan, layer: int) -> dict[str, NDArray[np.float32]]:
+    """What the tapes hold of a layer, by role."""
+    tapes, found = read(loaded, "tapes", np.uint8, plan.tape_bytes), {}
+    for stage in plan.ranks[0].layer_stages:
+        rows = stage_rows(plan, stage, tapes, layer)
+        found |= {part.role: part_rows(stage, rows, part) for part in stage.parts}
+    return found
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+@pytest.mark.parametrize("case", ["qwen2", "phi3"])
+def test_a_rank_has_its_share_and_nothing_else(tmp_path: Path, case: str, stored: str) -> None:
+    checkpoint = open_checkpoint(make_checkpoint(BY_NAME[case], tmp_path, stored))
+    spec = spec_from_config(checkpoint.config)
+    whole = gpu_plan(spec, Format.BF16, ranks=2)
+    for rank in whole.ranks:
+        plan = replace(whole, ranks=(rank,))
+        with fake_gpu(FakeCuda()):
+            found = layer_parts(load_model(spec, plan, checkpoint), plan, 1)
+        for stage in rank.layer_stages:
+            for part in stage.parts:
+                want = original(spec, checkpoint, part.role, 1)[part.first : part.first + part.rows]
+                want = want[:, stage.first_k : stage.first_k + stage.k]
+                np.testing.assert_allclose(found[part.role], want, rtol=0 if stored == "bfloat16" else 2**-8)
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_lanes_come_off_their_own_matrices_in_the_order_of_the_kernels(tmp_path: Path, lanes: int) -> None:
+    model = make_laneformer(tmp_path, num_lanes=lanes, replicated_rmsn_scale=False)
+    checkpoint = open_checkpoint(tmp_path)
+    spec = spec_from_config(checkpoint.config)
+    whole = gpu_plan(spec, Format.BF16)
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    names = {"q": "attention.wq", "k": "attention.wk", "v": "attention.wv", "output": "attention.wo",
+             "gate": "feed_forward.w1", "down": "feed_forward.w2", "up": "feed_forward.w3"}  # fmt: skip
+    for lane in {0, lanes - 1}:
+        plan = replace(whole, ranks=(whole.ranks[lane],))
+        with fake_gpu(FakeCuda()):
+            loaded = load_model(spec, plan, checkpoint)
+            found = layer_parts(loaded, plan, 2)
+            gains = read(loaded, "attention_norm", np.float32, spec.layers, spec.width)
+            table = widened(Format.BF16, read(loaded, "embedding", np.uint16, spec.vocab, spec.width))
+        for role, name in names.items():
+            want = tensors[f"model.layers.2.{name}.weight"][lane]
+            if role in ("q", "k"):  # pairs (2 i, 2 i + 1) become (i, i + half)
+                want = want.reshape(-1, 6, 48)[:, [0, 2, 4, 1, 3, 5]].reshape(want.shape)
+            np.testing.assert_allclose(found[role], want, rtol=2**-8)
+        assert np.array_equal(gains[2], tensors["model.layers.2.attention_norm.scale"][lane])
+        np.testing.assert_allclose(table, tensors["model.tok_embeddings.weight"], rtol=2**-8)
 
 
 def test_pinned_memory_is_given_back_and_no_tape_is_kept(checkpoint: Callable[[str], Path]) -> None:

@@ -62,6 +62,22 @@ def test_what_only_the_cores_can_do_goes_to_them(gpu: Any) -> None:
     )
 
 
+def test_ranks_go_to_the_cores_with_a_note_where_a_gpu_was_passed_over(
+    gpu: Any, caplog: Any, checkpoint: Callable[[str], Path]
+) -> None:
+    gpu("")
+    assert choose_backend("auto", ranks=2) == "cpu"
+    assert not caplog.records
+    gpu(None)
+    assert choose_backend("auto", ranks=2) == "cpu"
+    assert caplog.messages == ["The CUDA backend runs one rank yet, and 2 were asked for. Using the CPU."]
+    opened = open_checkpoint(checkpoint("llama-tied"))
+    spec = spec_from_config(opened.config)
+    plan = planned("auto", spec, opened, dtype="auto", context=64, workers=None, tp=2)
+    assert (plan.machine.kind, len(plan.ranks)) == ("cpu", 2)
+    assert kv_budget_for(EngineConfig(tp=2), spec) == EngineConfig().kv_budget
+
+
 def test_an_explicit_backend_is_taken_at_its_word(gpu: Any) -> None:
     gpu(OTHER_GPU)
     assert choose_backend("cuda") == "cuda"
@@ -114,6 +130,8 @@ def test_a_gpus_plan_needs_no_gpu(checkpoint: Callable[[str], Path]) -> None:
     spec = spec_from_config(opened.config)
     plan = planned("cuda", spec, opened, dtype="auto", context=64, workers=7)
     assert (plan.machine.kind, plan.machine.workers, plan.format) == ("cuda", 7, Format.BF16)
+    shared = planned("cuda", spec, opened, dtype="auto", context=64, workers=7, tp=2)
+    assert (shared.machine, len(shared.ranks)) == (plan.machine, 2)
     with pytest.raises(UsageError, match="not q8"):
         planned("cuda", spec, opened, dtype="q8", context=64, workers=7)
 

@@ -1,10 +1,11 @@
-"""The three plans whose text is committed, and the command that writes it anew: python tests/plan/plans.py"""
+"""The plans whose text is committed, and the command that writes it anew: python tests/plan/plans.py"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from monotape.compiler.compile import compile_plan
+from monotape.models.lanes import Lanes
 from monotape.models.spec import ModelSpec, Rope
 from monotape.plan.text import dump
 from monotape.plan.types import Format, Machine, Plan
@@ -14,14 +15,14 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def spec(
     architecture: str, layers: int, width: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int,
-    *, tied: bool = True, qkv_bias: bool = False, qk_norm: bool = False,
+    *, tied: bool = True, qkv_bias: bool = False, qk_norm: bool = False, lanes: Lanes | None = None,
 ) -> ModelSpec:  # fmt: skip
     """A model's dimensions, without tensors."""
     return ModelSpec(
         family=architecture.lower(), architecture=architecture, layers=layers, width=width, heads=heads,
         kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, vocab=vocab, context=4096, norm_eps=1e-5,
         rope=Rope(head_dim, (1.0,) * (head_dim // 2)), tied=tied, qkv_bias=qkv_bias, qk_norm=qk_norm,
-        windows=(None,) * layers, layer_tensors={}, model_tensors={},
+        windows=(None,) * layers, layer_tensors={}, model_tensors={}, lanes=lanes,
     )  # fmt: skip
 
 
@@ -29,10 +30,16 @@ def golden_plans() -> dict[str, Plan]:
     smollm2 = spec("LlamaForCausalLM", 30, 576, 9, 3, 64, 1536, 49152)
     qwen = spec("Qwen2ForCausalLM", 24, 896, 14, 2, 64, 4864, 151936, qkv_bias=True)
     mistral = spec("MistralForCausalLM", 32, 4096, 32, 8, 128, 14336, 32768, tied=False)
+    laneformer = spec(
+        "LaneformerForCausalLM", 15, 3072, 32, 16, 96, 12288, 32000, tied=False, lanes=Lanes(8, 4, "sum")
+    )
+    eight = Machine("cpu", 1)
     return {
         "smollm2-135m-q8-2-workers": compile_plan(smollm2, Machine("cpu", 2), Format.Q8, context=8192),
         "qwen2.5-0.5b-bf16-6-workers": compile_plan(qwen, Machine("cpu", 6), Format.BF16, context=32768),
         "mistral-7b-f16-16-workers": compile_plan(mistral, Machine("cpu", 16), Format.F16, context=32768),
+        "qwen2.5-0.5b-q8-2-ranks": compile_plan(qwen, Machine("cpu", 2), Format.Q8, context=4096, ranks=2),
+        "laneformer-2b-bf16-8-lanes": compile_plan(laneformer, eight, Format.BF16, context=4096),
     }
 
 

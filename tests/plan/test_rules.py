@@ -9,8 +9,9 @@ import pytest
 
 from monotape.compiler.compile import compile_plan
 from monotape.errors import PlanError
+from monotape.models.lanes import Lanes
 from monotape.plan.rules import RULES, verify, violations
-from monotape.plan.types import Format, Machine, Plan, RankPlan, Span, Stage, Tape
+from monotape.plan.types import Format, Machine, Plan, RankPlan, Span, Stage, Step, Tape
 from plan.plans import spec
 
 
@@ -79,12 +80,60 @@ BREAKERS: dict[str, Callable[[Plan], Plan]] = {
     "buffers exist": lambda plan: with_stage(plan, 3, lambda s: replace(s, reads="nowhere")),
     "written before read": lambda plan: with_stage(plan, 1, lambda s: replace(s, reads="activation")),
     "chunk fits": lambda plan: replace(plan, chunk=plan.chunk + 1),
+    "shares cover": lambda plan: with_stage(
+        plan, 0, lambda s: replace(s, parts=(replace(s.parts[0], first=8), *s.parts[1:]))
+    ),
+    "columns follow rows": lambda plan: with_stage(plan, 3, lambda s: replace(s, first_k=1)),
+    "steps fit": lambda plan: replace(plan, steps=(Step(1.0, False, None, False),)),
+    "slots suffice": lambda plan: replace(plan, steps=(Step(0.0, True, 0, True),), slots=1),
     "kv makes sense": lambda plan: with_rank(plan, kv=replace(plan.ranks[0].kv, format=Format.Q8)),
 }  # fmt: skip
 
 
 def test_a_compiled_plan_breaks_no_rule() -> None:
     assert violations(good_plan()) == []
+
+
+def several_ranks() -> Plan:
+    """Four ranks, two KV heads for them all, a delay of two modules."""
+    model = replace(spec("L", 4, 90, 8, 2, 10, 76, 131), lanes=Lanes(4, 2))
+    return compile_plan(model, Machine("cpu", 3), Format.Q8, context=160)
+
+
+def with_step(plan: Plan, module: int, **changes: object) -> Plan:
+    steps = list(plan.steps)
+    steps[module] = replace(steps[module], **changes)  # type: ignore[arg-type]
+    return replace(plan, steps=tuple(steps))
+
+
+def with_part(plan: Plan, rank: int, stage: int, **changes: object) -> Plan:
+    ranks = list(plan.ranks)
+    stages = list(ranks[rank].layer_stages)
+    first, *rest = stages[stage].parts
+    stages[stage] = replace(stages[stage], parts=(replace(first, **changes), *rest))  # type: ignore[arg-type]
+    ranks[rank] = replace(ranks[rank], layer_stages=tuple(stages))
+    return replace(plan, ranks=tuple(ranks))
+
+
+RANK_BREAKERS: tuple[tuple[str, Callable[[Plan], Plan]], ...] = (
+    ("shares cover", lambda plan: with_part(plan, 2, 0, first=0)),
+    ("shares cover", lambda plan: with_part(plan, 1, 2, rows=8, group=8)),
+    ("columns follow rows", lambda plan: with_part(plan, 3, 0, first=0)),
+    ("steps fit", lambda plan: replace(plan, steps=plan.steps[:-1])),
+    ("steps fit", lambda plan: with_step(plan, 7, sends=True)),
+    ("steps fit", lambda plan: with_step(plan, 1, sends=False)),
+    ("steps fit", lambda plan: with_step(plan, 2, folds=3)),
+    ("slots suffice", lambda plan: replace(plan, slots=plan.slots - 1)),
+)
+
+
+def test_a_plan_of_several_ranks_breaks_no_rule() -> None:
+    assert violations(several_ranks()) == []
+
+
+@pytest.mark.parametrize(("name", "breaker"), RANK_BREAKERS)
+def test_breaking_a_rule_of_ranks_is_noticed(name: str, breaker: Callable[[Plan], Plan]) -> None:
+    assert name in {rule.name for rule, _ in violations(breaker(several_ranks()))}
 
 
 def test_every_rule_has_a_breaker() -> None:

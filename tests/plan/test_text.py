@@ -1,4 +1,4 @@
-"""The committed text of three plans: a change of schedule shows up as a diff."""
+"""The committed text of some plans: a change of schedule shows up as a diff."""
 
 import pytest
 

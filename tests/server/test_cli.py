@@ -57,7 +57,7 @@ def test_defaults_are_those_of_the_configurations(started: list[tuple[ServerConf
     [
         (
             ["--tensor-parallel-size", "2"],
-            "--tensor-parallel-size 2 is not supported: one device answers a request",
+            "--tensor-parallel-size 2 is not supported: ranks are asked for with --tp",
         ),
         (["--max-num-seqs", "256"], "one request at a time has the whole memory bandwidth"),
         (["--data-parallel-size", "2"], "start one server a device instead"),

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from families import CASES
+from lane_models import make_laneformer
 from monotape.backends.cpu.packer import NativePacker
 from monotape.compiler.compile import compile_plan
 from monotape.models.registry import spec_from_config
@@ -18,15 +20,18 @@ from monotape.plan.types import TILE_ROWS, Format, Machine, Part, Plan, Stage
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.open import open_checkpoint
 from monotape.weights.tapes import load_tapes, source_of, tensor_name
+from weights.gguf_files import LAYERS, write_model
 from weights.tiles import unpack_tiles
 
 Folder = Callable[[str], Path]
 Floats = NDArray[np.float32]
 
 
-def stage_rows(plan: Plan, stage: Stage, tapes: list[NDArray[np.uint8]], layer: int | None) -> Floats:
+def stage_rows(
+    plan: Plan, stage: Stage, tapes: list[NDArray[np.uint8]], layer: int | None, rank_index: int = 0
+) -> Floats:
     """All tiles of a stage, gathered from every worker's tape."""
-    rank, tile_bytes, pieces = plan.ranks[0], plan.format.tile_bytes(stage.padded_k), []
+    rank, tile_bytes, pieces = plan.ranks[rank_index], plan.format.tile_bytes(stage.padded_k), []
     for tape, data in zip(rank.tapes, tapes, strict=True):
         segments = {segment.stage: segment for segment in (*tape.layer_segments, tape.head_segment)}
         start = segments[stage.name].offset + (layer or 0) * tape.layer_bytes
@@ -81,6 +86,64 @@ def test_every_row_of_every_matrix_is_on_a_tape(checkpoint: Folder, case: str, f
     head = stage_rows(plan, rank.head, tapes, None)
     part = rank.head.parts[0]
     assert_close(fmt, part_rows(rank.head, head, part), original(spec, opened, part.role, None))
+
+
+def rank_matrices(
+    spec: ModelSpec, plan: Plan, opened: Checkpoint, rank: int, layer: int
+) -> dict[str, Floats]:
+    """What a rank's tapes hold of a layer, by role."""
+    tapes = load_tapes(spec, plan, opened, NativePacker(), rank_index=rank)
+    found = {}
+    for stage in plan.ranks[rank].layer_stages:
+        rows = stage_rows(plan, stage, tapes, layer, rank)
+        found |= {part.role: part_rows(stage, rows, part) for part in stage.parts}
+    return found
+
+
+@pytest.mark.parametrize("fmt", [Format.F32, Format.Q8])
+def test_ranks_have_their_shares_and_nothing_else(checkpoint: Folder, fmt: Format) -> None:
+    opened = open_checkpoint(checkpoint("qwen2"))
+    spec = spec_from_config(opened.config)
+    plan = compile_plan(spec, Machine("cpu", 3), fmt, context=64, ranks=2)
+    for rank in (0, 1):
+        found = rank_matrices(spec, plan, opened, rank, 1)
+        for stage in plan.ranks[rank].layer_stages:
+            for part in stage.parts:
+                whole = original(spec, opened, part.role, 1)
+                rows = slice(part.first, part.first + part.rows)
+                want = whole[rows, stage.first_k : stage.first_k + stage.k]
+                assert_close(fmt, found[part.role], np.ascontiguousarray(want))
+
+
+def test_integers_of_a_file_stay_as_they_are_on_every_rank(tmp_path: Path) -> None:
+    """Columns are shared in whole blocks of 32, so that no scale has to be made anew."""
+    kinds = {f"blk.{layer}.ffn_down.weight": Kind.Q8_0 for layer in range(LAYERS)}
+    opened = open_checkpoint(write_model(tmp_path / "model.gguf", "qwen2", kinds=kinds))
+    spec = spec_from_config(opened.config)
+    plan = compile_plan(spec, Machine("cpu", 2), Format.Q8, context=64, ranks=2)
+    down = original(spec, opened, "down", 2)
+    for rank in (0, 1):
+        stage = plan.ranks[rank].layer_stages[3]
+        found = rank_matrices(spec, plan, opened, rank, 2)
+        assert np.array_equal(found["down"], down[:, stage.first_k : stage.first_k + stage.k])
+        assert found["down"].shape == (spec.width, (64, 96)[rank])
+
+
+def test_lanes_come_off_their_own_matrices_in_the_order_of_the_kernels(tmp_path: Path) -> None:
+    model = make_laneformer(tmp_path)
+    opened = open_checkpoint(tmp_path)
+    spec = spec_from_config(opened.config)
+    plan = compile_plan(spec, Machine("cpu", 2), Format.F32, context=64)
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    for lane in (0, 3):
+        found = rank_matrices(spec, plan, opened, lane, 2)
+        of = {"q": "attention.wq", "v": "attention.wv", "output": "attention.wo", "gate": "feed_forward.w1",
+              "down": "feed_forward.w2", "up": "feed_forward.w3"}  # fmt: skip
+        want = {role: tensors[f"model.layers.2.{name}.weight"][lane] for role, name in of.items()}
+        for role in ("v", "output", "gate", "down", "up"):
+            assert np.array_equal(found[role], want[role])
+        heads = want["q"].reshape(2, 6, 48)  # pairs (2 i, 2 i + 1) become (i, i + half)
+        assert np.array_equal(found["q"].reshape(2, 6, 48), heads[:, [0, 2, 4, 1, 3, 5]])
 
 
 def test_integers_are_packed_without_rounding() -> None:

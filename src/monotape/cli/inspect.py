@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=integer, metavar="N", help="plan for this many threads or multiprocessors"
     )
+    parser.add_argument("--tp", type=integer, metavar="N", help="plan for this many ranks")
     parser.add_argument("--max-model-len", type=integer, metavar="N", help="plan for this context")
     parser.add_argument("--json", action="store_true", help="print one object")
 
@@ -41,11 +42,14 @@ def main(options: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(resolve(options.model, True))
     spec = spec_from_config(checkpoint.config)
     check_tensors(spec, checkpoint)
-    config = EngineConfig(model=options.model, max_model_len=options.max_model_len, workers=options.workers)
+    config = EngineConfig(
+        model=options.model, max_model_len=options.max_model_len, workers=options.workers, tp=options.tp
+    )
     context = context_for(config, spec)
     plan = planned(
-        options.backend, spec, checkpoint, dtype=options.dtype, context=context, workers=options.workers
-    )
+        options.backend, spec, checkpoint,
+        dtype=options.dtype, context=context, workers=options.workers, tp=options.tp,
+    )  # fmt: skip
     memory = _memory(spec, plan)
     if options.json:
         facts = {"model": _facts(spec), "plan": {"digest": plan.digest, **_plain(plan)}}
@@ -61,8 +65,11 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _memory(spec: Any, plan: Any) -> Any:
-    """What a GPU must have for the plan; None for other machines, which need the weights and little else."""
-    if plan.machine.kind != "cuda":
+    """What a GPU must have for the plan; None for other machines, which need the weights and little else.
+
+    None also for several ranks: how they will share GPUs is not known.
+    """
+    if plan.machine.kind != "cuda" or len(plan.ranks) > 1:
         return None
     from monotape.backends.cuda.memory import memory_plan
 
@@ -77,8 +84,16 @@ def _facts(spec: Any) -> dict[str, Any]:
         "layers": spec.layers, "width": spec.width, "heads": spec.heads, "kv_heads": spec.kv_heads,
         "head_dim": spec.head_dim, "ffn": spec.ffn, "vocab": spec.vocab, "context": spec.context,
         "rope": rope, "sliding_windows": windows, "qkv_bias": spec.qkv_bias, "qk_norm": spec.qk_norm,
-        "tied_embedding": spec.tied, "notes": list(spec.notes),
+        "tied_embedding": spec.tied, "lanes": _lanes(spec), "notes": list(spec.notes),
     }  # fmt: skip
+
+
+def _lanes(spec: Any) -> str:
+    lanes = spec.lanes
+    if lanes is None:
+        return "none"
+    delay = "never summed" if lanes.delay is None else f"summed {lanes.delay} modules late"
+    return f"{lanes.count}, {delay}, head reads their {lanes.head}"
 
 
 def _shown(value: Any) -> str:

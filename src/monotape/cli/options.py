@@ -10,7 +10,8 @@ from typing import Any
 from monotape.engine.config import EngineConfig
 from monotape.errors import UsageError
 
-INTEGERS = {"max_model_len", "workers", "seed", "max_sequences", "kv_bytes"}
+_INTEGERS = {"max_model_len", "workers", "tp", "seed", "max_sequences", "kv_bytes"}
+_SWITCHES = {"emulate_ranks"}
 _HIDDEN = {"model", "progress", "seed"}  # a flag of their own, or none
 
 
@@ -22,15 +23,23 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{fields['model'].metadata['help']} (default: {fields['model'].default})",
     )  # fmt: skip
     for name, field in fields.items():
-        if name in _HIDDEN:
-            continue
-        parser.add_argument(
-            "--" + name.replace("_", "-"),
-            default=field.default,
-            type=integer if name in INTEGERS else str,
-            metavar=field.metadata.get("metavar", "N"),
-            help=field.metadata["help"],
-        )
+        if name not in _HIDDEN:
+            add_setting(parser, field)
+
+
+def add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+    """One setting of EngineConfig as a flag."""
+    flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"]
+    if field.name in _SWITCHES:
+        parser.add_argument(flag, action="store_true", help=text)
+        return
+    parser.add_argument(
+        flag,
+        default=field.default,
+        type=integer if field.name in _INTEGERS else str,
+        metavar=field.metadata.get("metavar", "N"),
+        help=text,
+    )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,13 +8,13 @@ import json
 import logging
 from typing import Any
 
-from monotape.cli.options import INTEGERS, engine_config, integer, real
+from monotape.cli.options import add_setting, engine_config, integer, real
 from monotape.engine.config import DEFAULT_MODEL, EngineConfig
 from monotape.errors import UsageError
 
 #: Flags of `vllm serve` that ask for what is so anyway, and the value with which they do.
 AS_IT_IS: dict[str, tuple[Any, str]] = {
-    "tensor_parallel_size": (1, "one device answers a request"),
+    "tensor_parallel_size": (1, "ranks are asked for with --tp"),
     "pipeline_parallel_size": (1, "one device answers a request"),
     "data_parallel_size": (1, "start one server a device instead"),
     "max_num_seqs": (1, "one request at a time has the whole memory bandwidth; others wait (--max-queue)"),
@@ -52,13 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     for field in dataclasses.fields(EngineConfig):
         if field.name not in _NO_FLAG:
-            parser.add_argument(
-                "--" + field.name.replace("_", "-"),
-                default=field.default,
-                type=integer if field.name in INTEGERS else str,
-                metavar=field.metadata.get("metavar", "N"),
-                help=field.metadata["help"],
-            )
+            add_setting(parser, field)
     parser.add_argument(
         "--seed", type=integer, metavar="N", help="makes the seeds drawn for requests repeatable"
     )

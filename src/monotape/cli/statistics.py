@@ -49,7 +49,8 @@ def stats_object(stats: GenerationStats, backend: Backend) -> dict[str, Any]:
         **dataclasses.asdict(stats),
         "backend": backend.name,
         "dtype": backend.plan.format.value,
-        "workers": backend.plan.machine.workers,
+        "ranks": len(backend.plan.ranks),
+        "workers": backend.plan.machine.workers * len(backend.plan.ranks),
         "read_bandwidth": bandwidth,
         "bandwidth_share": _share(stats, bandwidth),
     }
@@ -70,7 +71,9 @@ def stats_line(stats: GenerationStats, backend: Backend) -> str:
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     parts.append(f"prompt {stats.prompt_tokens}{cached}")
     parts.append(f"{stats.bytes_per_token / 1e6:.0f} MB per token")
-    parts.append(f"{backend.name}, {backend.plan.format.value}, {backend.plan.machine.workers} workers")
+    workers, ranks = backend.plan.machine.workers, len(backend.plan.ranks)
+    shared = f"{workers} workers" if ranks == 1 else f"{ranks} ranks of {workers} workers"
+    parts.append(f"{backend.name}, {backend.plan.format.value}, {shared}")
     return " · ".join(parts)
 
 

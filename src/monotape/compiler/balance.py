@@ -54,6 +54,7 @@ def _owned(shape: StageShape, shares: Sequence[int]) -> Stage:
     return Stage(
         name=shape.name, parts=shape.parts, interleaved=shape.interleaved, k=shape.k, padded_k=shape.padded_k,
         tiles=shape.tiles, unit=shape.unit, spans=_spans(shares, shape.unit), reads=shape.reads, writes=shape.writes,
+        first_k=shape.first_k,
     )  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from monotape.compiler.balance import balance_head, balance_layer
+from monotape.compiler.split import Share, lanes_for, shares
 from monotape.compiler.stages import stage_shapes
 from monotape.compiler.tapes import exchange_buffers, kv_layout, lay_tapes
+from monotape.models.lanes import Lanes, send_lag, steps
 from monotape.models.spec import ModelSpec
 from monotape.plan.rules import verify
 from monotape.plan.types import TILE_ROWS, Format, Machine, Plan, RankPlan
@@ -19,35 +21,59 @@ def compile_plan(
     fmt: Format,
     *,
     context: int,
-    chunk: int = CPU_CHUNK,
+    chunk: int | None = None,
+    ranks: int | None = None,
 ) -> Plan:
-    """The schedule of one token of this model on this machine, checked against every rule."""
-    layer_shapes, head_shape = stage_shapes(spec, fmt, machine)
-    layer_stages = balance_layer(layer_shapes, fmt, machine)
-    head = balance_head(head_shape, machine.workers)
-    tapes = lay_tapes(layer_stages, head, spec.layers, fmt, machine)
-    rank = RankPlan(
-        rank=0,
-        layer_stages=layer_stages,
-        head=head,
-        tapes=tapes,
-        buffers=exchange_buffers(spec, chunk),
-        kv=kv_layout(spec, default_kv_format(machine, fmt)),
-    )
+    """The schedule of one token of this model on so many of these machines, checked against every rule.
+
+    `ranks`: None takes as many as the model has lanes. `chunk`: None makes it smaller the more ranks exchange it.
+    """
+    lanes = lanes_for(spec, ranks)
+    schedule = steps(lanes, spec.layers) if lanes.count > 1 else ()
+    # Between a rank and its slowest peer lie at most 2 lag + 1 sends: ARCHITECTURE.md counts them.
+    slots = 2 * send_lag(schedule) + 2 if lanes.count > 1 else 0
+    rows = chunk or max(1, CPU_CHUNK // lanes.count)
+    split = shares(spec, lanes.count)
     plan = Plan(
         model=spec.architecture,
         layers=spec.layers,
         format=fmt,
         machine=machine,
         context=context,
-        chunk=chunk,
-        ranks=(rank,),
-        small_bytes=_small_bytes(spec),
-        table_bytes=4 * context * spec.rope.dims,
-        embedding_bytes=0 if spec.tied else spec.vocab * fmt.tile_bytes(head.padded_k) // TILE_ROWS,
+        chunk=rows,
+        ranks=tuple(_rank(spec, machine, fmt, share, rows, lanes, slots) for share in split),
+        small_bytes=_small_bytes(spec, split),
+        table_bytes=4 * context * spec.rope.dims * lanes.count,
+        embedding_bytes=_embedding_bytes(spec, machine, fmt, lanes.count),
+        steps=schedule,
+        slots=slots,
+        head_input=_head_input(lanes),
     )
     verify(plan)
     return plan
+
+
+def _head_input(lanes: Lanes) -> str:
+    """Lanes that cannot differ need no mean, and lanes that share the vocabulary want none."""
+    alike = lanes.head == "mean" and not lanes.apart and not lanes.own_norms
+    return "own" if lanes.count == 1 or alike or lanes.head == "vocabulary" else lanes.head
+
+
+def _rank(
+    spec: ModelSpec, machine: Machine, fmt: Format, share: Share, chunk: int, lanes: Lanes, slots: int
+) -> RankPlan:
+    head_reads = "residual" if _head_input(lanes) == "own" else "combined"
+    layer_shapes, head_shape = stage_shapes(spec, fmt, machine, share, head_reads)
+    layer_stages = balance_layer(layer_shapes, fmt, machine)
+    head = balance_head(head_shape, machine.workers)
+    return RankPlan(
+        rank=share.rank,
+        layer_stages=layer_stages,
+        head=head,
+        tapes=lay_tapes(layer_stages, head, spec.layers, fmt, machine),
+        buffers=exchange_buffers(spec, share, chunk, lanes.count, slots, head_reads),
+        kv=kv_layout(spec, share, default_kv_format(machine, fmt)),
+    )
 
 
 def default_kv_format(machine: Machine, fmt: Format) -> Format:
@@ -57,7 +83,18 @@ def default_kv_format(machine: Machine, fmt: Format) -> Format:
     return Format.F32 if fmt is Format.F32 else Format.F16
 
 
-def _small_bytes(spec: ModelSpec) -> int:
+def _embedding_bytes(spec: ModelSpec, machine: Machine, fmt: Format, ranks: int) -> int:
+    """A single rank reads a tied embedding off its head's tape; several have the whole table each."""
+    if spec.tied and ranks == 1:
+        return 0
+    block = max(fmt.block, machine.k_block)
+    return ranks * spec.vocab * fmt.tile_bytes(-(-spec.width // block) * block) // TILE_ROWS
+
+
+def _small_bytes(spec: ModelSpec, split: tuple[Share, ...]) -> int:
     norms = (2 * spec.layers + 1) * spec.width + (2 * spec.head_dim * spec.layers if spec.qk_norm else 0)
-    biases = spec.layers * (spec.q_rows + 2 * spec.kv_rows) if spec.qkv_bias else 0
-    return 4 * (norms + biases)
+    heads = sum(
+        share.heads[1] - share.heads[0] + 2 * (share.kv_heads[1] - share.kv_heads[0]) for share in split
+    )
+    biases = spec.layers * heads * spec.head_dim if spec.qkv_bias else 0
+    return 4 * (len(split) * norms + biases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monotape.compiler.split import Share
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import TILE_ROWS, Buffer, Format, KvLayout, Machine, Segment, Stage, Tape
 
@@ -32,20 +33,38 @@ def lay_tapes(
     return tuple(tapes)
 
 
-def exchange_buffers(spec: ModelSpec, chunk: int) -> tuple[Buffer, ...]:
-    """What stages pass to each other. The residual never leaves float32, and each element of it has one owner."""
+def exchange_buffers(
+    spec: ModelSpec, share: Share, chunk: int, ranks: int, slots: int, head_reads: str
+) -> tuple[Buffer, ...]:
+    """What stages pass to each other. The residual never leaves float32, and each element of it has one owner.
+
+    Among several ranks, `arrivals` is where all of them push partial sums: a value and a tag that says which send it
+    belongs to make one word. `combined` is what the head reads where it reads more than its own rank's residual.
+    """
 
     def padded(width: int) -> int:
         return -(-width // TILE_ROWS) * TILE_ROWS
 
-    return (
+    def rows(bounds: tuple[int, int]) -> int:
+        return bounds[1] - bounds[0]
+
+    queries = rows(share.heads) * spec.head_dim
+    vocab = spec.vocab if share.rank == 0 else rows(share.vocab)  # rank 0 chooses among all words
+    buffers = (
         Buffer("residual", chunk, padded(spec.width)),
-        Buffer("query", chunk, padded(spec.q_rows)),
-        Buffer("attended", chunk, padded(spec.q_rows)),
-        Buffer("activation", chunk, padded(spec.ffn)),
-        Buffer("logits", 1, padded(spec.vocab)),
+        Buffer("query", chunk, padded(queries)),
+        Buffer("attended", chunk, padded(queries)),
+        Buffer("activation", chunk, padded(rows(share.ffn))),
+        Buffer("logits", 1, padded(vocab)),
+    )
+    arrivals = Buffer("arrivals", slots * ranks * chunk, 2 * padded(spec.width))
+    combined = Buffer("combined", 1, padded(spec.head_width))
+    return (
+        *buffers,
+        *((arrivals,) if slots else ()),
+        *((combined,) if head_reads == "combined" else ()),
     )
 
 
-def kv_layout(spec: ModelSpec, fmt: Format) -> KvLayout:
-    return KvLayout(spec.layers, spec.kv_heads, spec.head_dim, fmt, KV_BLOCK)
+def kv_layout(spec: ModelSpec, share: Share, fmt: Format) -> KvLayout:
+    return KvLayout(spec.layers, share.kv_heads[1] - share.kv_heads[0], spec.head_dim, fmt, KV_BLOCK)

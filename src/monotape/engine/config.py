@@ -42,6 +42,12 @@ class EngineConfig:
         None, "longest prompt and answer together, in tokens (default: what the model and memory allow)"
     )
     workers: int | None = _setting(None, "threads that compute (default: one per core)")
+    tp: int | None = _setting(
+        None, "ranks that share the model (default: as many as the model has lanes, else 1)"
+    )
+    emulate_ranks: bool = _setting(
+        False, "let ranks share one GPU, each with memory of its own (on a CPU they always share the machine)"
+    )
     seed: int | None = _setting(None, "makes the seeds that are drawn for requests repeatable")
     chat_template: str | None = _setting(
         None, "a template file, or a template, instead of the model's own", metavar="FILE"
@@ -58,9 +64,11 @@ class EngineConfig:
         for name in ("model", "backend", "dtype"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise UsageError(f"{name} is {getattr(self, name)!r}.", "It must be a name.")
+        if not isinstance(self.emulate_ranks, bool):
+            raise UsageError(f"emulate_ranks is {self.emulate_ranks!r}.", "It must be True or False.")
         bounds = {
             "max_model_len": (1, 2**31 - 1), "workers": (1, 1024), "seed": (0, 2**64 - 1),
-            "max_sequences": (1, 1024), "kv_bytes": (0, 2**63 - 1),
+            "max_sequences": (1, 1024), "kv_bytes": (0, 2**63 - 1), "tp": (1, 64),
         }  # fmt: skip
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
@@ -89,6 +97,9 @@ def check_unknown(arguments: Mapping[str, Any], known: tuple[str, ...]) -> None:
                 f"Did you mean '{nearest(name, known)}'? It has: {', '.join(known)}.",
             )
         if value != ONE_DEVICE[name]:
-            raise UsageError(
-                f"{name}={value!r} is not supported.", f"Leave it out, or use {ONE_DEVICE[name]!r}."
+            hint = (
+                f"Use tp={value!r}."
+                if name == "tensor_parallel_size"
+                else f"Leave it out, or use {ONE_DEVICE[name]!r}."
             )
+            raise UsageError(f"{name}={value!r} is not supported.", hint)

@@ -40,6 +40,8 @@ class LLM:
         dtype: str = _DEFAULT.dtype,
         max_model_len: int | None = _DEFAULT.max_model_len,
         workers: int | None = _DEFAULT.workers,
+        tp: int | None = _DEFAULT.tp,
+        emulate_ranks: bool = _DEFAULT.emulate_ranks,
         seed: int | None = _DEFAULT.seed,
         chat_template: str | None = _DEFAULT.chat_template,
         max_sequences: int = _DEFAULT.max_sequences,
@@ -50,8 +52,8 @@ class LLM:
         check_unknown(others, tuple(field.name for field in dataclasses.fields(EngineConfig)))
         config = EngineConfig(
             model=str(model), backend=backend, dtype=dtype, max_model_len=max_model_len, workers=workers,
-            seed=seed, chat_template=chat_template, max_sequences=max_sequences, kv_bytes=kv_bytes,
-            progress=progress,
+            tp=tp, emulate_ranks=emulate_ranks, seed=seed, chat_template=chat_template,
+            max_sequences=max_sequences, kv_bytes=kv_bytes, progress=progress,
         )  # fmt: skip
         from monotape.engine.startup import load
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from monotape.backends.protocol import Backend
 from monotape.compiler.compile import compile_plan
+from monotape.compiler.split import lanes_for
 from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Format, Machine, Plan
@@ -31,18 +32,26 @@ def load_backend(
     dtype: str = "auto",
     context: int,
     workers: int | None = None,
+    tp: int | None = None,
+    emulate_ranks: bool = False,
     progress: Progress | None = None,
 ) -> Backend:
-    """Loads the model onto the named backend; "auto" takes the fastest one this machine has."""
-    chosen = choose_backend(name, dtype, workers)
+    """Loads the model onto the named backend; "auto" takes the fastest one this machine has.
+
+    `tp`: ranks; None takes as many as the model has lanes, else one. `emulate_ranks` lets ranks share a GPU; on a CPU
+    they always share the machine.
+    """
+    ranks = lanes_for(spec, tp).count
+    chosen = choose_backend(name, dtype, workers, ranks)
     if chosen == "cuda":
+        _require_one_gpu(ranks, emulate_ranks)
         try:
             return _load_cuda(spec, checkpoint, dtype, context, workers, progress)
         except UnsupportedModel as error:
             if name != "auto":
                 raise
             _note(f"{error.message} Using the CPU.")
-    plan = plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers)
+    plan = plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers, tp=tp)
     if chosen != "reference":
         try:
             return _load_cpu(spec, plan, checkpoint, progress)
@@ -53,7 +62,7 @@ def load_backend(
     return _load_reference(spec, plan, checkpoint)
 
 
-def choose_backend(name: str, dtype: str = "auto", workers: int | None = None) -> str:
+def choose_backend(name: str, dtype: str = "auto", workers: int | None = None, ranks: int = 1) -> str:
     """ "auto" is a Hopper GPU where there is one and it can do what was asked for, else the cores."""
     if name not in BACKENDS:
         raise UsageError(
@@ -69,34 +78,59 @@ def choose_backend(name: str, dtype: str = "auto", workers: int | None = None) -
     from monotape.backends.cuda.detection import why_not
 
     reason = why_not()
+    if reason is None:
+        reason = _why_not_ranks(ranks)
     if reason:
         _note(f"{reason} Using the CPU.")
     return "cuda" if reason is None else "cpu"
 
 
 def planned(
-    name: str, spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str, context: int, workers: int | None
-) -> Plan:
+    name: str, spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str, context: int, workers: int | None,
+    tp: int | None = None,
+) -> Plan:  # fmt: skip
     """The plan that the named backend would run. With a number of workers it needs no GPU to be there."""
-    if choose_backend(name, dtype, workers) != "cuda":
-        return plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers)
+    if choose_backend(name, dtype, workers, lanes_for(spec, tp).count) != "cuda":
+        return plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers, tp=tp)
     if workers is None:
         from monotape.backends.cuda.driver import processors
 
         workers = processors()
-    return gpu_plan(spec, workers, context, gpu_format(dtype, spec, checkpoint))
+    return gpu_plan(spec, workers, context, gpu_format(dtype, spec, checkpoint), tp)
 
 
 def plan_for(
-    spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str, context: int, workers: int | None
-) -> Plan:
-    """The plan of this model on this machine's cores."""
+    spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str, context: int, workers: int | None,
+    tp: int | None = None,
+) -> Plan:  # fmt: skip
+    """The plan of this model on this machine's cores, which are shared out among the ranks."""
     from monotape.backends.cpu.bandwidth import available_cpus
 
     if workers is not None and not 1 <= workers <= 1024:
         raise UsageError(f"{workers} workers cannot be.", "Give a number from 1 to 1024, or leave it out.")
-    machine = Machine("cpu", workers or available_cpus())
-    return compile_plan(spec, machine, choose_format(dtype, spec, checkpoint), context=context)
+    ranks = lanes_for(spec, tp).count
+    if workers is not None and workers % ranks:
+        raise UsageError(
+            f"{ranks} ranks cannot share {workers} workers evenly.",
+            f"Give --workers a multiple of {ranks}, or leave it out.",
+        )
+    machine = Machine("cpu", max(1, (workers or available_cpus()) // ranks))
+    return compile_plan(spec, machine, choose_format(dtype, spec, checkpoint), context=context, ranks=tp)
+
+
+def _why_not_ranks(ranks: int, emulated: bool = False) -> str | None:
+    """Why a GPU cannot be so many ranks; None if it can."""
+    if ranks == 1:
+        return None
+    where = " of one GPU" if emulated else ""
+    return f"The CUDA backend runs one rank yet, and {ranks} were asked for{where}."
+
+
+def _require_one_gpu(ranks: int, emulated: bool) -> None:
+    if reason := _why_not_ranks(ranks, emulated):
+        raise BackendUnavailable(
+            reason, "Use --backend cpu, where ranks are groups of threads, or leave out --tp."
+        )
 
 
 def choose_format(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format:
@@ -165,10 +199,15 @@ def _require_gpu_dtype(dtype: str) -> None:
         )
 
 
-def gpu_plan(spec: ModelSpec, workers: int, context: int, fmt: Format = Format.BF16) -> Plan:
-    """The plan for a GPU: 32 values along k at a time, heads finished by whoever attends to them."""
+def gpu_plan(
+    spec: ModelSpec, workers: int, context: int, fmt: Format = Format.BF16, tp: int | None = None
+) -> Plan:
+    """The plan for a GPU: 32 values along k at a time, heads finished by whoever attends to them.
+
+    `workers` are those of one rank.
+    """
     machine = Machine("cuda", workers, alignment=128, k_block=32, whole_heads=False, levels=False)
-    return compile_plan(spec, machine, fmt, context=context)
+    return compile_plan(spec, machine, fmt, context=context, ranks=tp)
 
 
 def _load_reference(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> Backend:

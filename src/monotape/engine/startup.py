@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monotape.backends.protocol import Backend
+from monotape.compiler.split import lanes_for
 from monotape.engine.config import EngineConfig
 from monotape.engine.loading import choose_backend, load_backend
 from monotape.engine.progress import progress_bar
@@ -52,7 +53,8 @@ def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
     with progress_bar(config.progress) as report:
         backend = load_backend(
             config.backend, spec, checkpoint,
-            dtype=config.dtype, context=context, workers=config.workers, progress=report,
+            dtype=config.dtype, context=context, workers=config.workers, tp=config.tp,
+            emulate_ranks=config.emulate_ranks, progress=report,
         )  # fmt: skip
     phase("weights")
     text = checkpoint.text
@@ -61,7 +63,9 @@ def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
 
 def kv_budget_for(config: EngineConfig, spec: ModelSpec) -> int:
     """Bytes of KV that may be kept: what was asked for, or a share of the memory where the KV will lie."""
-    if config.kv_bytes is not None or choose_backend(config.backend, config.dtype, config.workers) != "cuda":
+    ranks = lanes_for(spec, config.tp).count
+    chosen = choose_backend(config.backend, config.dtype, config.workers, ranks)
+    if config.kv_bytes is not None or chosen != "cuda":
         return config.kv_budget
     from monotape.backends.cuda.driver import memory_free_and_total
 
@@ -78,7 +82,9 @@ def context_for(config: EngineConfig, spec: ModelSpec, kv_budget: int | None = N
                 f"Use at most {spec.context}, or leave it out.",
             )
         return config.max_model_len
-    position_bytes = 2 * spec.layers * spec.kv_rows * 4  # float32, the widest that any backend keeps
+    kv_heads = max(spec.kv_heads, lanes_for(spec, config.tp).count)  # every rank has one at least
+    # Float32 is the widest that any backend keeps.
+    position_bytes = 4 * 2 * spec.layers * kv_heads * spec.head_dim
     fits = (config.kv_budget if kv_budget is None else kv_budget) // position_bytes
     if spec.context <= fits:
         return spec.context

@@ -82,12 +82,12 @@ class Family:
             tied=tied,
             qkv_bias=self.qkv_bias,
             qk_norm=self.qk_norm,
-            windows=tuple(_bounded(window, sizes.context) for window in self.windows(fields, sizes)),
+            windows=tuple(bounded(window, sizes.context) for window in self.windows(fields, sizes)),
             layer_tensors=self.layer_tensors(sizes),
             model_tensors=model_tensors(tied),
             bos_ids=fields.ids("bos_token_id", sizes.vocab),
             eos_ids=fields.ids("eos_token_id", sizes.vocab),
-            dtype=_read_dtype(fields),
+            dtype=read_dtype(fields),
             notes=fields.notes(),
         )
         fields.finish(self.architecture, HARMLESS)
@@ -131,7 +131,7 @@ def _read_sizes(fields: Fields, family: Family) -> Sizes:
     )
 
 
-def _read_dtype(fields: Fields) -> str:
+def read_dtype(fields: Fields) -> str:
     new, old = fields.optional_text("dtype"), fields.optional_text("torch_dtype")
     if new is not None and old is not None and new != old:
         raise fields.wrong("dtype", f"torch_dtype is {old}")
@@ -143,7 +143,7 @@ def _read_dtype(fields: Fields) -> str:
     return dtype
 
 
-def _bounded(window: int | None, context: int) -> int | None:
+def bounded(window: int | None, context: int) -> int | None:
     """A window that covers the whole context hides nothing."""
     return None if window is None or window >= context else window
 

@@ -143,6 +143,17 @@ class Fields:
             raise self.wrong(name, "must hold positive numbers only")
         return tuple(float(item) for item in value)
 
+    def integers(self, name: str, low: int, high: int) -> tuple[int, ...] | None:
+        """A list of integers from `low` to `high`, or None where the file gives none."""
+        value = self._take(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or any(
+            type(item) is not int or not low <= item <= high for item in value
+        ):
+            raise self.wrong(name, f"must be a list of integers from {low} to {high}")
+        return tuple(value)
+
     def texts(self, name: str, count: int) -> tuple[str, ...] | None:
         """A list of exactly `count` strings, or None where the file gives none."""
         value = self._take(name, None)

@@ -8,6 +8,7 @@ from typing import Any
 from monotape.errors import ModelError, UnsupportedModel, nearest
 from monotape.models.dense import Family
 from monotape.models.fields import shown
+from monotape.models.laneformer import LANEFORMER, LANEFORMER_TP, Laneformer
 from monotape.models.llama import LLAMA
 from monotape.models.mistral import MISTRAL
 from monotape.models.phi3 import PHI3
@@ -15,11 +16,11 @@ from monotape.models.qwen2 import QWEN2
 from monotape.models.qwen3 import QWEN3
 from monotape.models.spec import ModelSpec
 
-FAMILIES: Mapping[str, Family] = {
-    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3)
+FAMILIES: Mapping[str, Family | Laneformer] = {
+    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, LANEFORMER, LANEFORMER_TP)
 }
 _FETCH_AGAIN = "The file is damaged or of another kind; fetch the model again."
-_BY_TYPE: Mapping[str, Family] = {family.name: family for family in FAMILIES.values()}
+_BY_TYPE: Mapping[str, Family | Laneformer] = {family.name: family for family in FAMILIES.values()}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -29,7 +30,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return _family(config).spec(config)
 
 
-def _family(config: Mapping[str, Any]) -> Family:
+def _family(config: Mapping[str, Any]) -> Family | Laneformer:
     """By architecture; a file without one is known by its model_type."""
     name, known = _architecture(config), FAMILIES
     if name is None:

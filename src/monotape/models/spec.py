@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from monotape.models.lanes import Lanes
+
 #: The tensors of one layer, by role. A role that a family does not have is absent from its table.
 LAYER_ROLES = (
     "attention_norm", "q", "k", "v", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "output",
@@ -16,10 +18,16 @@ MODEL_ROLES = ("embedding", "final_norm", "head")
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Where a role's tensor lies: a name in the checkpoint, and its rows when several roles share one."""
+    """Where a role's tensor lies: a name in the checkpoint, and its rows when several roles share one.
+
+    A tensor may be stored lane by lane: as [lanes][rows / lanes][columns], or, where lanes share the columns, as
+    [lanes][rows][columns / lanes].
+    """
 
     name: str  # "{layer}" stands for the layer's number
     rows: tuple[int, int] | None = None  # None: all rows
+    lanes: int = 0  # 0: stored as one matrix
+    split: str = "rows"  # what lanes share: "rows" or "columns"
 
     def in_layer(self, layer: int) -> str:
         return self.name.replace("{layer}", str(layer))
@@ -39,6 +47,7 @@ class Rope:
     short_context: int | None = None
     long_frequencies: tuple[float, ...] | None = None
     rule: str = "none"  # for people
+    interleaved: bool = False  # pairs are (2 i, 2 i + 1) instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,7 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     dtype: str = "bfloat16"  # what the checkpoint says of itself
     notes: tuple[str, ...] = field(default=())  # choices a user should be able to see
+    lanes: Lanes | None = None  # None: one residual stream, however many ranks compute it
 
     @property
     def q_rows(self) -> int:
@@ -81,11 +91,27 @@ class ModelSpec:
         return math.pow(self.head_dim, -0.5)
 
     @property
+    def own_gains(self) -> bool:
+        """Whether each lane has gains of its own in the norms of its residual."""
+        return self.lanes is not None and self.lanes.own_norms
+
+    @property
+    def _gains(self) -> int:
+        return self.lanes.count if self.lanes is not None and self.lanes.own_norms else 1
+
+    @property
+    def head_width(self) -> int:
+        """What the head reads."""
+        concatenated = self.lanes is not None and self.lanes.head == "concatenate"
+        return self.width * (self.lanes.count if self.lanes is not None and concatenated else 1)
+
+    @property
     def parameters(self) -> int:
         """Total parameters, the tied embedding counted once."""
+        summed = self.lanes is not None and self.lanes.head == "sum"
         return (
-            self.vocab * self.width * (1 if self.tied else 2)
-            + self.width
+            self.vocab * (self.width + (0 if self.tied else self.head_width))
+            + self.width * (1 if summed else self._gains)
             + self.layers * self.layer_parameters
         )
 
@@ -93,7 +119,11 @@ class ModelSpec:
     def layer_parameters(self) -> int:
         qkv = self.q_rows + 2 * self.kv_rows
         matrices = self.width * (qkv + self.q_rows + 3 * self.ffn)
-        vectors = 2 * self.width + (qkv if self.qkv_bias else 0) + (2 * self.head_dim if self.qk_norm else 0)
+        vectors = (
+            2 * self.width * self._gains
+            + (qkv if self.qkv_bias else 0)
+            + (2 * self.head_dim if self.qk_norm else 0)
+        )
         return matrices + vectors
 
     def shape_of(self, role: str) -> tuple[int, ...]:
@@ -102,8 +132,12 @@ class ModelSpec:
             "q": (self.q_rows, self.width), "k": (self.kv_rows, self.width), "v": (self.kv_rows, self.width),
             "output": (self.width, self.q_rows), "gate": (self.ffn, self.width), "up": (self.ffn, self.width),
             "down": (self.width, self.ffn), "embedding": (self.vocab, self.width),
-            "head": (self.vocab, self.width),
+            "head": (self.vocab, self.head_width),
         }  # fmt: skip
+        if self.own_gains:
+            matrices |= dict.fromkeys(("attention_norm", "ffn_norm"), (self._gains, self.width))
+            if self.lanes is not None and self.lanes.head != "sum":
+                matrices["final_norm"] = (self._gains, self.width)
         vectors = {
             "attention_norm": self.width, "ffn_norm": self.width, "final_norm": self.width,
             "q_bias": self.q_rows, "k_bias": self.kv_rows, "v_bias": self.kv_rows,

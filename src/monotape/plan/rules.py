@@ -137,6 +137,10 @@ def _written_before_read(plan: Plan) -> Iterator[str]:
         for stage in rank.stages:
             if stage.reads == "attended":  # attention turns queries and KV into it
                 written |= {"attended"} if "query" in written else set()
+            if (
+                stage.reads == "combined" and plan.head_input != "own"
+            ):  # the ranks combine their residuals into it
+                written.add("combined")
             if stage.reads not in written:
                 yield f"{stage.name}: reads {stage.reads} before anything wrote it"
             written.add(stage.writes)
@@ -147,7 +151,7 @@ def _chunk_fits(plan: Plan) -> Iterator[str]:
         yield f"a prefill pass computes {plan.chunk} rows"
     for rank in plan.ranks:
         for buffer in rank.buffers:
-            if buffer.name != "logits" and buffer.rows < plan.chunk:
+            if buffer.name not in ("logits", "combined") and buffer.rows < plan.chunk:
                 yield f"buffer {buffer.name} has {buffer.rows} rows, a prefill pass has {plan.chunk}"
 
 
@@ -163,6 +167,59 @@ def _kv_makes_sense(plan: Plan) -> Iterator[str]:
 def _ranks_in_order(plan: Plan) -> Iterator[str]:
     if not plan.ranks or [rank.rank for rank in plan.ranks] != list(range(len(plan.ranks))):
         yield "ranks are not 0, 1, 2, ..."
+
+
+def _shares_cover(plan: Plan) -> Iterator[str]:
+    """Every row of a tensor that ranks share belongs to one rank; k and v to several where they are too few."""
+    for index, stage in enumerate(plan.ranks[0].stages):
+        for place, part in enumerate(stage.parts):
+            end = before = 0
+            for rank in plan.ranks:
+                share = rank.stages[index].parts[place]
+                repeated = (
+                    part.role in ("k", "v") and share.first == before and share.first + share.rows == end
+                )
+                whole = stage.writes == "residual" and share.first == 0 and share.rows == part.rows
+                if not (share.first == end or repeated or whole):
+                    yield f"rank {rank.rank}: {part.role} starts at row {share.first}, the rank before ends at {end}"
+                before, end = share.first, share.first + share.rows
+
+
+def _columns_follow_rows(plan: Plan) -> Iterator[str]:
+    """A rank's partial sums run over exactly the values that it computed itself."""
+    for rank in plan.ranks:
+        qkv, output, gate_up, down = rank.layer_stages
+        for made, read in ((qkv.parts[0], output), (gate_up.parts[0], down)):
+            if (read.first_k, read.k) != (made.first, made.rows):
+                yield f"rank {rank.rank}: {read.name} reads columns that are not the rows of its {made.role}"
+
+
+def _steps_fit(plan: Plan) -> Iterator[str]:
+    if len(plan.ranks) == 1:
+        if plan.steps or plan.slots:
+            yield "a single rank has nobody to exchange with"
+        return
+    if len(plan.steps) < 2 * plan.layers:
+        yield f"{len(plan.steps)} steps for {2 * plan.layers} modules"
+    folded = {step.folds for step in plan.steps}
+    for module, step in enumerate(plan.steps):
+        if step.sends and (module >= 2 * plan.layers or module not in folded):
+            yield f"module {module} sends what nobody folds"
+        if step.folds is not None and not (
+            0 <= step.folds <= module and step.folds < len(plan.steps) and plan.steps[step.folds].sends
+        ):
+            yield f"module {module} folds module {step.folds}, which has not been sent"
+
+
+def _slots_suffice(plan: Plan) -> Iterator[str]:
+    """A send may overwrite only what every rank has folded: see ARCHITECTURE.md, Ranks."""
+    sent: dict[int, int] = {}
+    for module, step in enumerate(plan.steps):
+        if step.sends:
+            sent[module] = len(sent)
+        lag = len(sent) - 1 - sent.get(step.folds, len(sent) - 1) if step.folds is not None else 0
+        if plan.slots < 2 * lag + 2:
+            yield f"module {module} folds a sum {lag} sends late, which takes {2 * lag + 2} slots and not {plan.slots}"
 
 
 def _owned_bytes(fmt: Format, stage: Stage, worker: int) -> int:
@@ -187,6 +244,10 @@ RULES: tuple[Rule, ...] = (
     Rule("buffers exist", "Every stage reads and writes buffers that exist and are wide enough.", _buffers_exist),
     Rule("written before read", "No stage reads what nothing wrote.", _written_before_read),
     Rule("chunk fits", "Buffers hold a whole prefill chunk.", _chunk_fits),
+    Rule("shares cover", "Ranks share every tensor without a gap or an overlap.", _shares_cover),
+    Rule("columns follow rows", "A rank sums over the values that it computed itself.", _columns_follow_rows),
+    Rule("steps fit", "What is folded was sent, and what is sent is folded.", _steps_fit),
+    Rule("slots suffice", "No send overwrites a partial that a rank still needs.", _slots_suffice),
     Rule("kv makes sense", "The KV layout has the model's layers and a format it can have.", _kv_makes_sense),
 )  # fmt: skip
 

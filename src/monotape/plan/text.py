@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from monotape.plan.types import Plan, RankPlan, Stage
+from monotape.plan.types import Plan, RankPlan, Stage, Step
+
+_HEAD_INPUTS = {
+    "own": "its own rank's residual",
+    "mean": "the mean of the ranks' normalised residuals",
+    "sum": "the sum of the ranks' residuals, normalised",
+    "concatenate": "the ranks' normalised residuals side by side",
+}
 
 
 def dump(plan: Plan) -> str:
@@ -12,16 +19,58 @@ def dump(plan: Plan) -> str:
     lines = [
         f"plan {plan.digest}",
         f"  model    {plan.model}, {plan.layers} layers, context {plan.context}",
-        f"  machine  {plan.machine.kind}, {plan.machine.workers} workers, {plan.machine.alignment} byte alignment",
+        f"  machine  {_machines(plan)}, {plan.machine.alignment} byte alignment",
         f"  weights  {plan.format.value}: {_bytes(plan.weight_bytes)}"
         f" (tapes {_bytes(plan.tape_bytes)}, embedding {_bytes(plan.embedding_bytes)},"
         f" norms and biases {_bytes(plan.small_bytes)}, positions {_bytes(plan.table_bytes)})",
-        f"  a token reads {_bytes(plan.token_bytes(0))} and {_bytes(plan.ranks[0].kv.position_bytes)} per position",
+        f"  a token reads {_bytes(plan.token_bytes(0))} and {_bytes(_position_bytes(plan))} per position",
         f"  prefill  {plan.chunk} rows a pass",
     ]
+    if plan.steps:
+        lines += _schedule(plan)
     for rank in plan.ranks:
         lines += _rank(plan, rank)
     return "\n".join(lines) + "\n"
+
+
+def _machines(plan: Plan) -> str:
+    each = f"{plan.machine.kind}, {plan.machine.workers} workers"
+    return each if len(plan.ranks) == 1 else f"{len(plan.ranks)} ranks of {each}"
+
+
+def _position_bytes(plan: Plan) -> int:
+    return sum(rank.kv.position_bytes for rank in plan.ranks)
+
+
+def _schedule(plan: Plan) -> Iterator[str]:
+    """What becomes of each module's partial outputs; modules that do alike share a line."""
+    yield f"  exchange {plan.slots} sends are kept, a head reads {_HEAD_INPUTS[plan.head_input]}"
+    yield "  modules (attention of layer n is module 2 n, feed-forward 2 n + 1)"
+    rows: list[tuple[int, str]] = []
+    for module, step in enumerate(plan.steps):
+        text = _step(module, step, module < 2 * plan.layers)
+        if not rows or rows[-1][1] != text:
+            rows.append((module, text))
+    ends = [first - 1 for first, _ in rows[1:]] + [len(plan.steps) - 1]
+    yield from _table(
+        [
+            (f"{first}" if first == end else f"{first} to {end}", text)
+            for (first, text), end in zip(rows, ends, strict=True)
+        ]
+    )
+
+
+def _step(module: int, step: Step, computes: bool) -> str:
+    done = []
+    if step.own:
+        done.append(f"add own x {step.own:g}")
+    if step.sends:
+        done.append("send")
+    if step.folds is not None:
+        late = module - step.folds
+        what = "the sum" if step.whole else "the others' sum"
+        done.append(f"fold {what} {f'of module n - {late}' if late else 'at once'}")
+    return (", ".join(done) or "nothing") + ("" if computes else " (after the last)")
 
 
 def _rank(plan: Plan, rank: RankPlan) -> Iterator[str]:
@@ -38,8 +87,13 @@ def _rank(plan: Plan, rank: RankPlan) -> Iterator[str]:
         [
             (
                 stage.name,
-                "+".join(f"{part.role}:{part.rows}" for part in stage.parts),
-                f"k {stage.k}" + (f" padded {stage.padded_k}" if stage.padded_k != stage.k else ""),
+                "+".join(
+                    f"{part.role}:{part.rows}" + (f"@{part.first}" if part.first else "")
+                    for part in stage.parts
+                ),
+                f"k {stage.k}"
+                + (f"@{stage.first_k}" if stage.first_k else "")
+                + (f" padded {stage.padded_k}" if stage.padded_k != stage.k else ""),
                 f"{stage.tiles} tiles",
                 f"unit {stage.unit}",
                 f"{stage.reads} -> {stage.writes}",

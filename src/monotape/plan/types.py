@@ -42,6 +42,7 @@ class Part:
     role: str
     rows: int
     group: int  # a head's rows in q, k and v; all rows elsewhere
+    first: int = 0  # where they begin in the tensor: a rank has a share of its rows
 
     @property
     def tiles(self) -> int:
@@ -76,6 +77,7 @@ class Stage:
     spans: tuple[Span, ...]  # one a worker
     reads: str  # buffer
     writes: str  # buffer
+    first_k: int = 0  # where its input begins in the tensors' columns: a rank has a share of them
 
     @property
     def rows(self) -> int:
@@ -143,6 +145,20 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """What a rank does with the partial output of one module (attention or feed-forward), once it has it.
+
+    In this order: the partial times `own` is added to the rank's residual, the partial is sent to every rank, and the
+    sum of an earlier module (or of this one) is folded into the residual.
+    """
+
+    own: float
+    sends: bool
+    folds: int | None  # the module whose partials, summed in rank order, are added now
+    whole: bool  # that sum holds the rank's own partial too; else only the others'
+
+
+@dataclass(frozen=True, slots=True)
 class RankPlan:
     """One device's share of the plan."""
 
@@ -171,7 +187,15 @@ class Plan:
     ranks: tuple[RankPlan, ...]
     small_bytes: int  # norms and biases: read by everybody, on no tape
     table_bytes: int  # cos and sin of every position; a token reads one row
-    embedding_bytes: int  # an untied embedding's own table; 0 when it is read off the head's tape
+    embedding_bytes: int  # embedding tables; 0 when a single rank reads it off the head's tape
+    # Of several ranks alone:
+    steps: tuple[
+        Step, ...
+    ] = ()  # one a module, then one for each sum that is still on its way after the last
+    slots: int = 0  # sends that an exchange buffer holds; the next one overwrites the oldest
+    head_input: str = (
+        "own"  # what a rank's head reads: its own residual, or the "mean", "sum" or "concatenate" of all
+    )
 
     @property
     def digest(self) -> str:

@@ -27,6 +27,8 @@ RUN_HERE = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Phi3ForCausalLM",
+    "LaneformerForCausalLM",
+    "LaneformerTPForCausalLM",
 )
 
 

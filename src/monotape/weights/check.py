@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,9 @@ from monotape.errors import CheckpointError
 from monotape.models.spec import ModelSpec, TensorSource
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.formats import require_readable
+
+Number = TypeVar("Number", np.float32, np.uint16)
+Reader: TypeAlias = Callable[[int, int], NDArray[Number]]
 
 #: Tensors that change nothing: position tables that some old files carry along.
 _HARMLESS = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
@@ -33,6 +38,8 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
                 f"{role} takes rows {source.rows}, needs {shape}"
             )
             shape[0] = max(source.rows[1], expected.get(name, [0])[0])
+        if source.lanes:
+            shape = _by_lane(shape, source)
         expected[name] = shape
     for name, shape in expected.items():
         found = list(checkpoint.shape(name))
@@ -42,6 +49,13 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
                 _MISMATCH,
             )
     _require_no_leftovers(spec, checkpoint, names - expected.keys())
+
+
+def _by_lane(shape: list[int], source: TensorSource) -> list[int]:
+    rows, columns = shape
+    if source.split == "rows":
+        return [source.lanes, rows // source.lanes, columns]
+    return [source.lanes, rows, columns // source.lanes]
 
 
 def _sources(spec: ModelSpec) -> Iterator[tuple[str, str, TensorSource]]:
@@ -72,10 +86,30 @@ def read_role(
     """Rows start..stop of a role's tensor, finite, wherever they lie. `layer` is None outside the layers."""
     source = spec.model_tensors[role] if layer is None else spec.layer_tensors[role]
     name = source.name if layer is None else source.in_layer(layer)
+    rows = stored_rows(spec, role, source, partial(checkpoint.rows, name), start, stop)
     first = source.rows[0] if source.rows is not None else 0
-    rows = checkpoint.rows(name, first + start, first + stop)
     require_finite(name, rows, first + start)
     return rows
+
+
+def stored_rows(
+    spec: ModelSpec, role: str, source: TensorSource, read: Reader[Number], start: int, stop: int,
+    columns: tuple[int, int] | None = None,
+) -> NDArray[Number]:  # fmt: skip
+    """Rows start..stop of a role's tensor, or some of their columns, whatever way it is stored.
+
+    `read(first, last)` gives rows as they lie in the file: Checkpoint.rows, or another reader of the same tensor.
+    """
+    if source.lanes == 0 or source.split == "rows":
+        first = source.rows[0] if source.rows is not None else 0
+        rows = read(first + start, first + stop)
+        return rows if columns is None else rows[:, columns[0] : columns[1]]
+    shape = spec.shape_of(role)
+    count, width = shape[0], shape[1] // source.lanes  # of one lane's matrix
+    low, high = columns or (0, shape[1])
+    wanted = range(low // width, -(-high // width))
+    pieces = [read(lane * count + start, lane * count + stop) for lane in wanted]
+    return np.concatenate(pieces, axis=1)[:, low - wanted.start * width : high - wanted.start * width]
 
 
 def require_finite(name: str, array: NDArray[np.float32], first_row: int) -> None:

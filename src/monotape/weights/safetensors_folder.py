@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -78,7 +79,7 @@ class SafetensorsFolder:
         _, tensor = self._entry(name)
         require_readable(self.source, name, tensor.stored)
         raw = self._raw_rows(name, start, stop)
-        return _as_float32(raw, tensor.stored).reshape(stop - start, *tensor.shape[1:])
+        return _as_float32(raw, tensor.stored).reshape(stop - start, *tensor.shape[1:][-1:])
 
     def integer_rows(
         self, name: str, start: int, stop: int
@@ -89,7 +90,7 @@ class SafetensorsFolder:
         _, tensor = self._entry(name)
         if tensor.stored not in ("bf16", "f16"):
             return None
-        return self._raw_rows(name, start, stop).view("<u2").reshape(stop - start, *tensor.shape[1:])
+        return self._raw_rows(name, start, stop).view("<u2").reshape(stop - start, *tensor.shape[1:][-1:])
 
     def release(self, name: str) -> None:
         mapped, tensor = self._entry(name)
@@ -99,8 +100,10 @@ class SafetensorsFolder:
         """The stored bytes of rows start..stop, as they lie in the file."""
         mapped, tensor = self._entry(name)
         assert tensor.shape, f"{name} is a single number and has no rows"
-        assert 0 <= start <= stop <= tensor.shape[0], f"rows {start}..{stop} of {name} {tensor.shape}"
-        row_bytes = tensor.bytes // max(tensor.shape[0], 1)
+        # Matrices that are stored one after another have their rows one after another.
+        count = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 2 else tensor.shape[0]
+        assert 0 <= start <= stop <= count, f"rows {start}..{stop} of {name} {tensor.shape}"
+        row_bytes = tensor.bytes // max(count, 1)
         length = (stop - start) * row_bytes
         return mapped.array(tensor.offset + start * row_bytes, length, f"tensor {name}")
 

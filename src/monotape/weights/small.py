@@ -6,26 +6,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monotape.models.spec import ModelSpec
+from monotape.plan.types import RankPlan
 from monotape.weights.check import read_role
 from monotape.weights.checkpoint import Checkpoint
 
 
-def small_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, NDArray[np.float32]]:
-    """By name: one row a layer, but for the final norm."""
+def small_tensors(
+    spec: ModelSpec, checkpoint: Checkpoint, rank: RankPlan | None = None
+) -> dict[str, NDArray[np.float32]]:
+    """By name: one row a layer, but for the final norm. With a rank, what that rank has of them."""
+
+    def read(role: str, layer: int | None) -> NDArray[np.float32]:
+        shape = spec.shape_of(role)
+        values = read_role(spec, checkpoint, role, layer, 0, shape[0])
+        if len(shape) == 2 and rank is not None:  # gains of each lane's own
+            return np.ascontiguousarray(values[rank.rank], np.float32)
+        return values
 
     def per_layer(role: str) -> NDArray[np.float32]:
-        count = spec.shape_of(role)[0]
-        return np.stack([read_role(spec, checkpoint, role, layer, 0, count) for layer in range(spec.layers)])
+        return np.stack([read(role, layer) for layer in range(spec.layers)])
 
     small = {
         "attention_norm": per_layer("attention_norm"),
         "ffn_norm": per_layer("ffn_norm"),
-        "final_norm": read_role(spec, checkpoint, "final_norm", None, 0, spec.width),
+        "final_norm": read("final_norm", None),
     }
     if spec.qkv_bias:
         small["qkv_bias"] = np.concatenate(
-            [per_layer(role) for role in ("q_bias", "k_bias", "v_bias")], axis=1
+            [_share(per_layer(f"{role}_bias"), role, rank) for role in ("q", "k", "v")], axis=1
         )
     if spec.qk_norm:
         small["q_norm"], small["k_norm"] = per_layer("q_norm"), per_layer("k_norm")
     return small
+
+
+def _share(values: NDArray[np.float32], role: str, rank: RankPlan | None) -> NDArray[np.float32]:
+    if rank is None:
+        return values
+    part = next(part for part in rank.layer_stages[0].parts if part.role == role)
+    return values[:, part.first : part.first + part.rows]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 from monotape.errors import CheckpointError
 from monotape.models.spec import ModelSpec, TensorSource
 from monotape.plan.types import TILE_ROWS, Format, Part, Plan, Span, Stage
+from monotape.weights.check import Reader, stored_rows
 from monotape.weights.checkpoint import Checkpoint
 
 Bytes = NDArray[np.uint8]
 Number = TypeVar("Number", np.int8, np.uint16, np.float16, np.float32)
+Word = TypeVar("Word", np.float32, np.uint16)  # what a tensor's rows are read as
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 _CHUNK_VALUES = 1 << 20  # values in flight at a time and thread; bounds the memory that loading takes
@@ -58,10 +61,11 @@ def tile_runs(stage: Stage, span: Span) -> Iterator[TileRun]:
 
 
 def load_tapes(
-    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: Packer, progress: Progress | None = None
-) -> list[Bytes]:
+    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: Packer, progress: Progress | None = None,
+    *, rank_index: int = 0,
+) -> list[Bytes]:  # fmt: skip
     """One array a worker, filled from the mapped file piece by piece, tensors in file order within a layer."""
-    rank = plan.ranks[0]
+    rank = plan.ranks[rank_index]
     tapes = [aligned_bytes(tape.bytes) for tape in rank.tapes]
     total, done = spec.layers + 1, 0
     with ThreadPoolExecutor(max_workers=min(4, plan.machine.workers)) as pool:
@@ -118,16 +122,16 @@ def _pack_piece(
     source = source_of(spec, run.part.role, layer)
     name = tensor_name(source, layer)
     start, stop = rows_of(run)
-    offset = source.rows[0] if source.rows else 0
+    offset = (source.rows[0] if source.rows else 0) + run.part.first
     target = out if run.step == 1 else np.empty(out.shape, np.uint8)
-    stored = checkpoint.integer_rows(name, offset + start, offset + stop) if fmt is Format.Q8 else None
-    if stored is not None and stage.k == stage.padded_k:
+    stored = _stored_integers(spec, checkpoint, name, stage, run, offset) if fmt is Format.Q8 else None
+    if stored is not None:
         integers, scales = stored
         bad = packer.pack_integers(
             in_tiles(integers, run, integers.shape[1]), in_tiles(scales, run, scales.shape[1]), target
         )
     else:
-        values = checkpoint.rows(name, offset + start, offset + stop)
+        values = part_rows(spec, stage, run.part, source, partial(checkpoint.rows, name), start, stop)
         bad = packer.pack(fmt, in_tiles(values, run, stage.padded_k), target)
     if bad >= 0:
         refuse_row(checkpoint, name, offset + start + bad, fmt)
@@ -140,6 +144,47 @@ def refuse_row(checkpoint: Checkpoint, name: str, row: int, fmt: Format) -> NoRe
         f"{checkpoint.source}: tensor {name} holds a value near row {row} that is not a finite {fmt.value} number.",
         "The file is damaged, or the weights need a wider --dtype such as bf16 or f32.",
     )
+
+
+def _stored_integers(
+    spec: ModelSpec, checkpoint: Checkpoint, name: str, stage: Stage, run: TileRun, offset: int
+) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
+    """Rows that the file itself keeps as integers, if this stage takes whole blocks of them in their order."""
+    block = Format.Q8.block
+    if (
+        stage.k != stage.padded_k
+        or stage.first_k % block
+        or (spec.rope.interleaved and run.part.role in ("q", "k"))
+    ):
+        return None
+    start, stop = rows_of(run)
+    stored = checkpoint.integer_rows(name, offset + start, offset + stop)
+    if stored is None:
+        return None
+    first, last = stage.first_k, stage.first_k + stage.k
+    return stored[0][:, first:last], stored[1][:, first // block : last // block]
+
+
+def part_rows(
+    spec: ModelSpec, stage: Stage, part: Part, source: TensorSource, read: Reader[Word], start: int, stop: int
+) -> NDArray[Word]:
+    """Rows start..stop of a rank's part: the columns that its stage takes, heads in the order of the kernels.
+
+    `read` reads rows of the part's tensor as they lie in the file, in whatever type.
+    """
+    columns = (stage.first_k, stage.first_k + stage.k)
+    start, stop = part.first + start, part.first + stop
+    if not (spec.rope.interleaved and part.role in ("q", "k")):
+        return stored_rows(spec, part.role, source, read, start, stop, columns)
+    # Kernels rotate (i, i + half). A head whose pairs are (2 i, 2 i + 1) is that head with its rows in another order,
+    # and a product of q and k does not notice when both change theirs.
+    dim, turning = spec.head_dim, spec.rope.dims
+    order = np.concatenate((np.arange(0, turning, 2), np.arange(1, turning, 2), np.arange(turning, dim)))
+    rows = np.arange(start, stop)
+    sources = rows // dim * dim + order[rows % dim]
+    first, last = start // dim * dim, -(-stop // dim) * dim
+    found = stored_rows(spec, part.role, source, read, first, last, columns)
+    return np.take(found, sources - first, axis=0)
 
 
 def rows_of(run: TileRun) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,61 +25,20 @@ from monotape.backends.cpu.bridge import (
     library,
 )  # fmt: skip
 from monotape.backends.cpu.model import LoadedModel, load_model
+from monotape.backends.cpu.sequence import CpuSequence
 from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
 from monotape.errors import BackendError, DeadlineFault, NumericalFault, ResourceError
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import Format, KvLayout, Plan
+from monotape.plan.types import Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress
 
-_GROWTH = 256  # positions; KV grows in steps of this
 _WAIT_MS = 100  # how long to wait natively before Python may look at signals
 _FINISH: dict[int, FinishReason] = {
     FINISH_STOP: "stop",
     FINISH_LENGTH: "length",
     FINISH_CANCELLED: "cancelled",
 }
-
-
-class CpuSequence:
-    """KV of one conversation, in arrays that grow when a request needs more positions."""
-
-    def __init__(self, layout: KvLayout) -> None:
-        self._layout = layout
-        self._dtype = np.float32 if layout.format is Format.F32 else np.float16
-        self.length = 0
-        self.capacity = 0
-        self.keys = self._empty(0)
-        self.values = self._empty(0)
-
-    @property
-    def bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
-
-    def truncate(self, length: int) -> None:
-        assert 0 <= length <= self.length
-        self.length = length
-
-    def reserve(self, positions: int) -> None:
-        """Makes room for `positions`, keeping what is there."""
-        if positions <= self.capacity:
-            return
-        capacity = -(-positions // _GROWTH) * _GROWTH
-        try:
-            keys, values = self._empty(capacity), self._empty(capacity)
-        except MemoryError as error:
-            raise ResourceError(
-                f"The KV of {positions} positions takes {positions * self._layout.position_bytes:,} bytes, "
-                "which this machine does not have.",
-                "Ask for fewer tokens or set a smaller --max-model-len.",
-            ) from error
-        keys[:, :, : self.length] = self.keys[:, :, : self.length]
-        values[:, :, : self.length] = self.values[:, :, : self.length]
-        self.keys, self.values, self.capacity = keys, values, capacity
-
-    def _empty(self, capacity: int) -> NDArray[Any]:
-        layout = self._layout
-        return np.empty((layout.layers, layout.kv_heads, capacity, layout.head_dim), self._dtype)
 
 
 class CpuBackend:
@@ -91,10 +49,11 @@ class CpuBackend:
     def __init__(self, spec: ModelSpec, plan: Plan, model: LoadedModel) -> None:
         self.spec, self.plan, self.isa = spec, plan, isa_name()
         self._model = model
-        self._engine = library().monotape_open(ctypes.byref(model.struct), self.isa.encode())
+        group = None if model.group is None else ctypes.byref(model.group)
+        self._engine = library().monotape_open(model.structs, group, self.isa.encode())
         if not self._engine:
             raise ResourceError(
-                f"This machine has no room for {plan.machine.workers} workers and their buffers.",
+                f"This machine has no room for {len(plan.ranks) * plan.machine.workers} workers and their buffers.",
                 "Use fewer --workers or a smaller --max-model-len.",
             )
         self._running: CpuGeneration | None = None  # its arrays must outlive the native side's use of them
@@ -111,7 +70,7 @@ class CpuBackend:
         return self._model.bytes
 
     def new_sequence(self) -> CpuSequence:
-        return CpuSequence(self.plan.ranks[0].kv)
+        return CpuSequence(self.plan)
 
     def start(self, job: Job, sequence: KvSequence) -> CpuGeneration:
         assert isinstance(sequence, CpuSequence) and self._engine, (
@@ -136,9 +95,10 @@ class CpuBackend:
         prompt[sequence.length :] = tokens
         sequence.reserve(prompt.size)
         out = np.empty((len(tokens), self.spec.vocab), np.float32)
+        keys, values = sequence.pointers()
         struct = JobStruct(
             kind=KIND_LOGITS, prompt_length=prompt.size, cached=sequence.length, prompt=prompt.ctypes.data,
-            keys=sequence.keys.ctypes.data, values=sequence.values.ctypes.data, kv_capacity=sequence.capacity,
+            keys=ctypes.addressof(keys), values=ctypes.addressof(values), kv_capacity=sequence.capacity,
             logits=out.ctypes.data, top_logprobs=-1,
         )  # fmt: skip
         _start(self._engine, struct)
@@ -150,9 +110,17 @@ class CpuBackend:
             library().monotape_cancel(self._engine)
             _wait_for_end(self._engine)
             raise
-        _raise_fault(status)
+        _raise_fault(status, len(self.plan.ranks))
         sequence.length = prompt.size
         return out
+
+    def delay_words(self, longest_ns: int, seed: int = 0) -> None:
+        """For tests and experiments: from the next job on, words between ranks are late by up to this much."""
+        library().monotape_delay_words(self._engine, longest_ns, seed)
+
+    def stop_rank(self, rank: int, after_modules: int) -> None:
+        """For tests of the deadline: from the next job on, this rank stops after so many modules; -1: none does."""
+        library().monotape_stop_rank(self._engine, rank, after_modules)
 
     def close(self) -> None:
         if self._engine:
@@ -179,6 +147,7 @@ class CpuGeneration:
         self._logprobs = np.empty(count if job.logprobs is not None else 0, np.float32)
         self._top_ids, self._top_values = np.empty((count, top), np.int32), np.empty((count, top), np.float32)
         self._top = top
+        self._keys, self._values = sequence.pointers()
         self.start_ns = 0
 
     def begin(self) -> None:
@@ -187,14 +156,15 @@ class CpuGeneration:
         self.start_ns = int(_wait(self._engine, -1).start_ns)
 
     def _struct(self, top: int) -> JobStruct:
-        job, sequence = self._job, self._sequence
+        job = self._job
         return JobStruct(
             kind=KIND_GENERATE, prompt_length=len(job.prompt), cached=job.cached, max_tokens=job.max_tokens,
             min_tokens=job.min_tokens, stop_count=len(job.stop_ids),
             top_logprobs=-1 if job.logprobs is None else top,
             prompt=self._prompt.ctypes.data, stop_ids=self._stop_ids.ctypes.data,
-            keys=sequence.keys.ctypes.data, values=sequence.values.ctypes.data, kv_capacity=sequence.capacity,
-            sampling=self._sampling(), ids=self._ids.ctypes.data, times_ns=self._times.ctypes.data,
+            keys=ctypes.addressof(self._keys), values=ctypes.addressof(self._values),
+            kv_capacity=self._sequence.capacity, sampling=self._sampling(),
+            ids=self._ids.ctypes.data, times_ns=self._times.ctypes.data,
             logprobs=self._logprobs.ctypes.data, top_ids=self._top_ids.ctypes.data,
             top_values=self._top_values.ctypes.data,
         )  # fmt: skip
@@ -230,7 +200,7 @@ class CpuGeneration:
 
     def _finished(self, status: StatusStruct) -> None:
         if self.finish_reason is None:
-            _raise_fault(status)
+            _raise_fault(status, len(self._sequence.ranks))
             # Cancelled in prefill there is no token, and only whole chunks are known to be there: keep what was cached.
             known = len(self._job.prompt) + status.tokens - 1 if status.tokens else self._job.cached
             self._sequence.length = known
@@ -260,15 +230,22 @@ def _wait_for_end(engine: int) -> StatusStruct:
     return status
 
 
-def _raise_fault(status: StatusStruct) -> None:
+def _raise_fault(status: StatusStruct, ranks: int) -> None:
     if status.finish == FINISH_NUMERICAL:
         raise NumericalFault(
             f"The logits at position {status.fault_position} are not numbers.",
             "The weights or the prompt drive the model out of range; try --dtype f32.",
         )
     if status.finish == FINISH_DEADLINE:
+        stage = STAGE_NAMES[status.fault_stage]
+        if status.fault_waited_rank >= 0:
+            raise DeadlineFault(
+                f"Rank {status.fault_rank} waited too long for rank {status.fault_waited_rank} in stage {stage}.",
+                "The rank has stopped, the machine is overloaded, or this is a fault in Monotape.",
+            )
+        where = f" of rank {status.fault_rank}" if ranks > 1 else ""
         raise DeadlineFault(
-            f"Worker {status.fault_worker} waited too long for worker {status.fault_waited_for} "
-            f"in stage {STAGE_NAMES[status.fault_stage]}.",
+            f"Worker {status.fault_worker}{where} waited too long for worker {status.fault_waited_for} "
+            f"in stage {stage}.",
             "The machine is overloaded, or this is a fault in Monotape; try fewer --workers.",
         )

@@ -16,10 +16,22 @@ FORMAT_CODES = {Format.F32: 0, Format.F16: 1, Format.BF16: 2, Format.Q8: 3}
 STAGE_NAMES = ("qkv", "output", "gate_up", "down", "head")
 FINISH_RUNNING, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_NUMERICAL, FINISH_DEADLINE = range(6)
 KIND_GENERATE, KIND_LOGITS = 0, 1
+HEAD_INPUTS = {"own": 0, "mean": 1, "sum": 2, "concatenate": 3}
 
 
 class SpanStruct(Structure):
     _fields_ = (("first", c_int32), ("count", c_int32), ("offset", c_int64))
+
+
+class StepStruct(Structure):
+    _fields_ = (("own", c_float), ("sends", c_int32), ("folds", c_int32), ("whole", c_int32))
+
+
+class GroupStruct(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("ranks", "steps", "slots", "vocab", "head_input")),
+        ("schedule", c_void_p),
+    )
 
 
 class ModelStruct(Structure):
@@ -27,7 +39,7 @@ class ModelStruct(Structure):
         *((name, c_int32) for name in ("layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab")),
         *((name, c_int32) for name in ("rope_dims", "context", "chunk", "kv_block", "workers")),
         ("weight_format", c_int32), ("kv_format", c_int32), ("norm_eps", c_float), ("attention_scale", c_float),
-        ("deadline_us", c_int64),
+        ("rank", c_int32), ("first_word", c_int32), ("deadline_us", c_int64),
         *((name, c_void_p) for name in ("windows", "cosines", "sines", "attention_norm", "ffn_norm", "final_norm")),
         *((name, c_void_p) for name in ("qkv_bias", "q_norm", "k_norm", "embedding")),
         *((name, c_void_p) for name in ("tapes", "layer_bytes", "spans")),
@@ -56,17 +68,20 @@ class JobStruct(Structure):
 class StatusStruct(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("finish", "tokens", "fault_worker", "fault_stage", "fault_position")),
-        ("fault_waited_for", c_int32), ("start_ns", c_int64),
+        *((name, c_int32) for name in ("fault_waited_for", "fault_rank", "fault_waited_rank")),
+        ("start_ns", c_int64),
     )  # fmt: skip
 
 
 _SIGNATURES = {
     "monotape_size_of": (c_int32, [c_int32]),
     "monotape_isa": (c_char_p, [c_char_p]),
-    "monotape_open": (c_void_p, [POINTER(ModelStruct), c_char_p]),
+    "monotape_open": (c_void_p, [POINTER(ModelStruct), POINTER(GroupStruct), c_char_p]),
     "monotape_close": (None, [c_void_p]),
     "monotape_start": (c_int32, [c_void_p, POINTER(JobStruct)]),
     "monotape_cancel": (None, [c_void_p]),
+    "monotape_delay_words": (None, [c_void_p, c_int64, c_uint64]),
+    "monotape_stop_rank": (None, [c_void_p, c_int32, c_int32]),
     "monotape_wait": (None, [c_void_p, c_int32, c_int32, POINTER(StatusStruct)]),
     "monotape_pack_tiles": (c_int64, [c_int32, c_void_p, c_int64, c_int32, c_void_p]),
     "monotape_pack_q8_tiles": (c_int64, [c_void_p, c_void_p, c_int64, c_int32, c_void_p]),
@@ -89,7 +104,8 @@ def library() -> ctypes.CDLL:
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
-    for code, structure in enumerate((SpanStruct, ModelStruct, SamplingStruct, JobStruct, StatusStruct)):
+    structures = (SpanStruct, ModelStruct, SamplingStruct, JobStruct, StatusStruct, StepStruct, GroupStruct)
+    for code, structure in enumerate(structures):
         assert loaded.monotape_size_of(code) == ctypes.sizeof(structure), structure.__name__
     return loaded
 

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monotape.backends.cpu.bridge import FORMAT_CODES, ModelStruct, SpanStruct
+from monotape.backends.cpu.bridge import (
+    FORMAT_CODES,
+    HEAD_INPUTS,
+    GroupStruct,
+    ModelStruct,
+    SpanStruct,
+    StepStruct,
+)  # fmt: skip
 from monotape.backends.cpu.packer import NativePacker
 from monotape.errors import CheckpointError
 from monotape.models.rope import position_tables
@@ -28,7 +35,8 @@ _TABLE_CHUNK = 1 << 20  # values
 class LoadedModel:
     """Keeps alive every array that the native side points at."""
 
-    struct: ModelStruct
+    structs: ctypes.Array[ModelStruct]  # one a rank
+    group: GroupStruct | None  # what several ranks have in common
     kept: list[Any] = field(default_factory=list)
 
     @property
@@ -39,44 +47,66 @@ class LoadedModel:
 def load_model(
     spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None
 ) -> LoadedModel:
-    """Reads the checkpoint onto the plan's tapes."""
-    rank, packer = plan.ranks[0], NativePacker()
-    model = LoadedModel(ModelStruct())
-    struct = model.struct
-    _set_dimensions(struct, spec, plan, rank)
-    _point(model, "windows", np.array([window or 0 for window in spec.windows], np.int32))
+    """Reads the checkpoint onto the plan's tapes.
+
+    Ranks have tapes of their own. What is only read and the same for all of them is there once: positions, norms and
+    the embedding.
+    """
+    model = LoadedModel((ModelStruct * len(plan.ranks))(), None)
+    packer = NativePacker()
+    windows = np.array([window or 0 for window in spec.windows], np.int32)
     cosines, sines = position_tables(spec.rope, plan.context)
-    _point(model, "cosines", cosines)
-    _point(model, "sines", sines)
-    for name, array in small_tensors(spec, checkpoint).items():
-        _point(model, name, array)
-    if not spec.tied:
-        _point(model, "embedding", _embedding_table(spec, plan, checkpoint, packer))
-    tapes = load_tapes(spec, plan, checkpoint, packer, progress)
+    table = _embedding_table(spec, plan, checkpoint, packer) if plan.embedding_bytes else None
+    for struct, rank in zip(model.structs, plan.ranks, strict=True):
+        _set_dimensions(struct, spec, plan, rank)
+        for name, array in (("windows", windows), ("cosines", cosines), ("sines", sines)):
+            _point(model, struct, name, array)
+        for name, array in small_tensors(spec, checkpoint, rank).items():
+            _point(model, struct, name, array)
+        if table is not None:
+            _point(model, struct, "embedding", table)
+        _load_rank(model, struct, spec, plan, rank, checkpoint, packer, progress)
+    if len(plan.ranks) > 1:
+        model.group = _group(model, spec, plan)
+    return model
+
+
+def _load_rank(
+    model: LoadedModel, struct: ModelStruct, spec: ModelSpec, plan: Plan, rank: RankPlan, checkpoint: Checkpoint,
+    packer: NativePacker, progress: Progress | None,
+) -> None:  # fmt: skip
+    tapes = load_tapes(spec, plan, checkpoint, packer, progress, rank_index=rank.rank)
     model.kept += tapes
     pointers = (ctypes.c_void_p * len(tapes))(*(tape.ctypes.data for tape in tapes))
     model.kept.append(pointers)
     struct.tapes = ctypes.addressof(pointers)
-    _point(model, "layer_bytes", np.array([tape.layer_bytes for tape in rank.tapes], np.int64))
+    _point(model, struct, "layer_bytes", np.array([tape.layer_bytes for tape in rank.tapes], np.int64))
     spans = _spans(rank)
     model.kept.append(spans)
     struct.spans = ctypes.addressof(spans)
-    return model
+
+
+def _group(model: LoadedModel, spec: ModelSpec, plan: Plan) -> GroupStruct:
+    schedule = (StepStruct * len(plan.steps))(
+        *(
+            StepStruct(step.own, step.sends, -1 if step.folds is None else step.folds, step.whole)
+            for step in plan.steps
+        )
+    )
+    model.kept.append(schedule)
+    return GroupStruct(
+        ranks=len(plan.ranks), steps=len(plan.steps), slots=plan.slots, vocab=spec.vocab,
+        head_input=HEAD_INPUTS[plan.head_input], schedule=ctypes.addressof(schedule),
+    )  # fmt: skip
 
 
 def _set_dimensions(struct: ModelStruct, spec: ModelSpec, plan: Plan, rank: RankPlan) -> None:
-    for name in (
-        "layers",
-        "width",
-        "heads",
-        "kv_heads",
-        "head_dim",
-        "ffn",
-        "vocab",
-        "norm_eps",
-        "attention_scale",
-    ):
+    for name in ("layers", "width", "head_dim", "norm_eps", "attention_scale"):
         setattr(struct, name, getattr(spec, name))
+    qkv, _, gate_up, _ = rank.layer_stages
+    struct.heads, struct.kv_heads = qkv.parts[0].rows // spec.head_dim, rank.kv.kv_heads
+    struct.ffn, struct.vocab = gate_up.parts[0].rows, rank.head.rows
+    struct.rank, struct.first_word = rank.rank, rank.head.parts[0].first
     struct.rope_dims = spec.rope.dims
     struct.context, struct.chunk, struct.workers = plan.context, plan.chunk, plan.machine.workers
     struct.kv_block = rank.kv.block
@@ -84,16 +114,17 @@ def _set_dimensions(struct: ModelStruct, spec: ModelSpec, plan: Plan, rank: Rank
     struct.deadline_us = DEADLINE_US
 
 
-def _point(model: LoadedModel, name: str, array: NDArray[Any]) -> None:
+def _point(model: LoadedModel, struct: ModelStruct, name: str, array: NDArray[Any]) -> None:
     contiguous = np.ascontiguousarray(array)
-    model.kept.append(contiguous)
-    setattr(model.struct, name, contiguous.ctypes.data)
+    if not any(contiguous is kept for kept in model.kept):
+        model.kept.append(contiguous)
+    setattr(struct, name, contiguous.ctypes.data)
 
 
 def _embedding_table(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: NativePacker) -> Bytes:
-    padded_k = plan.ranks[0].head.padded_k
-    row_bytes = plan.embedding_bytes // spec.vocab
-    table = aligned_bytes(plan.embedding_bytes)
+    row_bytes = plan.embedding_bytes // (spec.vocab * len(plan.ranks))
+    padded_k = -(-spec.width // plan.format.block) * plan.format.block
+    table = aligned_bytes(row_bytes * spec.vocab)
     name = source_of(spec, "embedding", None).name
     step = max(1, _TABLE_CHUNK // padded_k)
     for start in range(0, spec.vocab, step):

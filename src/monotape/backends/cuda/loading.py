@@ -17,12 +17,15 @@ from monotape.backends.cuda.staging import SLOT_BYTES, Piece, Staging
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Format, Plan, Span, Stage
+from monotape.weights.check import stored_rows
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.small import small_tensors
 from monotape.weights.tapes import (
     Bytes,
     Progress,
+    TileRun,
     in_tiles,
+    part_rows,
     refuse_row,
     rows_of,
     source_of,
@@ -60,6 +63,7 @@ def load_model(
 ) -> LoadedModel:
     """Loads all of a model. What it takes is what `memory_plan` said it would."""
     assert plan.format in (Format.BF16, Format.F16), f"{plan.format} is no format of the GPU's tapes"
+    assert len(plan.ranks) == 1, "a GPU is one rank"
     memories = {"tapes": DeviceMemory(plan.tape_bytes)}
     if not spec.tied:
         memories["embedding"] = DeviceMemory(2 * spec.vocab * spec.width)
@@ -156,28 +160,30 @@ def _pack_spans(
         end = item.at + item.span.count * tile_bytes
         tiles = out[item.at : end].reshape(item.span.count, tile_bytes)
         for run in tile_runs(item.stage, item.span):
-            halves = _halves(spec, fmt, checkpoint, run.part.role, layer, *rows_of(run))
+            halves = _part_halves(spec, fmt, checkpoint, item.stage, run, layer)
             target = tiles[run.at : run.at + (run.count - 1) * run.step + 1 : run.step]
             pack_blocks(in_tiles(halves, run, item.stage.padded_k), target)
     out[end:] = 0
 
 
-def _halves(
-    spec: ModelSpec, fmt: Format, checkpoint: Checkpoint, role: str, layer: int | None, start: int, stop: int
+def _part_halves(
+    spec: ModelSpec, fmt: Format, checkpoint: Checkpoint, stage: Stage, run: TileRun, layer: int | None
 ) -> Halves:
-    """Rows of a role's tensor in the format of the tapes: the file's own words where it stores just those."""
-    source = source_of(spec, role, layer)
-    name = tensor_name(source, layer)
-    first = source.rows[0] if source.rows else 0
-    halves = None
-    if checkpoint.stored_as(name) == fmt.value:
-        halves = checkpoint.half_rows(name, first + start, first + stop)
-    if halves is None:
-        halves = to_halves(fmt, checkpoint.rows(name, first + start, first + stop))
+    """What the rank has of the rows of a run, in the format of the tapes."""
+    source, part = source_of(spec, run.part.role, layer), run.part
+    name, (start, stop) = tensor_name(source, layer), rows_of(run)
+    halves = part_rows(spec, stage, part, source, partial(_stored_halves, fmt, checkpoint, name), start, stop)
     bad = first_not_finite(fmt, halves)
     if bad >= 0:
-        refuse_row(checkpoint, name, first + start + bad, fmt)
+        first = source.rows[0] if source.rows else 0
+        refuse_row(checkpoint, name, first + part.first + start + bad, fmt)
     return halves
+
+
+def _stored_halves(fmt: Format, checkpoint: Checkpoint, name: str, start: int, stop: int) -> Halves:
+    """Rows as they lie in the file: its own words where it stores just those, else rounded."""
+    halves = checkpoint.half_rows(name, start, stop) if checkpoint.stored_as(name) == fmt.value else None
+    return to_halves(fmt, checkpoint.rows(name, start, stop)) if halves is None else halves
 
 
 def table_pieces(
@@ -187,8 +193,14 @@ def table_pieces(
     row_bytes = 2 * spec.width
     most = max(1, SLOT_BYTES // row_bytes)
 
+    source = source_of(spec, "embedding", None)
+    stored = partial(_stored_halves, fmt, checkpoint, source.name)
+
     def pack(start: int, stop: int, out: Bytes) -> None:
-        halves = _halves(spec, fmt, checkpoint, "embedding", None, start, stop)
+        halves = stored_rows(spec, "embedding", source, stored, start, stop)
+        bad = first_not_finite(fmt, halves)
+        if bad >= 0:
+            refuse_row(checkpoint, source.name, start + bad, fmt)
         out.view(np.uint16).reshape(halves.shape)[:] = halves
 
     for start in range(0, spec.vocab, most):
@@ -203,7 +215,7 @@ def _small_arrays(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> dict[s
     return {
         "tape_start": np.cumsum([0, *(tape.bytes for tape in tapes[:-1])], dtype=np.int64),
         "layer_bytes": np.array([tape.layer_bytes for tape in tapes], np.int64),
-        **small_tensors(spec, checkpoint),
+        **small_tensors(spec, checkpoint, plan.ranks[0]),
         "cosines": cosines,
         "sines": sines,
         "windows": np.array([window or 0 for window in spec.windows], np.int32),

@@ -37,10 +37,10 @@ class ReferenceBackend:
         self.spec = spec
         self.plan = plan
         self.context = context
-        self._model: ReferenceModel | None = ReferenceModel(spec, weights, context)
+        self._model: ReferenceModel | None = ReferenceModel(spec, plan, weights, context)
 
     def new_sequence(self) -> ReferenceSequence:
-        return ReferenceSequence(self.spec)
+        return ReferenceSequence(self.plan)
 
     def start(self, job: Job, sequence: KvSequence) -> ReferenceGeneration:
         """Begins a job; its tokens are computed as they are asked for."""
@@ -87,7 +87,7 @@ class ReferenceBackend:
         assert self._model is not None, "the backend is closed"
         with np.errstate(all="ignore"):  # what matters of an overflow reaches the logits, and is named there
             hidden = self._model.hidden(tokens, sequence)
-            return self._model.logits(hidden if all_rows else hidden[-1:])
+            return self._model.logits(hidden if all_rows else hidden[:, -1:])
 
     def _check(self, tokens: Sequence[int], positions: int) -> None:
         if not tokens:

@@ -1,4 +1,8 @@
-"""The forward pass in NumPy float32, one operation after the other: what every backend must agree with."""
+"""The forward pass in NumPy float32, one operation after the other: what every backend must agree with.
+
+Ranks are a loop: each has its share of every matrix and a residual of its own, and what they tell each other is the
+plan's steps. One rank is the model as its authors wrote it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,26 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from monotape.backends.reference.shards import shard
 from monotape.backends.reference.weights import ReferenceWeights, Roles
+from monotape.models.lanes import steps, tensor_parallel
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
+from monotape.plan.types import Plan
 
 Floats = NDArray[np.float32]
 
 
 class ReferenceSequence:
-    """Keys and values of one conversation: [layer, kv head, position, head_dim], grown by doubling."""
+    """Keys and values of one conversation: [layer, kv head, position, head_dim], grown by doubling.
 
-    def __init__(self, spec: ModelSpec) -> None:
+    The KV heads of the ranks follow each other; a head that several ranks have is there as often.
+    """
+
+    def __init__(self, plan: Plan) -> None:
         self.length = 0
-        shape = (spec.layers, spec.kv_heads, 0, spec.head_dim)
+        kv = plan.ranks[0].kv
+        shape = (kv.layers, sum(rank.kv.kv_heads for rank in plan.ranks), 0, kv.head_dim)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
 
     @property
@@ -51,9 +62,17 @@ def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:
     return normed * gain
 
 
-def rotate(heads: Floats, cosines: Floats, sines: Floats) -> Floats:
-    """RoPE on the first 2 * half values of each head, paired (i, i + half); heads are [row, head, value]."""
+def rotate(heads: Floats, cosines: Floats, sines: Floats, interleaved: bool = False) -> Floats:
+    """RoPE on the first 2 * half values of each head, paired (i, i + half); heads are [row, head, value].
+
+    Interleaved, pairs are (2 i, 2 i + 1).
+    """
     half = cosines.shape[-1]
+    if interleaved:
+        order = np.concatenate((np.arange(0, 2 * half, 2), np.arange(1, 2 * half, 2)))
+        turned = heads.copy()
+        turned[..., order] = rotate(heads[..., order], cosines, sines)
+        return turned
     cosines, sines = cosines[:, None, :], sines[:, None, :]
     first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     return np.concatenate(
@@ -83,49 +102,100 @@ def visible(rows: int, positions: int, window: int | None) -> NDArray[np.bool_]:
 class ReferenceModel:
     """A model with its weights: tokens in, logits out, keys and values kept in a sequence."""
 
-    def __init__(self, spec: ModelSpec, weights: ReferenceWeights, context: int) -> None:
+    def __init__(self, spec: ModelSpec, plan: Plan, weights: ReferenceWeights, context: int) -> None:
         self.spec = spec
+        self.plan = plan
         self.weights = weights
         self.context = context
+        self._shards = [shard(spec, rank, weights) for rank in plan.ranks]
+        self._steps = plan.steps or steps(tensor_parallel(1), spec.layers)
         self._cosines, self._sines = position_tables(spec.rope, context)
 
     def hidden(self, tokens: Sequence[int], sequence: ReferenceSequence) -> Floats:
-        """Appends `tokens` to the sequence and gives the final hidden state of each: [row, width]."""
+        """Appends `tokens` to the sequence and gives what the head of each rank reads: [rank, row, width]."""
         start, end = sequence.length, sequence.length + len(tokens)
         assert end <= self.context, f"position {end - 1} is past the context of {self.context}"
         sequence.reserve(end)
-        x = self.weights.model["embedding"][list(tokens)]
-        for layer, tensors in enumerate(self.weights.layers):
-            normed = rms_norm(x, tensors["attention_norm"], self.spec.norm_eps)
-            x = x + self._attention(normed, layer, tensors, sequence, start, end)
-            normed = rms_norm(x, tensors["ffn_norm"], self.spec.norm_eps)
-            gated = silu(linear(normed, tensors["gate"])) * linear(normed, tensors["up"])
-            x = x + linear(gated, tensors["down"])
+        residuals = [self.weights.model["embedding"][list(tokens)]] * len(self._shards)
+        partials: dict[int, list[Floats]] = {}
+        for module, step in enumerate(self._steps):
+            if module < 2 * self.spec.layers:
+                made = [
+                    self._module(module, rank, residual, sequence, start, end)
+                    for rank, residual in enumerate(residuals)
+                ]
+                if step.own:
+                    residuals = [x + np.float32(step.own) * o for x, o in zip(residuals, made, strict=True)]
+                if step.sends:
+                    partials[module] = made
+            if step.folds is not None:
+                sent = partials[step.folds]
+                residuals = [
+                    x + in_order(sent, None if step.whole else rank) for rank, x in enumerate(residuals)
+                ]
         sequence.length = end
-        return rms_norm(x, self.weights.model["final_norm"], self.spec.norm_eps)
+        return self._head_inputs(residuals)
 
     def logits(self, hidden: Floats) -> Floats:
-        """[row, width] to [row, vocab]."""
-        return linear(hidden, self.weights.head)
+        """[rank, row, width] to [row, vocab]: each rank has a share of the vocabulary."""
+        shares = [linear(x, shares.head) for x, shares in zip(hidden, self._shards, strict=True)]
+        return np.concatenate(shares, axis=-1)
+
+    def _head_inputs(self, residuals: list[Floats]) -> Floats:
+        eps, kind = self.spec.norm_eps, self.plan.head_input
+        if kind == "sum":
+            combined = rms_norm(in_order(residuals), self._shards[0].final_norm, eps)
+            return np.stack([combined] * len(residuals))
+        normed = [
+            rms_norm(x, share.final_norm, eps) for x, share in zip(residuals, self._shards, strict=True)
+        ]
+        if kind == "own":
+            return np.stack(normed)
+        if kind == "concatenate":
+            combined = np.concatenate(normed, axis=-1)
+        else:
+            combined = in_order(normed) / np.float32(len(normed))
+        return np.stack([combined] * len(residuals))
+
+    def _module(
+        self, module: int, rank: int, x: Floats, sequence: ReferenceSequence, start: int, end: int
+    ) -> Floats:
+        """A rank's partial output of a module: attention and feed-forward take turns."""
+        layer, tensors = module // 2, self._shards[rank].layers[module // 2]
+        if module % 2 == 0:
+            normed = rms_norm(x, tensors["attention_norm"], self.spec.norm_eps)
+            return self._attention(normed, layer, rank, tensors, sequence, start, end)
+        normed = rms_norm(x, tensors["ffn_norm"], self.spec.norm_eps)
+        gated = silu(linear(normed, tensors["gate"])) * linear(normed, tensors["up"])
+        return linear(gated, tensors["down"])
 
     def _attention(
-        self, x: Floats, layer: int, tensors: Roles, sequence: ReferenceSequence, start: int, end: int
+        self,
+        x: Floats,
+        layer: int,
+        rank: int,
+        tensors: Roles,
+        sequence: ReferenceSequence,
+        start: int,
+        end: int,
     ) -> Floats:
         """Rows start..end attend to positions 0..end; their keys and values join the sequence first."""
         spec, rows = self.spec, end - start
         q, k, v = (self._project(x, tensors, role) for role in ("q", "k", "v"))
         cosines, sines = self._cosines[start:end], self._sines[start:end]
-        q, k = rotate(q, cosines, sines), rotate(k, cosines, sines)
-        sequence.keys[layer, :, start:end] = k.transpose(1, 0, 2)
-        sequence.values[layer, :, start:end] = v.transpose(1, 0, 2)
+        q, k = (rotate(heads, cosines, sines, spec.rope.interleaved) for heads in (q, k))
+        kv_heads, before = k.shape[1], sum(other.kv.kv_heads for other in self.plan.ranks[:rank])
+        own = slice(before, before + kv_heads)
+        sequence.keys[layer, own, start:end] = k.transpose(1, 0, 2)
+        sequence.values[layer, own, start:end] = v.transpose(1, 0, 2)
 
-        group = spec.heads // spec.kv_heads  # consecutive q heads share a kv head
-        queries = q.transpose(1, 0, 2).reshape(spec.kv_heads, group, rows, spec.head_dim)
-        keys = sequence.keys[layer, :, None, :end]  # [kv head, 1, position, head_dim]
-        values = sequence.values[layer, :, None, :end]
+        group = q.shape[1] // kv_heads  # consecutive q heads share a kv head
+        queries = q.transpose(1, 0, 2).reshape(kv_heads, group, rows, spec.head_dim)
+        keys = sequence.keys[layer, own, None, :end]  # [kv head, 1, position, head_dim]
+        values = sequence.values[layer, own, None, :end]
         scores = queries @ keys.swapaxes(-1, -2) * np.float32(spec.attention_scale)
         scores = np.where(visible(rows, end, spec.windows[layer]), scores, np.float32(-np.inf))
-        mixed: Floats = (softmax(scores) @ values).reshape(spec.heads, rows, spec.head_dim)
+        mixed: Floats = (softmax(scores) @ values).reshape(-1, rows, spec.head_dim)
         return linear(mixed.transpose(1, 0, 2).reshape(rows, -1), tensors["output"])
 
     def _project(self, x: Floats, tensors: Roles, role: str) -> Floats:
@@ -137,3 +207,13 @@ class ReferenceModel:
         if f"{role}_norm" in tensors:
             heads = rms_norm(heads, tensors[f"{role}_norm"], self.spec.norm_eps)
         return heads
+
+
+def in_order(partials: Sequence[Floats], without: int | None = None) -> Floats:
+    """The sum of the ranks' partials, added in rank order; nothing added up is zero."""
+    total: Floats = np.zeros_like(partials[0])
+    first = True
+    for rank, partial in enumerate(partials):
+        if rank != without:
+            total, first = (partial if first else total + partial), False
+    return total

@@ -12,6 +12,7 @@ constexpr int kStages = 5;     // qkv, output, gate_up, down, head
 enum class Format : int32_t { f32 = 0, f16 = 1, bf16 = 2, q8 = 3 };
 enum class Stage : int32_t { qkv = 0, output = 1, gate_up = 2, down = 3, head = 4 };
 enum class JobKind : int32_t { generate = 0, logits = 1 };
+enum class HeadInput : int32_t { own = 0, mean = 1, sum = 2, concatenate = 3 };  // plan/types.py: Plan.head_input
 enum class Finish : int32_t { running = 0, stop = 1, length = 2, cancelled = 3, numerical_fault = 4, deadline_fault = 5 };
 
 // One worker's share of one stage: its tiles, and where they lie on its tape.
@@ -21,11 +22,25 @@ struct Span {
   int64_t offset;
 };
 
+// What a rank does with its partial output of a module: plan/types.py, Step. folds -1: nothing.
+struct Step {
+  float own;
+  int32_t sends, folds, whole;
+};
+
+// What several ranks have in common. All numbers but these are a rank's own.
+struct Group {
+  int32_t ranks, steps, slots, vocab;
+  HeadInput head_input;
+  const Step* schedule;            // [steps]
+};
+
 struct Model {
-  int32_t layers, width, heads, kv_heads, head_dim, ffn, vocab;
+  int32_t layers, width, heads, kv_heads, head_dim, ffn, vocab;  // as this rank has them
   int32_t rope_dims, context, chunk, kv_block, workers;
   Format weight_format, kv_format;
   float norm_eps, attention_scale;
+  int32_t rank, first_word;        // first_word: of the vocabulary, where this rank's share begins
   int64_t deadline_us;             // how long a worker may wait for another
   const int32_t* windows;          // [layers]; 0: the layer sees every position
   const float* cosines;            // [context][rope_dims / 2]
@@ -36,7 +51,7 @@ struct Model {
   const float* qkv_bias;           // [layers][q rows + 2 kv rows], or null
   const float* q_norm;             // [layers][head_dim], or null
   const float* k_norm;             // [layers][head_dim], or null
-  const uint8_t* embedding;        // [vocab] packed rows, or null: the embedding is read off the head's tiles
+  const uint8_t* embedding;        // [vocab] packed rows, or null: a single rank reads it off the head's tiles
   const uint8_t* const* tapes;     // [workers]
   const int64_t* layer_bytes;      // [workers]
   const Span* spans;               // [workers][kStages]
@@ -56,8 +71,8 @@ struct Job {
   int32_t prompt_length, cached, max_tokens, min_tokens, stop_count, top_logprobs;  // top_logprobs -1: none at all
   const int32_t* prompt;
   const int32_t* stop_ids;
-  void* keys;                      // [layers][kv_heads][kv_capacity][head_dim]
-  void* values;
+  void* const* keys;               // of each rank: [layers][kv_heads][kv_capacity][head_dim]
+  void* const* values;
   int64_t kv_capacity;             // positions
   Sampling sampling;
   float* logits;                   // kind logits: [prompt_length - cached][vocab]
@@ -72,10 +87,11 @@ struct Status {
   Finish finish;
   int32_t tokens;                  // published so far
   int32_t fault_worker, fault_stage, fault_position, fault_waited_for;
+  int32_t fault_rank, fault_waited_rank;  // waited_rank -1: a worker of the same rank
   int64_t start_ns;
 };
 
-static_assert(sizeof(Span) == 16 && sizeof(Model) == 176 && sizeof(Sampling) == 56 && sizeof(Job) == 176 &&
-              sizeof(Status) == 32);
+static_assert(sizeof(Span) == 16 && sizeof(Step) == 16 && sizeof(Group) == 32 && sizeof(Model) == 184 && sizeof(Sampling) == 56 && sizeof(Job) == 176 &&
+              sizeof(Status) == 40);
 
 }  // namespace monotape

@@ -59,8 +59,8 @@ void Worker::attend_block(int layer, const float* q, int kv_head, int position, 
   const int end = std::min((block + 1) * model_.kv_block, position + 1);
   const size_t head = static_cast<size_t>(layer) * model_.kv_heads + kv_head;
   const size_t at = (head * shared_.job.kv_capacity + start) * model_.head_dim * value_bytes(model_.kv_format);
-  kernels_.attend(model_.kv_format, q, shared_.group, model_.head_dim, static_cast<uint8_t*>(shared_.job.keys) + at,
-                  static_cast<uint8_t*>(shared_.job.values) + at, end - start, scores_.data(), partials,
+  kernels_.attend(model_.kv_format, q, shared_.group, model_.head_dim, static_cast<uint8_t*>(shared_.keys) + at,
+                  static_cast<uint8_t*>(shared_.values) + at, end - start, scores_.data(), partials,
                   shared_.blocks * shared_.partial_stride);
 }
 

@@ -1,4 +1,5 @@
 // The life of a job: persistent workers, one call, all tokens.
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -13,11 +14,27 @@ namespace monotape {
 
 class Engine {
  public:
-  // Throws when memory or threads run out; whatever was started has ended then.
-  Engine(const Model& model, const Kernels& kernels) : shared_(model, kernels) {
-    for (int w = 0; w < model.workers; w++) workers_.emplace_back(shared_, w);
+  // One model a rank; `group` is null where there is one. Throws when memory or threads run out; whatever was started
+  // has ended then.
+  Engine(const Model* models, const Group* group, const Kernels& kernels) {
+    const int ranks = group ? group->ranks : 1;
+    const Model& first = models[0];
+    Patience patience{};
+    patience.deadline_us = first.deadline_us;
+    if (group) {
+      const size_t passes = (first.context + first.chunk - 1) / first.chunk + 2;  // that rank 0 may be ahead of others
+      collective_.reset(new Collective(*group, first.chunk, round_to_tiles(first.width), passes));
+      // With more threads than cores whoever spins keeps the one away for which it waits.
+      if (ranks * first.workers > static_cast<int>(std::thread::hardware_concurrency())) patience.spins = 16;
+    }
+    for (int r = 0; r < ranks; r++) {
+      ranks_.emplace_back(new Shared(models[r], kernels, collective_.get(), patience, fault_));
+      for (int other = 0; group && other < ranks; other++) ranks_[r]->first_words.push_back(models[other].first_word);
+      if (group) ranks_[r]->first_words.push_back(group->vocab);
+      for (int w = 0; w < first.workers; w++) workers_.emplace_back(*ranks_[r], w);
+    }
     try {
-      for (int w = 0; w < model.workers; w++) threads_.emplace_back([this, w] { live(w); });
+      for (size_t w = 0; w < workers_.size(); w++) threads_.emplace_back([this, w] { live(workers_[w]); });
     } catch (...) {
       end_threads();
       throw;
@@ -33,15 +50,25 @@ class Engine {
   bool start(const Job& job) {
     std::lock_guard lock(mutex_);
     if (busy_) return false;
-    shared_.job = job;
-    shared_.cancelled = false;
-    shared_.finish = Finish::running;
-    shared_.fault.kind = 0;
-    shared_.rendezvous.reset();
-    shared_.sampler.begin(shared_.job);  // may throw; nobody has been woken yet
+    cancelled_ = false;
+    fault_.kind = 0;
+    uint32_t tag = 0;
+    for (const Worker& worker : workers_) tag = std::max(tag, worker.latest_tag());
+    if (tag > kLateTag) {  // numbers must not come round while old words lie about
+      collective_->forget();
+      tag = 0;
+    }
+    for (Worker& worker : workers_) worker.begin_job(tag);
+    for (auto& rank : ranks_) {
+      rank->job = job;
+      rank->keys = job.keys[rank->model.rank], rank->values = job.values[rank->model.rank];
+      rank->finish = Finish::running;
+      rank->rendezvous.reset();
+    }
+    first().sampler.begin(first().job);  // may throw; nobody has been woken yet
     published_ = 0;
     start_ns_ = now_ns();
-    busy_ = shared_.model.workers;
+    busy_ = static_cast<int>(workers_.size());
     jobs_++;
     work_.notify_all();
     return true;
@@ -52,19 +79,29 @@ class Engine {
     std::unique_lock lock(mutex_);
     news_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return published_ > seen || !busy_; });
     Status status{};
-    status.finish = busy_ ? Finish::running : shared_.finish;
+    status.finish = busy_ ? Finish::running : first().finish;
     status.tokens = published_;
     status.start_ns = start_ns_;
-    const Fault& fault = shared_.fault;
-    if (!busy_ && fault.kind.load()) {
-      status.finish = static_cast<Finish>(fault.kind.load());
-      status.fault_worker = fault.worker, status.fault_stage = fault.stage;
-      status.fault_position = fault.position, status.fault_waited_for = fault.waited_for;
+    if (!busy_ && fault_.kind.load()) {
+      status.finish = static_cast<Finish>(fault_.kind.load());
+      status.fault_worker = fault_.worker, status.fault_stage = fault_.stage;
+      status.fault_position = fault_.position, status.fault_waited_for = fault_.waited_for;
+      status.fault_rank = fault_.rank, status.fault_waited_rank = fault_.waited_rank;
     }
     return status;
   }
 
-  void cancel() { shared_.cancelled = true; }
+  void cancel() { cancelled_ = true; }
+
+  // For tests and experiments, between jobs.
+  void delay_words(int64_t longest_ns, uint64_t seed) {
+    if (collective_) collective_->link_delay.set(longest_ns, seed);
+  }
+  void stop_rank(int rank, int after_modules) {
+    if (!collective_) return;
+    collective_->stopped_after = after_modules;
+    collective_->stopped_rank = rank;
+  }
 
  private:
   void end_threads() {
@@ -76,8 +113,7 @@ class Engine {
     for (auto& thread : threads_) thread.join();
   }
 
-  void live(int index) {
-    Worker& worker = workers_[index];
+  void live(Worker& worker) {
     for (uint64_t seen = 0;;) {
       {
         std::unique_lock lock(mutex_);
@@ -85,46 +121,48 @@ class Engine {
         if (jobs_ == seen) return;  // a job that has started is played by all, or the others would wait in vain
         seen = jobs_;
       }
-      shared_.job.kind == JobKind::generate ? generate(worker, index) : all_logits(worker, index);
+      first().job.kind == JobKind::generate ? generate(worker) : all_logits(worker);
       std::lock_guard lock(mutex_);
       if (--busy_ == 0) news_.notify_all();
     }
   }
 
-  // The whole request: prefill in chunks, then one token after another. Every worker runs this loop; worker 0 chooses
-  // and publishes, and all meet again so that everybody has seen the choice.
-  void generate(Worker& worker, int index) {
-    const Job& job = shared_.job;
+  // The whole request: prefill in chunks, then one token after another. Every worker runs this loop; worker 0 of rank 0
+  // chooses and publishes, and all settle on it.
+  void generate(Worker& worker) {
+    Shared& shared = worker.shared();
+    const Job& job = shared.job;
     int position = job.cached, last_row = 0;
     while (position < job.prompt_length) {
-      const Rows rows = prompt_rows(position);
+      const Rows rows = prompt_rows(shared, position);
       if (!worker.forward(rows)) return;
       position += rows.count;
       last_row = rows.count - 1;
-      if (index == 0 && shared_.cancelled) shared_.finish = Finish::cancelled;
-      if (!worker.meet(Stage::head) || shared_.finish != Finish::running) return;
+      if (worker.decides() && cancelled_) shared.finish = Finish::cancelled;
+      if (!worker.settle() || shared.finish != Finish::running) return;
     }
     for (int produced = 0;; produced++, position++, last_row = 0) {
-      if (!worker.head(last_row, shared_.logits.data())) return;
-      if (index == 0) choose(position, produced);
-      if (!worker.meet(Stage::head) || shared_.finish != Finish::running) return;
-      const int32_t token = shared_.next_token;
+      if (!worker.head(last_row, shared.logits.data())) return;
+      if (worker.decides()) choose(position, produced);
+      if (!worker.settle() || shared.finish != Finish::running) return;
+      const int32_t token = shared.next_token;
       if (!worker.forward({&token, 1, position})) return;
     }
   }
 
   void choose(int position, int produced) {
-    const Job& job = shared_.job;
-    const int32_t token = shared_.sampler.choose(shared_.logits.data(), position, produced);
+    Shared& shared = first();
+    const Job& job = shared.job;
+    const int32_t token = shared.sampler.choose(shared.logits.data(), position, produced);
     if (token < 0) return raise_numerical_fault(position);
-    shared_.next_token = token;
+    shared.next_token = token;
     job.ids[produced] = token;
     job.times_ns[produced] = now_ns();
     bool stop = false;
     for (int i = 0; i < job.stop_count; i++) stop |= job.stop_ids[i] == token;
-    if (stop) shared_.finish = Finish::stop;
-    else if (produced + 1 == job.max_tokens) shared_.finish = Finish::length;
-    else if (shared_.cancelled) shared_.finish = Finish::cancelled;
+    if (stop) shared.finish = Finish::stop;
+    else if (produced + 1 == job.max_tokens) shared.finish = Finish::length;
+    else if (cancelled_) shared.finish = Finish::cancelled;
     {
       std::lock_guard lock(mutex_);
       published_ = produced + 1;
@@ -133,39 +171,49 @@ class Engine {
   }
 
   void raise_numerical_fault(int position) {
-    shared_.fault.worker = 0, shared_.fault.stage = static_cast<int>(Stage::head);
-    shared_.fault.position = position, shared_.fault.waited_for = -1;
-    shared_.finish = Finish::numerical_fault;
-    shared_.fault.kind = static_cast<int>(Finish::numerical_fault);
+    fault_.rank = 0, fault_.worker = 0, fault_.stage = static_cast<int>(Stage::head);
+    fault_.position = position, fault_.waited_for = fault_.waited_rank = -1;
+    first().finish = Finish::numerical_fault;
+    fault_.kind = static_cast<int>(Finish::numerical_fault);
   }
 
   // Logits after every token of the prompt: for scoring text and for tests.
-  void all_logits(Worker& worker, int index) {
-    const Job& job = shared_.job;
-    const int vocab = shared_.model.vocab;
+  void all_logits(Worker& worker) {
+    Shared& shared = worker.shared();
+    const Job& job = shared.job;
+    const int vocab = collective_ ? collective_->vocab() : shared.model.vocab;
+    if (worker.decides() && job.cached == job.prompt_length) shared.finish = Finish::length;
     for (int position = job.cached; position < job.prompt_length;) {
-      const Rows rows = prompt_rows(position);
+      const Rows rows = prompt_rows(shared, position);
       if (!worker.forward(rows)) return;
       for (int r = 0; r < rows.count; r++) {
-        if (!worker.head(r, shared_.logits.data())) return;
+        if (!worker.head(r, shared.logits.data())) return;
         float* out = job.logits + static_cast<size_t>(position + r - job.cached) * vocab;
-        if (index == 0) {
-          std::memcpy(out, shared_.logits.data(), sizeof(float) * vocab);
-          if (shared_.cancelled) shared_.finish = Finish::cancelled;
+        if (worker.decides()) {
+          std::memcpy(out, shared.logits.data(), sizeof(float) * vocab);
+          if (position + r + 1 == job.prompt_length) shared.finish = Finish::length;
+          else if (cancelled_) shared.finish = Finish::cancelled;
         }
-        if (!worker.meet(Stage::head) || shared_.finish != Finish::running) return;
+        if (!worker.settle() || shared.finish != Finish::running) return;
       }
       position += rows.count;
     }
-    if (index == 0) shared_.finish = Finish::length;
   }
 
-  Rows prompt_rows(int position) const {
-    const Job& job = shared_.job;
-    return {job.prompt + position, std::min(shared_.model.chunk, job.prompt_length - position), position};
+  static Rows prompt_rows(const Shared& shared, int position) {
+    const Job& job = shared.job;
+    return {job.prompt + position, std::min(shared.model.chunk, job.prompt_length - position), position};
   }
 
-  Shared shared_;
+  static size_t round_to_tiles(size_t width) { return (width + kTileRows - 1) / kTileRows * kTileRows; }
+  Shared& first() { return *ranks_[0]; }
+
+  static constexpr uint32_t kLateTag = 1u << 31;
+
+  Fault fault_;
+  std::atomic<bool> cancelled_{false};
+  std::unique_ptr<Collective> collective_;  // null where there is one rank
+  std::vector<std::unique_ptr<Shared>> ranks_;
   std::vector<Worker> workers_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
@@ -186,7 +234,8 @@ using monotape::Engine;
 
 int32_t monotape_size_of(int32_t which) {
   const size_t sizes[] = {sizeof(monotape::Span), sizeof(monotape::Model), sizeof(monotape::Sampling),
-                          sizeof(monotape::Job), sizeof(monotape::Status)};
+                          sizeof(monotape::Job), sizeof(monotape::Status), sizeof(monotape::Step),
+                          sizeof(monotape::Group)};
   return static_cast<int32_t>(sizes[which]);
 }
 
@@ -196,10 +245,11 @@ const char* monotape_isa(const char* isa) {
   return kernels ? kernels->name : nullptr;
 }
 
-Engine* monotape_open(const monotape::Model* model, const char* isa) {
+// One model a rank; `group` is null for a single one.
+Engine* monotape_open(const monotape::Model* models, const monotape::Group* group, const char* isa) {
   const monotape::Kernels* kernels = monotape::choose_kernels(isa);
   try {
-    return kernels ? new Engine(*model, *kernels) : nullptr;
+    return kernels ? new Engine(models, group, *kernels) : nullptr;
   } catch (const std::exception&) {  // no memory, or no more threads: Python says so
     return nullptr;
   }
@@ -214,6 +264,8 @@ int32_t monotape_start(Engine* engine, const monotape::Job* job) {
   }
 }
 void monotape_cancel(Engine* engine) { engine->cancel(); }
+void monotape_delay_words(Engine* engine, int64_t longest_ns, uint64_t seed) { engine->delay_words(longest_ns, seed); }
+void monotape_stop_rank(Engine* engine, int32_t rank, int32_t after_modules) { engine->stop_rank(rank, after_modules); }
 void monotape_wait(Engine* engine, int32_t seen, int32_t timeout_ms, monotape::Status* status) {
   *status = engine->wait(seen, timeout_ms);
 }

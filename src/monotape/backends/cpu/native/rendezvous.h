@@ -25,13 +25,55 @@ inline void relax() {
 // What ended a job before its time, and who saw it first.
 struct Fault {
   std::atomic<int> kind{0};  // 0: none; else a Finish
-  int worker = -1, stage = -1, position = -1, waited_for = -1;
+  int rank = 0, worker = -1, stage = -1, position = -1, waited_for = -1, waited_rank = -1;
 };
+
+// Who waits, and where: what a fault will say.
+struct Waiter {
+  int rank, worker, stage;
+};
+
+// How long to spin and how long to wait at all.
+struct Patience {
+  int spins = 4096;  // a stage's unevenness; then give the core to whoever we wait for
+  int64_t deadline_us;
+};
+
+// Waits until `ready`. False: it did not come in time, or a fault was raised meanwhile; the caller must unwind.
+// `other` of rank `other_rank` (-1: of the same rank) is who did not come.
+template <class Ready>
+inline bool wait_until(Ready ready, const Patience& patience, const Waiter& waiter, int other, int other_rank,
+                       Fault& fault, int fault_kind) {
+  constexpr int64_t kSliceUs = 10000;  // the most one look at the clock may count, so that a stopped or sleeping
+                                       // process does not use up its deadline
+  for (int spin = 0; spin < patience.spins; spin++) {
+    if (ready()) return true;
+    relax();
+  }
+  int64_t waited_us = 0, last_ns = now_ns();
+  while (!ready()) {
+    if (fault.kind.load(std::memory_order_acquire)) return false;
+    std::this_thread::yield();
+    const int64_t time_ns = now_ns(), slice_us = (time_ns - last_ns) / 1000;
+    waited_us += slice_us < kSliceUs ? slice_us : kSliceUs;
+    last_ns = slice_us > 0 ? time_ns : last_ns;
+    if (waited_us > patience.deadline_us) {
+      int none = 0;
+      if (fault.kind.compare_exchange_strong(none, -1)) {
+        fault.rank = waiter.rank, fault.worker = waiter.worker, fault.stage = waiter.stage;
+        fault.waited_for = other, fault.waited_rank = other_rank, fault.position = -1;
+        fault.kind.store(fault_kind, std::memory_order_release);
+      }
+      return false;
+    }
+  }
+  return true;
+}
 
 class Rendezvous {
  public:
-  Rendezvous(int workers, int64_t deadline_us)
-      : workers_(workers), deadline_us_(deadline_us), counters_(new Counter[workers]) {}
+  Rendezvous(int workers, Patience patience)
+      : workers_(workers), patience_(patience), counters_(new Counter[workers]) {}
 
   // Between jobs, when nobody waits.
   void reset() {
@@ -40,49 +82,24 @@ class Rendezvous {
 
   // Publishes what `worker` wrote (release) and waits until everybody has finished as many steps (acquire).
   // False: somebody did not come, or a fault was raised meanwhile; the caller must unwind.
-  bool meet(int worker, int stage, Fault& fault, int fault_kind) {
-    const uint64_t step = counters_[worker].steps.load(std::memory_order_relaxed) + 1;
-    counters_[worker].steps.store(step, std::memory_order_release);
-    for (int other = 0; other < workers_; other++)
-      if (!wait_for(other, step, worker, stage, fault, fault_kind)) return false;
+  bool meet(const Waiter& waiter, Fault& fault, int fault_kind) {
+    const uint64_t step = counters_[waiter.worker].steps.load(std::memory_order_relaxed) + 1;
+    counters_[waiter.worker].steps.store(step, std::memory_order_release);
+    for (int other = 0; other < workers_; other++) {
+      const auto& steps = counters_[other].steps;
+      const auto ready = [&] { return steps.load(std::memory_order_acquire) >= step; };
+      if (!wait_until(ready, patience_, waiter, other, -1, fault, fault_kind)) return false;
+    }
     return true;
   }
 
  private:
-  static constexpr int kSpins = 4096;         // a stage's unevenness; then give the core to whoever we wait for
-  static constexpr int64_t kSliceUs = 10000;  // the most one look at the clock may count, so that a stopped or
-                                              // sleeping process does not use up its deadline
   struct alignas(128) Counter {
     std::atomic<uint64_t> steps{0};
   };
 
-  bool wait_for(int other, uint64_t step, int worker, int stage, Fault& fault, int fault_kind) {
-    const auto& steps = counters_[other].steps;
-    for (int spin = 0; spin < kSpins; spin++) {
-      if (steps.load(std::memory_order_acquire) >= step) return true;
-      relax();
-    }
-    int64_t waited_us = 0, last_ns = now_ns();
-    while (steps.load(std::memory_order_acquire) < step) {
-      if (fault.kind.load(std::memory_order_acquire)) return false;
-      std::this_thread::yield();
-      const int64_t time_ns = now_ns(), slice_us = (time_ns - last_ns) / 1000;
-      waited_us += slice_us < kSliceUs ? slice_us : kSliceUs;
-      last_ns = slice_us > 0 ? time_ns : last_ns;
-      if (waited_us > deadline_us_) {
-        int none = 0;
-        if (fault.kind.compare_exchange_strong(none, -1)) {
-          fault.worker = worker, fault.stage = stage, fault.waited_for = other;
-          fault.kind.store(fault_kind, std::memory_order_release);
-        }
-        return false;
-      }
-    }
-    return true;
-  }
-
   int workers_;
-  int64_t deadline_us_;
+  Patience patience_;
   std::unique_ptr<Counter[]> counters_;
 };
 

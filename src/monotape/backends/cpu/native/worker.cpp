@@ -12,15 +12,19 @@ size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
 }  // namespace
 
-Shared::Shared(const Model& m, const Kernels& k)
-    : model(m), kernels(k), rendezvous(m.workers, m.deadline_us), sampler(k, m.vocab) {
+// A rank that waits for another's word gives up first, so that its own workers do not blame each other.
+Shared::Shared(const Model& m, const Kernels& k, Collective* c, Patience patience, Fault& f)
+    : model(m), kernels(k), collective(c), word_patience(patience),
+      rendezvous(m.workers, {patience.spins, (c ? 3 : 1) * patience.deadline_us}),
+      sampler(k, c ? c->vocab() : m.vocab), fault(f) {
   q_rows = m.heads * m.head_dim;
   kv_rows = m.kv_heads * m.head_dim;
   group = m.heads / m.kv_heads;
   width_stride = round_up(m.width, kTileRows);
   query_stride = round_up(q_rows, kTileRows);
   ffn_stride = round_up(m.ffn, kTileRows);
-  const int widest = static_cast<int>(round_up(std::max({m.width, q_rows, m.ffn}), kQ8Block));
+  const int head_width = c && c->head_input() == HeadInput::concatenate ? m.width * c->ranks() : m.width;
+  const int widest = static_cast<int>(round_up(std::max({head_width, q_rows, m.ffn}), kQ8Block));
   prepared_stride = k.prepared_bytes(m.weight_format, widest);
   partial_stride = m.head_dim + kPartialHeader;
   blocks = (m.context + m.kv_block - 1) / m.kv_block;
@@ -28,7 +32,7 @@ Shared::Shared(const Model& m, const Kernels& k)
   query.resize(m.chunk * query_stride);
   attended.resize(m.chunk * query_stride);
   activation.resize(m.chunk * ffn_stride);
-  logits.resize(round_up(m.vocab, kTileRows));
+  logits.resize(round_up(c && m.rank == 0 ? c->vocab() : m.vocab, kTileRows) + kTileRows);
   partials.resize(m.heads * blocks * partial_stride);
   prepared.resize(m.chunk * prepared_stride);
 }
@@ -42,10 +46,11 @@ Worker::Worker(Shared& shared, int index)
   product_.resize(m.chunk * unit);
   scores_.resize(shared.group * round_up(m.kv_block, kTileRows));
   partials_.resize(shared.group * shared.blocks * shared.partial_stride);
+  if (shared.collective) combined_.resize(static_cast<size_t>(m.width) * shared.collective->ranks());
 }
 
 bool Worker::meet(Stage stage) {
-  return shared_.rendezvous.meet(index_, static_cast<int>(stage), shared_.fault,
+  return shared_.rendezvous.meet({model_.rank, index_, static_cast<int>(stage)}, shared_.fault,
                                  static_cast<int>(Finish::deadline_fault));
 }
 
@@ -61,6 +66,9 @@ bool Worker::forward(const Rows& rows) {
   if (!embed(rows)) return false;
   for (int i = 0; i < model_.layers; i++)
     if (!layer(i, rows)) return false;
+  if (!shared_.collective) return true;
+  if (shared_.collective->steps() > 2 * model_.layers && !drain(rows.count)) return false;
+  sends_ += shared_.collective->sends();
   return true;
 }
 
@@ -149,7 +157,7 @@ void Worker::finish_head(int layer, int unit, const Rows& rows) {
     }
     const int kv_head = is_value ? unit - heads - kv_heads : unit - heads;
     const size_t at = ((static_cast<size_t>(layer) * kv_heads + kv_head) * shared_.job.kv_capacity + rows.position + r) * dim;
-    auto* cache = static_cast<uint8_t*>(is_value ? shared_.job.values : shared_.job.keys);
+    auto* cache = static_cast<uint8_t*>(is_value ? shared_.values : shared_.keys);
     kernels_.store_kv(model_.kv_format, head, dim, cache + at * value_bytes(model_.kv_format));
   }
 }
@@ -165,25 +173,31 @@ void Worker::rotate(float* head, int position) const {
   }
 }
 
-void Worker::add_to_residual(Stage stage, int layer, const Input& input, int rows) {
+bool Worker::add_to_residual(Stage stage, int layer, const Input& input, int rows) {
   const Span& owned = span(stage);
   const uint8_t* tape = tiles(stage, layer);
+  const int module = 2 * layer + (stage == Stage::down);
+  if (shared_.collective && stopped()) return false;
   for (int t = 0; t < owned.count; t++, tape += tile_bytes(model_.weight_format, input.padded_k)) {
     kernels_.multiply(model_.weight_format, tape, 1, input.padded_k, input.rows, shared_.prepared_stride, rows,
                       product_.data(), kTileRows);
+    if (shared_.collective) {
+      share_tile(module, (owned.first + t) * kTileRows, rows);
+      continue;
+    }
     for (int r = 0; r < rows; r++) {
       float* out = shared_.residual.data() + r * shared_.width_stride + (owned.first + t) * kTileRows;
       for (int lane = 0; lane < kTileRows; lane++) out[lane] += product_[r * kTileRows + lane];
     }
   }
+  return !shared_.collective || fold(stage, module, rows);
 }
 
 bool Worker::output(int layer, const Rows& rows) {
   Input input;
   if (!prepare(Stage::output, shared_.attended.data(), shared_.query_stride, nullptr, shared_.q_rows, rows.count, input))
     return false;
-  add_to_residual(Stage::output, layer, input, rows.count);
-  return meet(Stage::output);
+  return add_to_residual(Stage::output, layer, input, rows.count) && meet(Stage::output);
 }
 
 // RMSNorm, then gate and up; tiles of the two alternate, so their owner can multiply them on the spot.
@@ -210,20 +224,25 @@ bool Worker::down(int layer, const Rows& rows) {
   Input input;
   if (!prepare(Stage::down, shared_.activation.data(), shared_.ffn_stride, nullptr, model_.ffn, rows.count, input))
     return false;
-  add_to_residual(Stage::down, layer, input, rows.count);
-  return meet(Stage::down);
+  return add_to_residual(Stage::down, layer, input, rows.count) && meet(Stage::down);
 }
 
 bool Worker::head(int row, float* out) {
   Input input;
-  if (!prepare(Stage::head, shared_.residual.data() + row * shared_.width_stride, 0, model_.final_norm, model_.width, 1,
-               input))
-    return false;
+  const float *x = shared_.residual.data() + row * shared_.width_stride, *gain = model_.final_norm;
+  int k = model_.width;
+  if (shared_.collective && shared_.collective->head_input() != HeadInput::own) {
+    if (!combine_lanes(x)) return false;
+    x = combined_.data();
+    if (shared_.collective->head_input() != HeadInput::sum) gain = nullptr;
+    if (shared_.collective->head_input() == HeadInput::concatenate) k *= shared_.collective->ranks();
+  }
+  if (!prepare(Stage::head, x, 0, gain, k, 1, input)) return false;
   const Span& owned = span(Stage::head);
   const uint8_t* tape = model_.tapes[index_] + owned.offset;
   kernels_.multiply(model_.weight_format, tape, owned.count, input.padded_k, input.rows, shared_.prepared_stride, 1,
                     out + owned.first * kTileRows, 0);
-  return meet(Stage::head);
+  return (!shared_.collective || gather_logits(out)) && meet(Stage::head);
 }
 
 }  // namespace monotape

@@ -5,23 +5,28 @@
 #include <vector>
 
 #include "abi.h"
+#include "collective.h"
 #include "kernels.h"
 #include "rendezvous.h"
 #include "sampler.h"
 
 namespace monotape {
 
-// What all workers share: the exchange buffers of the plan, and the state of the running job.
+// What the workers of a rank share: the exchange buffers of the plan, and the state of the running job.
 struct Shared {
-  Shared(const Model& model, const Kernels& kernels);
+  // `collective`: null where there is one rank. `fault` is everybody's.
+  Shared(const Model& model, const Kernels& kernels, Collective* collective, Patience patience, Fault& fault);
 
   Model model;
   const Kernels& kernels;
+  Collective* collective;
+  Patience word_patience;                      // for words of other ranks
   Rendezvous rendezvous;
   Sampler sampler;
-  Fault fault;
-  std::atomic<bool> cancelled{false};
+  Fault& fault;
   Job job{};
+  void *keys = nullptr, *values = nullptr;     // this rank's
+  std::vector<int> first_words;                // [ranks + 1]: where each rank's share of the vocabulary begins
 
   int q_rows, kv_rows, group;                  // group: query heads that share a KV head
   size_t width_stride, query_stride, ffn_stride;  // floats a row
@@ -30,7 +35,7 @@ struct Shared {
   std::vector<float> residual, query, attended, activation, logits;
   std::vector<float> partials;                 // [heads][blocks][partial]: decode, where workers share a head's blocks
   std::vector<uint8_t> prepared;               // [chunk] rows: prefill, where workers share the preparing
-  int32_t next_token = 0;                      // chosen by worker 0, read by all after they meet
+  int32_t next_token = 0;                      // known to worker 0, read by all after they meet
   Finish finish = Finish::running;
 };
 
@@ -45,11 +50,20 @@ class Worker {
  public:
   Worker(Shared& shared, int index);
 
+  // Before a job: words of it will carry numbers above `tag`.
+  void begin_job(uint32_t tag);
+  // No word of the last job carries a number above this.
+  uint32_t latest_tag() const;
   // Runs the job's tokens through the model. False: a fault ended it.
   bool forward(const Rows& rows);
   // The head, for one row of the pass that was computed last; the logits land in `out` (vocab floats, padded to tiles).
   bool head(int row, float* out);
   bool meet(Stage stage);
+  Shared& shared() { return shared_; }
+  // Worker 0 of rank 0 chooses tokens and ends jobs.
+  bool decides() const { return index_ == 0 && model_.rank == 0; }
+  // After a decision: everybody knows it, the workers of a rank through worker 0 of theirs.
+  bool settle() { return (!shared_.collective || agree()) && meet(Stage::head); }
 
  private:
   struct Input {
@@ -71,7 +85,7 @@ class Worker {
   void prepare_row(const float* x, const float* gain, int k, int padded_k, uint8_t* out);
   void finish_head(int layer, int unit, const Rows& rows);
   void rotate(float* head, int position) const;
-  void add_to_residual(Stage stage, int layer, const Input& input, int rows);
+  bool add_to_residual(Stage stage, int layer, const Input& input, int rows);
   void share_decode_attention(int layer, int position);
   void attend_row(int layer, int row, int position, int kv_head);
   void attend_block(int layer, const float* q, int kv_head, int position, int block, float* partials);
@@ -80,12 +94,25 @@ class Worker {
   const uint8_t* tiles(Stage stage, int layer) const;
   int padded(int k) const;
 
+  // Several ranks: ranks.cpp.
+  bool take(const Word& word, uint32_t tag, int from, Stage stage, uint32_t& payload, int patience = 1);
+  bool take(const Word& word, uint32_t tag, int from, Stage stage, float& value);
+  bool stopped();
+  void share_tile(int module, int column, int rows);
+  bool fold(Stage stage, int module, int rows);
+  bool drain(int rows);
+  bool combine_lanes(const float* residual);
+  bool gather_logits(float* logits);
+  bool agree();
+
   Shared& shared_;
   const Model& model_;
   const Kernels& kernels_;
   int index_;
   std::vector<uint8_t> prepared_;              // one row
-  std::vector<float> normalised_, product_, scores_, partials_;
+  std::vector<float> normalised_, product_, scores_, partials_, combined_;
+  uint32_t sends_ = 0, heads_ = 0, agreements_ = 0;  // numbers of the last words of each kind
+  int modules_ = 0;                            // of this job
 };
 
 }  // namespace monotape

@@ -1,0 +1,165 @@
+// What a worker does where it is one of several ranks: partial sums, lanes that meet in the head, logits and choices.
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "worker.h"
+
+namespace monotape {
+
+void Worker::begin_job(uint32_t tag) {
+  sends_ = heads_ = agreements_ = tag;
+  modules_ = 0;
+}
+
+uint32_t Worker::latest_tag() const {
+  return std::max({sends_ + (shared_.collective ? shared_.collective->sends() : 0), heads_, agreements_});
+}
+
+// Polls a word until it carries `tag`.
+bool Worker::take(const Word& word, uint32_t tag, int from, Stage stage, uint32_t& payload, int patience) {
+  shared_.collective->link_delay.pass(model_.rank);
+  uint64_t found = 0;
+  const auto ready = [&] {
+    found = word.load(std::memory_order_acquire);
+    return static_cast<uint32_t>(found >> 32) == tag;
+  };
+  const Waiter waiter{model_.rank, index_, static_cast<int>(stage)};
+  const Patience wait{shared_.word_patience.spins, shared_.word_patience.deadline_us * patience};
+  if (!wait_until(ready, wait, waiter, -1, from, shared_.fault, static_cast<int>(Finish::deadline_fault))) return false;
+  payload = static_cast<uint32_t>(found);
+  return true;
+}
+
+bool Worker::take(const Word& word, uint32_t tag, int from, Stage stage, float& value) {
+  uint32_t payload;
+  if (!take(word, tag, from, stage, payload)) return false;
+  std::memcpy(&value, &payload, 4);
+  return true;
+}
+
+// For tests of the deadline: a rank that stops stays where it is until somebody has said so.
+bool Worker::stopped() {
+  const Collective& collective = *shared_.collective;
+  if (collective.stopped_rank.load() != model_.rank || modules_++ < collective.stopped_after.load()) return false;
+  while (!shared_.fault.kind.load()) std::this_thread::yield();
+  return true;
+}
+
+// The owner of a tile of the residual has its partial product in product_: adds its own share and sends it.
+void Worker::share_tile(int module, int column, int rows) {
+  Collective& collective = *shared_.collective;
+  const Step& step = collective.step(module);
+  const uint32_t tag = sends_ + collective.send_index(module) + 1;
+  for (int r = 0; r < rows; r++) {
+    const float* partial = product_.data() + r * kTileRows;
+    float* residual = shared_.residual.data() + r * shared_.width_stride + column;
+    for (int i = 0; step.own != 0 && i < kTileRows; i++) residual[i] += step.own * partial[i];
+    for (int peer = 0; step.sends && peer < collective.ranks(); peer++) {
+      Word* words = collective.partial(peer, tag, model_.rank, r) + column;
+      for (int i = 0; i < kTileRows; i++) collective.push(words[i], partial[i], tag, model_.rank);
+    }
+  }
+}
+
+// Adds the sum that a step folds to the elements of the residual that this worker owns.
+bool Worker::fold(Stage stage, int module, int rows) {
+  Collective& collective = *shared_.collective;
+  const Step& step = collective.step(module);
+  if (step.folds < 0) return true;
+  const uint32_t tag = sends_ + collective.send_index(step.folds) + 1;
+  const Span& owned = span(Stage::down);
+  for (int r = 0; r < rows; r++) {
+    float* residual = shared_.residual.data() + r * shared_.width_stride;
+    for (int column = owned.first * kTileRows; column < (owned.first + owned.count) * kTileRows; column++) {
+      float sum = 0, value;
+      bool first = true;
+      for (int from = 0; from < collective.ranks(); from++) {
+        if (!step.whole && from == model_.rank) continue;
+        if (!take(collective.partial(model_.rank, tag, from, r)[column], tag, from, stage, value)) return false;
+        sum = first ? value : sum + value;
+        first = false;
+      }
+      residual[column] += sum;
+    }
+  }
+  return true;
+}
+
+// Sums that are still on their way after the last module.
+bool Worker::drain(int rows) {
+  for (int module = 2 * model_.layers; module < shared_.collective->steps(); module++)
+    if (!fold(Stage::head, module, rows)) return false;
+  return meet(Stage::head);
+}
+
+// What the head reads where that is more than this rank's residual; it lands in combined_.
+bool Worker::combine_lanes(const float* residual) {
+  Collective& collective = *shared_.collective;
+  const HeadInput kind = collective.head_input();
+  const int width = model_.width, ranks = collective.ranks();
+  const float* own = residual;
+  if (kind != HeadInput::sum) {
+    kernels_.normalise(residual, model_.final_norm, width, model_.norm_eps, normalised_.data());
+    own = normalised_.data();
+  }
+  const uint32_t tag = heads_ + 1;
+  const Span& owned = span(Stage::down);
+  const int end = std::min(width, (owned.first + owned.count) * kTileRows);
+  for (int peer = 0; peer < ranks; peer++) {
+    Word* words = collective.lane(peer, model_.rank);
+    for (int i = owned.first * kTileRows; i < end; i++) collective.push(words[i], own[i], tag, model_.rank);
+  }
+  for (int from = 0; from < ranks; from++) {
+    const Word* words = collective.lane(model_.rank, from);
+    float* out = combined_.data() + (kind == HeadInput::concatenate ? static_cast<size_t>(from) * width : 0);
+    for (int i = 0; i < width; i++) {
+      float value;
+      if (!take(words[i], tag, from, Stage::head, value)) return false;
+      out[i] = from && kind != HeadInput::concatenate ? out[i] + value : value;
+    }
+  }
+  for (int i = 0; kind == HeadInput::mean && i < width; i++) combined_[i] /= static_cast<float>(ranks);
+  return meet(Stage::head);  // nobody goes on to overwrite a lane that a worker here still reads
+}
+
+// Logits of this rank's words go to rank 0, which chooses.
+bool Worker::gather_logits(float* logits) {
+  Collective& collective = *shared_.collective;
+  const uint32_t tag = ++heads_;
+  if (model_.rank) {
+    const Span& owned = span(Stage::head);
+    const int end = std::min(model_.vocab, (owned.first + owned.count) * kTileRows);
+    Word* words = collective.logits(0) + model_.first_word;
+    for (int i = owned.first * kTileRows; i < end; i++) collective.push(words[i], logits[i], tag, model_.rank);
+    return true;
+  }
+  if (!meet(Stage::head)) return false;  // the last tile of rank 0 may reach past its own words
+  if (index_) return true;
+  const Word* words = collective.logits(0);
+  for (int rank = 1; rank < collective.ranks(); rank++)
+    for (int i = shared_.first_words[rank]; i < shared_.first_words[rank + 1]; i++)
+      if (!take(words[i], tag, rank, Stage::head, logits[i])) return false;
+  return true;
+}
+
+// Worker 0 of rank 0 tells what it decided; worker 0 of every other rank hears it.
+bool Worker::agree() {
+  Collective& collective = *shared_.collective;
+  const uint32_t tag = ++agreements_;
+  if (index_) return true;
+  if (model_.rank == 0) {
+    const uint32_t payload = static_cast<uint32_t>(shared_.next_token) << 4 | static_cast<uint32_t>(shared_.finish);
+    for (int peer = 1; peer < collective.ranks(); peer++)
+      collective.push(*collective.control(peer, tag), payload, tag, model_.rank);
+    return true;
+  }
+  uint32_t payload;
+  // Twice the patience: rank 0 may itself be waiting for whoever stopped, and shall be the one to say so.
+  if (!take(*collective.control(model_.rank, tag), tag, 0, Stage::head, payload, 2)) return false;
+  shared_.next_token = static_cast<int32_t>(payload >> 4);
+  shared_.finish = static_cast<Finish>(payload & 15);
+  return true;
+}
+
+}  // namespace monotape
