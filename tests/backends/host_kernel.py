@@ -9,7 +9,6 @@ import ctypes
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -75,9 +74,7 @@ class HostKernel:
         self.stream.sync()
         self.launches += 1
         size = c_int64(ctypes.sizeof(parameters))
-        fault = self._run(
-            ctypes.byref(parameters), size, blocks, ctypes.byref(options), ctypes.byref(steps)
-        )
+        fault = self._run(ctypes.byref(parameters), size, blocks, ctypes.byref(options), ctypes.byref(steps))
         HostKernel.steps = steps.value
         if fault is not None:
             raise AssertionError(f"{schedule}: {fault.decode()}")
@@ -110,11 +107,11 @@ def build(header: str, folder: Path) -> bytes:
 
 
 @contextmanager
-def host_gpu(folder: Path, **header: int) -> Iterator[FakeCuda]:
-    """Within, CudaBackend runs on the host; `header` changes plan.h, libraries go to `folder`."""
+def host_gpu(folder: Path, units_per_split: int = 8) -> Iterator[FakeCuda]:
+    """Within, CudaBackend runs on the host; libraries go to `folder`."""
     with pytest.MonkeyPatch.context() as patch, fake_gpu(FakeCuda()) as gpu:
         patch.setattr(module, "Kernel", HostKernel)
-        patch.setattr(module, "plan_header", partial(plan_header, **header))
+        patch.setattr(module, "plan_header", partial(plan_header, units_per_split=units_per_split))
         patch.setattr(module, "compile_kernel", lambda text: build(text, folder))
         patch.setattr(HostKernel, "schedule", Schedule())
         yield gpu

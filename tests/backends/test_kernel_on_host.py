@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,8 @@ from families import Case, make_checkpoint
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.params import place_table
-from monotape.backends.protocol import Job
+from monotape.backends.protocol import Job, Sampling
+from monotape.backends.reference.sampler import choose, logprobs
 from monotape.engine.loading import gpu_plan
 from monotape.errors import DeadlineFault, NumericalFault
 from monotape.models.registry import spec_from_config
@@ -32,15 +33,15 @@ CASES = {
     "narrow": Case("narrow", "llama", {**SMALL, "hidden_size": 20, "head_dim": 16, "num_attention_heads": 4}),
     "odd": Case("odd", "qwen3", {**SMALL, "hidden_size": 54, "head_dim": 48, "tie_word_embeddings": True}),
 }
-SETUPS: dict[str, tuple[str, int, dict[str, int]]] = {  # the case, its workers, and what plan.h says otherwise
-    "two workers": ("narrow", 2, {}),
-    "odd heads": ("odd", 3, {}),
-    "splits": ("narrow", 5, {"units_per_split": 1}),  # attention is shared out from position 32 on
+SETUPS = {  # the case, its workers, and how many units of KV are enough for a split of attention
+    "two workers": ("narrow", 2, 8),
+    "odd heads": ("odd", 3, 8),
+    "splits": ("narrow", 5, 1),
 }
 SCHEDULES = (
     Schedule(seed=1),
-    Schedule(seed=2, delay_steps=20_000, copy_steps=20_000),
-    Schedule(seed=3, stalls_per_million=40, stall_steps=100_000, delay_steps=3000, favour_steps=10_000),
+    Schedule(seed=2, delay_steps=20_000, copy_steps=20_000, favour_steps=60_000),
+    Schedule(seed=3, stalls_per_million=40, stall_steps=100_000, delay_steps=3000, favour_steps=200_000),
 )
 PATHS = {"rows": None, "token by token": 0}  # how the prompt is taken: the chunk
 TOKENS = tuple(np.random.default_rng(5).integers(3, VOCAB, 80).tolist())
@@ -60,17 +61,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def load(place: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def load(place: Path) -> Iterator[Load]:
     """Loads a setup onto a GPU of its own."""
-    monkeypatch.setattr(HostKernel, "schedule", SCHEDULES[0])
     with ExitStack() as stack:
 
         def backend(setup: str) -> CudaBackend:
-            case, workers, header = SETUPS[setup]
-            stack.enter_context(host_gpu(place / "libraries", **header))
+            case, workers, units = SETUPS[setup]
+            stack.enter_context(host_gpu(place / "libraries", units))
             checkpoint = open_checkpoint(place / case)
             spec = spec_from_config(checkpoint.config)
             loaded = CudaBackend.load(spec, gpu_plan(spec, workers, CONTEXT), checkpoint)
+            loaded._params.deadline_ns = DEADLINE_NS
             stack.callback(loaded.close)
             return loaded
 
@@ -82,15 +83,23 @@ def distance(got: Logits, want: Logits) -> float:
 
 
 @pytest.mark.parametrize(
-    ("setup", "ahead", "count"),
-    [("two workers", 0, 40), ("odd heads", 0, 24), ("splits", 28, 42)],  # ahead: rows that the prefill takes first
+    ("setup", "ahead", "count", "schedules"),  # ahead: positions that the prefill takes first
+    [
+        ("two workers", 0, 38, 1),
+        ("two workers", 29, 6, 3),
+        ("odd heads", 30, 4, 3),
+        ("splits", 28, 9, 3),
+        ("splits", 62, 5, 3),
+    ],
 )
-def test_token_by_token_in_any_order(load: Load, place: Path, setup: str, ahead: int, count: int) -> None:
+def test_token_by_token_in_any_order(
+    load: Load, place: Path, setup: str, ahead: int, count: int, schedules: int
+) -> None:
     """Close to the reference, and the same bits whatever order the machine chose."""
     backend, want = load(setup), reference(place / SETUPS[setup][0], CONTEXT)
     exact = want.logits(TOKENS[: ahead + count], want.new_sequence())[ahead:]
     seen = []
-    for schedule in SCHEDULES:
+    for schedule in SCHEDULES[:schedules]:
         HostKernel.schedule = schedule
         sequence = backend.new_sequence()
         if ahead:
@@ -131,6 +140,40 @@ def test_greedy_tokens_in_any_order(load: Load, place: Path, setup: str) -> None
     assert (behind <= TOLERANCE * np.linalg.norm(logits, axis=1)).all()
 
 
+@pytest.mark.parametrize(
+    ("setup", "settings"),
+    [
+        ("two workers", {"temperature": 0.9, "top_k": 7, "top_p": 0.9}),
+        (
+            "two workers",
+            {"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.7, "frequency_penalty": 0.3},
+        ),
+        ("two workers", {"presence_penalty": 3.0, "logit_bias": ((9, 4.0), (2, 0.5), (9, 3.0))}),
+        ("splits", {"temperature": 2.0, "top_p": 0.95}),
+        ("splits", {"temperature": 1.5, "top_k": 3, "min_p": 0.01, "presence_penalty": 0.5}),
+    ],
+)
+def test_sampling_in_any_order(load: Load, setup: str, settings: dict[str, Any]) -> None:
+    """What the reference draws from the kernel's own logits, and their log-probabilities."""
+    backend, prompt = load(setup), (5, 9, 5)
+    job = Job(prompt, 0, 5, (9, 40), 2, Sampling(seed=77, **settings), logprobs=4)
+    logits = None
+    for schedule in SCHEDULES:
+        HostKernel.schedule = schedule
+        tokens = list(CudaGeneration(backend, job, backend.new_sequence(), chunk=0))
+        if logits is None:
+            told = (*prompt, *ids(tokens)[:-1])
+            logits = backend.logits(told, backend.new_sequence(), chunk=0)[len(prompt) - 1 :]
+        for step, token in enumerate(tokens):
+            output, banned = ids(tokens)[:step], job.stop_ids if step < job.min_tokens else ()
+            assert token.id == choose(logits[step], prompt, output, len(prompt) + step, job.sampling, banned)
+            value, top = logprobs(logits[step], token.id, 4)
+            assert token.logprob == pytest.approx(value, rel=1e-6)
+            assert [best for best, _ in token.top_logprobs] == [best for best, _ in top]
+            assert [v for _, v in token.top_logprobs] == pytest.approx([v for _, v in top], rel=1e-6)
+        assert len(tokens) == 5 or tokens[-1].id in job.stop_ids
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_cancel(load: Load, path: str) -> None:
     """At any time: the kernel ends, and what it says fits."""
@@ -154,7 +197,6 @@ def test_cancel(load: Load, path: str) -> None:
 def test_a_missing_word_ends_in_a_deadline(load: Load, path: str, stage: str) -> None:
     """Of the path of decoding: a prefill does not look at the spans of the stages."""
     backend = load("two workers")
-    backend._params.deadline_ns = DEADLINE_NS
     backend.lose_word_of(stage)
     after = {"qkv": "attention", "gate_up": "down"}[stage]
     expected = (
@@ -180,9 +222,9 @@ def test_a_nan_in_the_weights_is_a_fault_that_says_where(load: Load, stage: str,
     assert sequence.length == 0
 
 
-def test_the_machine_notices_a_lane_that_stays_behind(load: Load) -> None:
-    """A schedule that cannot end is said to be one, not waited for."""
+def test_a_run_that_does_not_end_is_called_off(load: Load) -> None:
+    """And what everybody was doing is said."""
     backend = load("two workers")
     HostKernel.schedule = Schedule(most_steps=1000)
-    with pytest.raises(AssertionError, match="It takes too long"):
+    with pytest.raises(AssertionError, match=r"It takes too long\. Block 0: 0 "):
         backend.logits(TOKENS[:3], backend.new_sequence())

@@ -29,8 +29,8 @@ __device__ __forceinline__ uint32_t with_half(uint32_t pair, int half, uint16_t 
 __device__ __forceinline__ uint4 value_block(Consumer& c, const uint4* values, int tile, int newest) {
   if (tile >= kHeadTiles) return make_uint4(0, 0, 0, 0);
   uint4 value = load_block(values + tile * kBlockWords);
-  if (newest < 0 || newest % 8 / 2 != c.column) return value;
-  const uint16_t fresh = c.shared.new_value[tile * 8 + c.row];
+  if (newest < 0 || newest % 8 / 2 != c.column()) return value;
+  const uint16_t fresh = c.shared.new_value[tile * 8 + c.row()];
   const int half = newest % 2, at = newest / 8;
   if (at == 0) value.x = with_half(value.x, half, fresh);
   if (at == 1) value.y = with_half(value.y, half, fresh);
@@ -50,14 +50,14 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
     float sum[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int b = 0; b < kHeadBlocks; b++) {
-      uint4 key = load_block(unit + (tile * kHeadBlocks + b) * kBlockWords + c.lane);
-      if (newest == tile * 8 + c.row) key = c.shared.new_key[b * 4 + c.column];
+      uint4 key = load_block(unit + (tile * kHeadBlocks + b) * kBlockWords + c.lane());
+      if (newest == tile * 8 + c.row()) key = c.shared.new_key[b * 4 + c.column()];
       multiply_accumulate(sum, query.block[b].x, 0, query.block[b].y, 0, key.x, key.y);
       multiply_accumulate(sum, query.block[b].z, 0, query.block[b].w, 0, key.z, key.w);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const int position = base + tile * 8 + 2 * c.column + i;
+      const int position = base + tile * 8 + 2 * c.column() + i;
       score[tile][i] = position >= begin && position < end ? sum[i] : -infinity();
       top = fmaxf(top, score[tile][i]);
     }
@@ -78,8 +78,8 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
   total += __shfl_xor_sync(~0u, total, 1);
   total += __shfl_xor_sync(~0u, total, 2);
   running.sum = running.sum * fade + total;
-  const float fade_even = __shfl_sync(~0u, fade, 8 * c.column), fade_odd = __shfl_sync(~0u, fade, 8 * c.column + 4);
-  const uint4* values = unit + kKeyBlocks * kBlockWords + c.lane;
+  const float fade_even = __shfl_sync(~0u, fade, 8 * c.column()), fade_odd = __shfl_sync(~0u, fade, 8 * c.column() + 4);
+  const uint4* values = unit + kKeyBlocks * kBlockWords + c.lane();
 #pragma unroll
   for (int j = 0; j < kValueTiles; j++) {
     const uint4 low = value_block(c, values, 2 * j, newest), high = value_block(c, values, 2 * j + 1, newest);
@@ -100,13 +100,13 @@ struct TokenWords {
     int index[2 * heads + 1];
     uint4 word[2 * heads + 1];
     int number[heads];
-    HeadWords::numbers(c.column, number);
+    HeadWords::numbers(c.column(), number);
 #pragma unroll
     for (int i = 0; i < heads; i++) {
-      index[i] = c.row < kGroup && number[i] >= 0 ? (kv_head * kGroup + c.row) * kHeadWords + number[i] : -1;
+      index[i] = c.row() < kGroup && number[i] >= 0 ? (kv_head * kGroup + c.row()) * kHeadWords + number[i] : -1;
       index[heads + i] = newest && number[i] >= 0 ? (kHeads + kv_head) * kHeadWords + number[i] : -1;
     }
-    index[2 * heads] = newest && c.lane < kHeadWords ? (kHeads + kKvHeads + kv_head) * kHeadWords + c.lane : -1;
+    index[2 * heads] = newest && c.lane() < kHeadWords ? (kHeads + kKvHeads + kv_head) * kHeadWords + c.lane() : -1;
     Patience patience(c.shared, Stage::attention, layer);
     poll(c.params.exchange->qkv[c.turn & 1], index, word, patience);
 #pragma unroll
@@ -115,23 +115,30 @@ struct TokenWords {
   }
 };
 
+// A token's angles are the same in all layers: they are in shared memory.
+__device__ __forceinline__ void keep_angles(Consumer& c, int position) {
+  const Angles angles = angles_of(c.params, position);
+  if (c.thread < kRopeHalf) c.shared.cosines[c.thread] = angles.cosines[c.thread], c.shared.sines[c.thread] = angles.sines[c.thread];
+}
+__device__ __forceinline__ Angles token_angles(Consumer& c) { return {c.shared.cosines, c.shared.sines}; }
+
 // The new token's key and value go where the warp finds them, and into the KV. The latter is seen by others only after
 // the fence before the head, which is soon enough.
 __device__ __forceinline__ void keep_newest(Consumer& c, const TokenWords& token, int kv_head, int layer, int position) {
-  if (c.lane < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane] = token.value;
+  if (c.lane() < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane()] = token.value;
   const float* gain = kQkNorm ? c.params.k_norm + layer * kHeadDim : nullptr;
-  const Head key = finish_head(c.params, token.key, c.column, gain, position, 1.0f);
-  if (c.row == 0) {
+  const Head key = finish_head(token.key, c.column(), gain, token_angles(c), 1.0f);
+  if (c.row() == 0) {
 #pragma unroll
-    for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + c.column] = key.block[b];
+    for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + c.column()] = key.block[b];
   }
   __syncwarp();
   uint8_t* unit = kv_unit(c.params, layer, kv_head, position / kUnitPositions);
-  if (c.row == 0) {
+  if (c.row() == 0) {
 #pragma unroll
-    for (int b = 0; b < kHeadBlocks; b++) store_key_word(unit, position, b, c.column, key.block[b]);
+    for (int b = 0; b < kHeadBlocks; b++) store_key_word(unit, position, b, c.column(), key.block[b]);
   }
-  for (int d = c.lane; d < kHeadDim; d += 32) *value_place(unit, position, d) = c.shared.new_value[d];
+  for (int d = c.lane(); d < kHeadDim; d += 32) *value_place(unit, position, d) = c.shared.new_value[d];
 }
 
 // Adds up the warps' results of one head, in order: value `d` of it, and the peak and sum.
@@ -174,15 +181,15 @@ __device__ __forceinline__ void publish_results(Consumer& c, const Share& share)
 
 // The warp's part into shared memory, head by head.
 __device__ __forceinline__ void keep_part(Consumer& c, const Running& running) {
-  float(*part)[kHeadDim + 2] = c.shared.attention[c.warp];
+  float(*part)[kHeadDim + 2] = c.shared.attention[c.warp()];
 #pragma unroll
   for (int j = 0; j < kValueTiles; j++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int head = 2 * c.column + i % 2, d = 16 * j + c.row + i / 2 * 8;
+      const int head = 2 * c.column() + i % 2, d = 16 * j + c.row() + i / 2 * 8;
       if (head < kGroup && d < kHeadDim) part[head][d] = running.values[j][i];
     }
-  if (c.column == 0 && c.row < kGroup) part[c.row][kHeadDim] = running.peak, part[c.row][kHeadDim + 1] = running.sum;
+  if (c.column() == 0 && c.row() < kGroup) part[c.row()][kHeadDim] = running.peak, part[c.row()][kHeadDim + 1] = running.sum;
 }
 
 // The stage: the query arrives, every warp looks at units in turn, and the warps' results are added up.
@@ -191,29 +198,27 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   if (!share.has_part) return true;
   c.begin(Stage::attention, layer);
   const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
-  const bool newest = last >= 0 && last % kWarps == c.warp;
+  const bool newest = last >= 0 && last % kWarps == c.warp();
   TokenWords token;
   token.fetch(c, share.kv_head, newest, layer);
   c.trace.arrived();
   if (newest) keep_newest(c, token, share.kv_head, layer, position);
   const float* gain = kQkNorm ? c.params.q_norm + layer * kHeadDim : nullptr;
-  const Head query = finish_head(c.params, token.query, c.column, gain, position, kAttentionScale);
+  const Head query = finish_head(token.query, c.column(), gain, token_angles(c), kAttentionScale);
   if (!c.meet()) return false;  // nobody reads the sums of the stage before any more: they share their memory
-  Reset reset;
-  if (c.span(Stage::qkv).count == 0) reset = reset_turn_before(c, layer, kConsumers);
+  if (c.span(Stage::qkv).count == 0) reset_turn_before(c, layer, kConsumers).confirm(c.shared);
   Running running;
   running.clear();
   for (int unit = 0; unit < share.count; unit += kPageUnits) {
     const uint4* page = c.pages.take();
 #pragma unroll 1
     for (int i = unit; i < smaller(unit + kPageUnits, share.count); i++)
-      if (i % kWarps == c.warp)
+      if (i % kWarps == c.warp())
         look_at(c, page + (i - unit) * (kUnitBytes / 16), query, i == last ? position % kUnitPositions : -1,
                 (share.first + i) * kUnitPositions, share.begin, position + 1, running);
-    c.pages.give_back(c.lane);
+    c.pages.give_back(c.lane());
   }
   keep_part(c, running);
-  reset.confirm(c.shared);
   if (!c.meet()) return false;
   // Computed again: kept through the loop it would not fit the registers.
   publish_results(c, share_of(c.params, layer, opaque(position)));
@@ -223,27 +228,27 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
 
 // Where several workers shared a KV head: one warp a query head adds up their parts, a lane four of its values.
 __device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, int layer) {
-  const int sums_index[1] = {c.lane < splits ? (head * kMaxSplits + c.lane + 1) * kPartialWords - 1 : -1};
+  const int sums_index[1] = {c.lane() < splits ? (head * kMaxSplits + c.lane() + 1) * kPartialWords - 1 : -1};
   uint4 sums[1];
   const uint4* words = c.params.exchange->partials[c.turn & 1];
   Patience patience(c.shared, Stage::combine, layer);
   poll(words, sums_index, sums, patience);
   __syncwarp();
-  Reset reset;  // a worker that has nothing else to do in a layer
-  if (c.span(Stage::qkv).count == 0 && blockIdx.x / kKvHeads >= splits) reset = reset_turn_before(c, layer, 32);
-  float peak = c.lane < splits ? __uint_as_float(sums[0].x) : -infinity();
+  if (c.span(Stage::qkv).count == 0 && blockIdx.x / kKvHeads >= splits)  // it has nothing else to do in a layer
+    reset_turn_before(c, layer, 32).confirm(c.shared);
+  float peak = c.lane() < splits ? __uint_as_float(sums[0].x) : -infinity();
   const float my_peak = peak;
 #pragma unroll
   for (int o = 8; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
   peak = __shfl_sync(~0u, peak, 0);
-  const float my_weight = c.lane < splits ? __expf(my_peak - peak) : 0, my_sum = __uint_as_float(sums[0].y);
+  const float my_weight = c.lane() < splits ? __expf(my_peak - peak) : 0, my_sum = __uint_as_float(sums[0].y);
   float value[4] = {0, 0, 0, 0}, sum = 0;
   constexpr int kAtOnce = smaller(kMaxSplits, 4);  // more would not fit the registers
 #pragma unroll 1
   for (int first = 0; first < splits; first += kAtOnce) {
     uint4 part[kAtOnce];
-    poll_run<kPartialWords>(words, (head * kMaxSplits + first) * kPartialWords + c.lane,
-                            c.lane < kPartialWords - 1 ? splits - first : 0, part, patience);
+    poll_run<kPartialWords>(words, (head * kMaxSplits + first) * kPartialWords + c.lane(),
+                            c.lane() < kPartialWords - 1 ? splits - first : 0, part, patience);
 #pragma unroll
     for (int s = 0; s < kAtOnce; s++) {  // past the last split there are zero words
       const float weight = __shfl_sync(~0u, my_weight, first + s);
@@ -254,15 +259,14 @@ __device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, 
   }
   const uint32_t low = pack_pair(value[0] / sum, value[1] / sum), high = pack_pair(value[2] / sum, value[3] / sum);
   const uint4 word = make_uint4(low, high, __shfl_down_sync(~0u, low, 1), __shfl_down_sync(~0u, high, 1));
-  reset.confirm(c.shared);
   __syncwarp();
-  const bool publishes = c.lane % 2 == 0 && c.lane < kPartialWords - 1;
-  if (publishes) publish(c.params.exchange->attended, c.turn, (head * kHeadDim + c.lane * 4) / 8, word);
+  const bool publishes = c.lane() % 2 == 0 && c.lane() < kPartialWords - 1;
+  if (publishes) publish(c.params.exchange->attended, c.turn, (head * kHeadDim + c.lane() * 4) / 8, word);
 }
 
 __device__ __forceinline__ void combine(Consumer& c, int layer, int position) {
   const int splits = split_count(c.params, position);
-  if (splits == 1 || c.warp != 0) return;
+  if (splits == 1 || c.warp() != 0) return;
   // From the last worker down: the first ones have the most to do in attention.
 #pragma unroll 1
   for (int head = kWorkers - 1 - blockIdx.x; head < kHeads; head += kWorkers) {

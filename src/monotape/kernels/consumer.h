@@ -38,21 +38,23 @@ struct Consumer {
   const Params& params;
   Shared& shared;
   PageReader pages;
-  int warp, lane, thread;
-  int row, column;  // of this lane's 16 bytes in a block: lane / 4 and lane % 4
+  int thread;
   // Which half of the exchange buffers is in use: each counter goes up with every use of its buffers, and only then.
   int turn = 0, sample_turn = 0;  // a turn is a layer's pass; a token has one of the sampler
   int list = 0, list_before = 0, listed_splits = 0;  // see housekeeping.h
   int buffer = 0;    // which of the two sum buffers
-  int barriers = 0;  // of a prefill, so far
   Trace trace;
 
   __device__ Consumer(const Params& p, Shared& s) : params(p), shared(s), pages(s) { refresh(); }
   // Places of a stage's words depend on the thread alone. Kept for all stages at once they would not fit the registers.
   __device__ __forceinline__ void refresh() {
     thread = opaque(threadIdx.x);
-    warp = thread / 32, lane = thread % 32, row = lane / 4, column = lane % 4;
   }
+  __device__ __forceinline__ int warp() const { return thread / 32; }
+  __device__ __forceinline__ int lane() const { return thread % 32; }
+  // Of this lane's 16 bytes in a block.
+  __device__ __forceinline__ int row() const { return thread % 32 / 4; }
+  __device__ __forceinline__ int column() const { return thread % 4; }
   __device__ const Span& span(Stage stage) const { return shared.spans[static_cast<int>(stage)]; }
   // A new stage: the clock of the trace starts, and the watchdog sees that there is progress.
   __device__ void begin(Stage stage, int layer) {

@@ -32,9 +32,18 @@ struct HeadWords {
   }
 };
 
-// From raw words to the finished head at `position`.
-__device__ __forceinline__ Head finish_head(const Params& params, const uint4 (&word)[HeadWords::count], int column,
-                                            const float* gain, int position, float scale) {
+// How far a position turns each pair of values.
+struct Angles {
+  const float *cosines, *sines;
+};
+__device__ __forceinline__ Angles angles_of(const Params& params, int position) {
+  const int64_t at = static_cast<int64_t>(position) * kRopeHalf;
+  return {params.cosines + at, params.sines + at};
+}
+
+// From raw words to the finished head.
+__device__ __forceinline__ Head finish_head(const uint4 (&word)[HeadWords::count], int column, const float* gain,
+                                            Angles angles, float scale) {
   constexpr int own = HeadWords::own;
   float inverse = 1;
   if constexpr (kQkNorm) {
@@ -50,7 +59,6 @@ __device__ __forceinline__ Head finish_head(const Params& params, const uint4 (&
     squares += __shfl_xor_sync(~0u, squares, 2);
     inverse = rsqrtf(squares / kHeadDim + kNormEps);
   }
-  const int64_t angles = static_cast<int64_t>(position) * kRopeHalf;
   Head head;
 #pragma unroll
   for (int b = 0; b < own; b++) {
@@ -60,7 +68,6 @@ __device__ __forceinline__ Head finish_head(const Params& params, const uint4 (&
     if constexpr (HeadWords::partners_at_hand)
       unpack8(word[4 * b < kRopeHalfWords ? (b + kRopeHalfWords / 4) % own : 4 * b < 2 * kRopeHalfWords ? b - kRopeHalfWords / 4 : b], other);
     else unpack8(word[own + b], other);
-    const float *cosines = params.cosines + angles, *sines = params.sines + angles;
     const bool real = number < kHeadWords, rotates = number < 2 * kRopeHalfWords, first = number < kRopeHalfWords;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -70,7 +77,7 @@ __device__ __forceinline__ Head finish_head(const Params& params, const uint4 (&
         if (real) mine *= inverse * gain[d], theirs *= inverse * gain[HeadWords::partner(number) * 8 + i];
       if (rotates) {
         const int angle = first ? d : d - kRopeHalf;
-        mine = mine * cosines[angle] + (first ? -theirs : theirs) * sines[angle];
+        mine = mine * angles.cosines[angle] + (first ? -theirs : theirs) * angles.sines[angle];
       }
       value[i] = mine * scale;
     }

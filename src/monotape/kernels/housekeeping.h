@@ -1,9 +1,13 @@
 // When published words are reset. A turn is a layer's pass; half of a buffer is used in even turns, half in odd ones.
 //
-// - At `down` a worker has a word of the activation, so its maker had all of the stage before, and so on back through
-//   the layer: everybody has read everything that this turn has published, but for the activation. All that is reset,
-//   in a token's first layer also what the head of the token before started from.
-// - At the next turn's `gate_up` everybody has long read the activation of the turn before. That is reset.
+// A thread may reset a word when it has seen another word that could only be made after everybody had read the first.
+// - At `down` a thread has a word of the activation. Its maker had all words of `output`; their makers had everything
+//   that was attended to; that was made of all of q, k and v; and those of all of the residual stream. So everybody has
+//   read what qkv and attention published in this turn, and what the turn started from: all that is reset. (Not what
+//   `output` published: other workers may still be on their way to `gate_up`.) In a token's first layer also what the
+//   head of the token before started from.
+// - At the next turn's `output` everybody has read what `output` published in the turn before, because the turn started
+//   from what came of it; at the next turn's `gate_up`, the activation.
 // Workers of small models may own no tiles of `down`; they reset at their first stage of the next turn.
 // A word is polled again two turns later at the earliest, after its publisher has confirmed the reset and published
 // other words since: nobody can take an old word for a new one.
@@ -17,19 +21,18 @@ __device__ __forceinline__ int part_word(int kv_head, int g, int split, int word
 }
 
 // A word of the exchange in even turns, and how far away the same word of odd turns is.
-enum class Buffer : uint32_t { residual, after_attention, qkv, partials, attended };
+enum class Buffer : uint32_t { residual, qkv, partials, attended };
 __device__ __forceinline__ uint4* place_of(Exchange& exchange, uint32_t entry, int turn) {
   const auto buffer = static_cast<Buffer>(entry >> 24);
   const int odd = turn & 1, word = entry & 0xffffff;
-  uint4* start = buffer == Buffer::residual          ? exchange.residual[odd]
-                 : buffer == Buffer::after_attention ? exchange.after_attention[odd]
-                 : buffer == Buffer::qkv             ? exchange.qkv[odd]
-                 : buffer == Buffer::partials        ? exchange.partials[odd]
-                                                     : exchange.attended[odd];
+  uint4* start = buffer == Buffer::residual   ? exchange.residual[odd]
+                 : buffer == Buffer::qkv      ? exchange.qkv[odd]
+                 : buffer == Buffer::partials ? exchange.partials[odd]
+                                              : exchange.attended[odd];
   return start + word;
 }
 
-// Lists what this worker publishes in a turn, the activation apart. It changes only with the number of splits. There
+// Lists what this worker publishes in qkv and attention, and its part of what the turn starts from. It changes only with the number of splits. There
 // are two lists, because the turn before may have been another token's.
 __device__ inline void list_own_words(Consumer& c, int list, int splits) {
   uint32_t* words = c.shared.own_words[list];
@@ -39,7 +42,6 @@ __device__ inline void list_own_words(Consumer& c, int list, int splits) {
     count += length;
   };
   add(Buffer::qkv, c.span(Stage::qkv).first, c.span(Stage::qkv).count);
-  add(Buffer::after_attention, c.span(Stage::output).first, c.span(Stage::output).count);
   add(Buffer::residual, c.span(Stage::output).first, c.span(Stage::output).count);
   const int kv_head = blockIdx.x % kKvHeads, split = blockIdx.x / kKvHeads;
   if (splits == 1 && split == 0) add(Buffer::attended, kv_head * kGroup * kHeadWords, kGroup * kHeadWords);
@@ -94,6 +96,9 @@ __device__ __forceinline__ Reset resets_at(Consumer& c, Stage stage, int layer) 
     extra = exchange.final_residual[(c.sample_turn & 1) ^ 1] + c.span(Stage::down).first;
     extras = layer == 0 ? c.span(Stage::down).count : 0;
     listed = c.shared.own_count[list];
+  } else if (stage == Stage::output) {  // what it published in the turn before
+    extra = exchange.after_attention[(c.turn & 1) ^ 1] + c.span(Stage::output).first;
+    extras = c.span(Stage::output).count;
   } else if (stage == Stage::gate_up) {  // the activation of the turn before
     extra = exchange.activation[(c.turn & 1) ^ 1] + c.span(Stage::gate_up).first / 2;
     extras = c.span(Stage::gate_up).count / 2;

@@ -22,7 +22,7 @@ constexpr int kNormRounds = divide_up(k_blocks(Stage::qkv), kWarps * 8);
 static_assert(kNormRounds <= kRounds, "a normalised input is polled at once");
 
 __device__ __forceinline__ int input_word(Consumer& c, int round) {
-  return ((round * 8 + c.row) * kWarps + c.warp) * 4 + c.column;
+  return ((round * 8 + c.row()) * kWarps + c.warp()) * 4 + c.column();
 }
 
 // Polls this warp's words of the input and leaves them in shared memory, in the order of k, multiplied by the norm's
@@ -83,16 +83,16 @@ __device__ __forceinline__ float2 multiply_tile(Consumer& c, const Matrix& matri
   const int tiles = whole ? kPageBlocks / matrix.blocks : 1, in_page = whole ? tile % tiles : 0;
 #pragma unroll 1
   for (int first = 0; first < matrix.blocks; first += kPageBlocks) {
-    const uint4* page = c.pages.take() + in_page * matrix.blocks * kBlockWords + c.lane;
+    const uint4* page = c.pages.take() + in_page * matrix.blocks * kBlockWords + c.lane();
     uint4 w[kBlocksAtOnce], x[kBlocksAtOnce];
 #pragma unroll
     for (int i = 0; i < kBlocksAtOnce; i++) {
-      const int block = i * kWarps + c.warp;
+      const int block = i * kWarps + c.warp();
       const bool there = first + block < matrix.blocks;
       w[i] = there ? page[block * kBlockWords] : make_uint4(0, 0, 0, 0);
-      x[i] = there && c.lane < 4 ? c.shared.x[(first + block) * 4 + c.lane] : make_uint4(0, 0, 0, 0);
+      x[i] = there && c.lane() < 4 ? c.shared.x[(first + block) * 4 + c.lane()] : make_uint4(0, 0, 0, 0);
     }
-    if (!whole || in_page == tiles - 1 || tile == count - 1) c.pages.give_back(c.lane);
+    if (!whole || in_page == tiles - 1 || tile == count - 1) c.pages.give_back(c.lane());
 #pragma unroll
     for (int i = 0; i < kBlocksAtOnce; i++) {
       multiply_accumulate(even, x[i].x, 0, x[i].y, 0, w[i].x, w[i].y);
@@ -102,16 +102,21 @@ __device__ __forceinline__ float2 multiply_tile(Consumer& c, const Matrix& matri
   return make_float2(even[0] + odd[0], even[1] + odd[1]);
 }
 
-// Runs the stage: resets() once the input is there, then ending(tile, row of the tile, value, whether it is real) for
+// Runs the stage: resets() when it may, then ending(tile, row of the tile, value, whether it is real) for
 // every row of a batch, with whole warps so that the ending may shuffle.
 template <class Resets, class Ending>
 __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Resets resets, Ending ending) {
   const int count = c.span(matrix.stage).count;
   if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
   c.begin(matrix.stage, matrix.layer);
+  // Who has read this turn's residual stream need not wait for more to reset the words of `output`: the wait for what is
+  // attended to hides it.
+  const bool early = matrix.stage == Stage::output && c.span(Stage::qkv).count > 0;
+  Reset reset;
+  if (early) reset = resets();
   const float squares = read_input(c, matrix);
   c.trace.arrived();
-  Reset reset = resets();
+  if (!early) reset = resets();
 #pragma unroll 1
   for (int first = 0; first < count; first += kBatchTiles, c.buffer ^= 1) {
     const int batch = smaller(count - first, kBatchTiles);
@@ -119,9 +124,9 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Re
 #pragma unroll 1
     for (int t = 0; t < batch; t++) {
       const float2 rows = multiply_tile(c, matrix, first + t, count);
-      if (c.lane < 4) *reinterpret_cast<float2*>(&c.shared.sums[c.buffer][t][c.warp][2 * c.lane]) = rows;
+      if (c.lane() < 4) *reinterpret_cast<float2*>(&c.shared.sums[c.buffer][t][c.warp()][2 * c.lane()]) = rows;
     }
-    if (c.lane == 0) c.shared.squares[c.buffer][c.warp] = squares;
+    if (c.lane() == 0) c.shared.squares[c.buffer][c.warp()] = squares;
     if (first == 0) reset.confirm(c.shared);
     if (!c.meet()) return false;
     if (c.thread < divide_up(batch * kTileRows, 32) * 32) {

@@ -68,7 +68,9 @@ __device__ __forceinline__ void end_row(Consumer& c, Stage stage, int layer, int
 __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bool head_only) {
   if (!head_only) {
     keep_lists(c, position);
+    keep_angles(c, position);
     embed(c, token);
+    if (!c.meet()) return false;
   }
 #pragma unroll 1
   for (int step = head_only ? 4 * kLayers : 0;; step++) {  // four matrices a layer, then the head

@@ -52,12 +52,14 @@ __device__ __forceinline__ bool choose_next(Consumer& c, int produced) {
 
 __device__ __forceinline__ void run(Consumer& c) {
   const Params& p = c.params;
-  const bool in_rows = p.chunk > 0;  // else the prompt goes the way of all tokens, one by one
-  if (in_rows) {
-    const Prefilled prefilled = prefill(c);
-    if (prefilled == Prefilled::cancelled) end_with(c, Finish::cancelled);
-    if (prefilled == Prefilled::done && p.logits_out) end_with(c, Finish::length);
-    if (prefilled != Prefilled::done || p.logits_out) return;
+  const bool in_rows = kPrefill && p.chunk > 0;  // else the prompt goes the way of all tokens, one by one
+  if constexpr (kPrefill) {
+    if (in_rows) {
+      const Prefilled prefilled = prefill(c);
+      if (prefilled == Prefilled::cancelled) end_with(c, Finish::cancelled);
+      if (prefilled == Prefilled::done && p.logits_out) end_with(c, Finish::length);
+      if (prefilled != Prefilled::done || p.logits_out) return;
+    }
   }
   // Rows were read and written in other ways than bulk copies read and write.
   fence_copies();
@@ -99,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
     shared.finish = shared.failed = shared.position = shared.progress = 0;
     shared.nan_place = shared.awaited_progress = -1;
     shared.sampler = {0, {0, 0, 0}};
-    shared.own_count[0] = shared.own_count[1] = 0;
+    shared.own_count[0] = shared.own_count[1] = shared.barriers = 0;
   }
   if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = params.spans[blockIdx.x * kMatrixStages + threadIdx.x];
   __syncthreads();

@@ -20,6 +20,7 @@ struct alignas(128) Shared {
   float residual[kMostWidthTiles * kTileRows];              // this worker's own elements of the residual stream
   uint4 new_key[kHeadBlocks * 4];                           // of the token at hand, for the unit that it belongs to
   alignas(16) uint16_t new_value[kHeadDim];
+  float cosines[kRopeDims / 2], sines[kRopeDims / 2];       // of the token at hand
   float best_value[kWarps];
   int best_id[kWarps];
   Span spans[kMatrixStages];
@@ -41,7 +42,7 @@ struct alignas(128) Shared {
   volatile int awaited_progress;
   volatile int nan_place;                                   // layer and stage that gave a NaN; -1: none
   volatile int failed;                                      // waits are given up
-  int next_token, stopping;
+  int next_token, stopping, barriers;
 };
 
 static_assert(sizeof(Shared) <= 227 * 1024, "a block's shared memory");

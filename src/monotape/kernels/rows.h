@@ -14,13 +14,13 @@ struct Chunk {
 // All workers have arrived, and see what the others wrote before.
 __device__ inline bool all_meet(Consumer& c, int layer) {
   if (!c.meet()) return false;
-  c.barriers++;
   if (c.thread == 0) {
+    const int barriers = ++c.shared.barriers;
     c.shared.progress = c.shared.progress + 1;
     raise_counter(&c.params.exchange->counter);
     Patience patience(c.shared, Stage::rows, layer);
-    while (static_cast<int>(read_counter(&c.params.exchange->counter)) < c.barriers * kWorkers - 1)
-      if (!patience.more(c.barriers)) break;
+    while (static_cast<int>(read_counter(&c.params.exchange->counter)) < barriers * kWorkers - 1)
+      if (!patience.more(barriers)) break;
   }
   return c.meet();
 }
@@ -29,7 +29,7 @@ __device__ inline bool all_meet(Consumer& c, int layer) {
 template <class Work>
 __device__ __forceinline__ void for_each_row(Consumer& c, int rows, Work work) {
 #pragma unroll 1
-  for (int row = c.warp * kWorkers + blockIdx.x; row < rows; row += kWarps * kWorkers) work(row);
+  for (int row = c.warp() * kWorkers + blockIdx.x; row < rows; row += kWarps * kWorkers) work(row);
 }
 
 __device__ inline void embed_rows(Consumer& c, Chunk chunk) {
@@ -37,7 +37,7 @@ __device__ inline void embed_rows(Consumer& c, Chunk chunk) {
     const int token = c.params.prompt[chunk.start + row];
     float* out = c.params.rows.residual + static_cast<int64_t>(row) * kWidth;
 #pragma unroll 1
-    for (int k = c.lane; k < kWidth; k += 32) out[k] = widen(*embedding_value(c.params, token, k));
+    for (int k = c.lane(); k < kWidth; k += 32) out[k] = widen(*embedding_value(c.params, token, k));
   });
 }
 
@@ -51,7 +51,7 @@ __device__ inline void normalise_rows(Consumer& c, Chunk chunk, const float* gai
     const float* in = c.params.rows.residual + static_cast<int64_t>(row) * kWidth;
     float squares = 0;
 #pragma unroll 4
-    for (int k = c.lane; k < kWidth; k += 32) {
+    for (int k = c.lane(); k < kWidth; k += 32) {
       const float value = load_row_value(in + k);
       squares += value * value;
     }
@@ -59,7 +59,7 @@ __device__ inline void normalise_rows(Consumer& c, Chunk chunk, const float* gai
     for (int o = 16; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
     const float scale = rsqrtf(squares / kWidth + kNormEps);
 #pragma unroll 2
-    for (int word = c.lane; word < kWidthWords; word += 32) {
+    for (int word = c.lane(); word < kWidthWords; word += 32) {
       float value[8];
 #pragma unroll
       for (int i = 0; i < 8; i++) {
@@ -86,23 +86,23 @@ __device__ __forceinline__ void row_words(const Params& params, int row, int fir
 __device__ inline void keep_keys_and_values(Consumer& c, Chunk chunk, int layer) {
   const float* gain = kQkNorm ? c.params.k_norm + layer * kHeadDim : nullptr;
   for_each_row(c, divide_up(chunk.count, 8) * kKvHeads, [&](int item) {
-    const int kv_head = item % kKvHeads, row = item / kKvHeads * 8 + c.row, position = chunk.start + row;
+    const int kv_head = item % kKvHeads, row = item / kKvHeads * 8 + c.row(), position = chunk.start + row;
     const bool real = row < chunk.count;
     uint8_t* unit = kv_unit(c.params, layer, kv_head, position / kUnitPositions);
     uint4 word[HeadWords::count];
-    row_words(c.params, row, kQueryRows + kv_head * kHeadDim, c.column, real, word);
-    const Head key = finish_head(c.params, word, c.column, gain, real ? position : chunk.start, 1.0f);
+    row_words(c.params, row, kQueryRows + kv_head * kHeadDim, c.column(), real, word);
+    const Head key = finish_head(word, c.column(), gain, angles_of(c.params, real ? position : chunk.start), 1.0f);
     if (!real) return;
 #pragma unroll
     for (int b = 0; b < kHeadBlocks; b++) {
-      store_key_word(unit, position, b, c.column, key.block[b]);
-      if (4 * b + c.column >= kHeadWords) continue;
+      store_key_word(unit, position, b, c.column(), key.block[b]);
+      if (4 * b + c.column() >= kHeadWords) continue;
       const uint16_t* values = c.params.rows.qkv + static_cast<int64_t>(row) * kQkvRows + kQueryRows + kKvRows + kv_head * kHeadDim;
-      const uint4 value = load_row_word(reinterpret_cast<const uint4*>(values) + 4 * b + c.column);
+      const uint4 value = load_row_word(reinterpret_cast<const uint4*>(values) + 4 * b + c.column());
       const uint32_t pair[4] = {value.x, value.y, value.z, value.w};
 #pragma unroll
       for (int i = 0; i < 8; i++)
-        *value_place(unit, position, (4 * b + c.column) * 8 + i) = static_cast<uint16_t>(pair[i / 2] >> (i % 2 * 16));
+        *value_place(unit, position, (4 * b + c.column()) * 8 + i) = static_cast<uint16_t>(pair[i / 2] >> (i % 2 * 16));
     }
   });
 }

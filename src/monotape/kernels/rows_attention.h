@@ -19,7 +19,7 @@ class RowAttention {
     const int window = c_.params.windows[layer_], first = block * kBlockRows;
     Head query[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) prepare(first + c_.warp * 16 + half * 8 + c_.row, half, window, query[half]);
+    for (int half = 0; half < 2; half++) prepare(first + c_.warp() * 16 + half * 8 + c_.row(), half, window, query[half]);
     clear();
     // Units that any row of the block can see.
     const int low = chunk_.start + first / kGroup, high = chunk_.start + smaller(chunk_.count, divide_up(first + kBlockRows, kGroup)) - 1;
@@ -49,9 +49,9 @@ class RowAttention {
     last_[half] = real ? chunk_.start + row : -1;
     first_[half] = window ? last_[half] + 1 - window : 0;
     uint4 word[HeadWords::count];
-    row_words(c_.params, row, head * kHeadDim, c_.column, real, word);
+    row_words(c_.params, row, head * kHeadDim, c_.column(), real, word);
     const float* gain = kQkNorm ? c_.params.q_norm + layer_ * kHeadDim : nullptr;
-    query = finish_head(c_.params, word, c_.column, gain, real ? chunk_.start + row : chunk_.start, kAttentionScale);
+    query = finish_head(word, c_.column(), gain, angles_of(c_.params, real ? chunk_.start + row : chunk_.start), kAttentionScale);
   }
 
   __device__ __forceinline__ void clear() {
@@ -72,7 +72,7 @@ class RowAttention {
   }
 
   __device__ __forceinline__ void look_at_unit(int unit, int slot, const Head (&query)[2]) {
-    const uint4* keys = reinterpret_cast<const uint4*>(c_.shared.ring[0] + slot * kUnitBytes) + c_.lane;
+    const uint4* keys = reinterpret_cast<const uint4*>(c_.shared.ring[0] + slot * kUnitBytes) + c_.lane();
     float score[4][4];
 #pragma unroll
     for (int tile = 0; tile < 4; tile++) {
@@ -105,7 +105,7 @@ class RowAttention {
     for (int tile = 0; tile < 4; tile++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const int position = unit * kUnitPositions + tile * 8 + 2 * c_.column + i;
+        const int position = unit * kUnitPositions + tile * 8 + 2 * c_.column() + i;
         float& s = score[tile][2 * half + i];
         if (position > last_[half] || position < first_[half]) s = -infinity();
         top = fmaxf(top, s);
@@ -137,7 +137,7 @@ class RowAttention {
       for (int j = 0; j < kHeadTiles; j++) {
         const int k = head_[half] * kHeadDim + 8 * j;
         uint32_t* word = reinterpret_cast<uint32_t*>(c_.params.rows.attended + block_word(row_[half], k / 8, k_blocks(Stage::output)));
-        word[c_.column] = pack_pair(values_[j][2 * half] * scale, values_[j][2 * half + 1] * scale);
+        word[c_.column()] = pack_pair(values_[j][2 * half] * scale, values_[j][2 * half + 1] * scale);
       }
     }
   }

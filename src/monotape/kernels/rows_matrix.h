@@ -22,7 +22,7 @@ __device__ __forceinline__ Product product_of(const Params& p, Stage stage, int 
 
 // What becomes of two neighbouring outputs of a row, by stage. Rows and tiles past the end are left out.
 __device__ __forceinline__ void keep_qkv(Consumer& c, const Product& product, int row, int tile, const float* y) {
-  const int column = tile * kTileRows + 2 * c.column;
+  const int column = tile * kTileRows + 2 * c.column();
   float2 bias = make_float2(0, 0);
   if constexpr (kQkvBias) {
     const float* biases = c.params.qkv_bias + static_cast<int64_t>(product.layer) * kQkvRows + column;
@@ -32,18 +32,18 @@ __device__ __forceinline__ void keep_qkv(Consumer& c, const Product& product, in
 }
 __device__ __forceinline__ void keep_activation(Consumer& c, int row, int tile, const float* y, const float* up) {
   if (tile % 2) return;  // the tile beside has the values that this one's are multiplied with
-  const int k = tile / 2 * kTileRows + 2 * c.column;
+  const int k = tile / 2 * kTileRows + 2 * c.column();
   uint32_t* word = reinterpret_cast<uint32_t*>(c.params.rows.activation + block_word(row, k / 8, k_blocks(Stage::down)));
-  word[c.column] = pack_pair(y[0] / (1 + __expf(-y[0])) * up[0], y[1] / (1 + __expf(-y[1])) * up[1]);
+  word[c.column()] = pack_pair(y[0] / (1 + __expf(-y[0])) * up[0], y[1] / (1 + __expf(-y[1])) * up[1]);
 }
 __device__ __forceinline__ void add_to_residual(Consumer& c, int row, int tile, const float* y) {
-  const int column = tile * kTileRows + 2 * c.column;
+  const int column = tile * kTileRows + 2 * c.column();
   float* out = c.params.rows.residual + static_cast<int64_t>(row) * kWidth + column;
   if (column < kWidth) out[0] = load_row_value(out) + y[0];
   if (column + 1 < kWidth) out[1] = load_row_value(out + 1) + y[1];
 }
 __device__ __forceinline__ void keep_logits(Consumer& c, Chunk chunk, int row, int tile, const float* y) {
-  const int column = tile * kTileRows + 2 * c.column;
+  const int column = tile * kTileRows + 2 * c.column();
   float* out = c.params.logits_out + static_cast<int64_t>(chunk.start - c.params.cached + row) * kVocab + column;
   if (column < kVocab) out[0] = y[0];
   if (column + 1 < kVocab) out[1] = y[1];
@@ -63,7 +63,7 @@ class BlockProduct {
   static __device__ __forceinline__ bool run(Consumer& c, const Product& product, Chunk chunk, int row_tile, int column_tile) {
     const uint8_t* from[kCopies];
 #pragma unroll
-    for (int i = 0; i < kCopies; i++) from[i] = source(c, product, row_tile, column_tile, c.warp + i * kWarps);
+    for (int i = 0; i < kCopies; i++) from[i] = source(c, product, row_tile, column_tile, c.warp() + i * kWarps);
     float sums[kRows / 2][kColumns][4] = {};
     const int steps = divide_up(product.k_blocks, kStepBlocks);
     consumers_meet(kConsumers);  // everybody is done with the block before
@@ -83,7 +83,7 @@ class BlockProduct {
 
  private:
   static __device__ __forceinline__ uint4* shared_block(Consumer& c, int slot, int tile, int block) {
-    return reinterpret_cast<uint4*>(c.shared.ring[0] + slot * kStepBytes + (tile * kStepBlocks + block) * kBlockBytes) + c.lane;
+    return reinterpret_cast<uint4*>(c.shared.ring[0] + slot * kStepBytes + (tile * kStepBlocks + block) * kBlockBytes) + c.lane();
   }
 
   // Where the first block of a tile of either operand lies; what is past the end is a copy of the last, and not used.
@@ -100,12 +100,12 @@ class BlockProduct {
     if (step < steps) {
 #pragma unroll
       for (int i = 0; i < kCopies; i++) {
-        const int tile = c.warp + i * kWarps;
+        const int tile = c.warp() + i * kWarps;
         if (kTiles % kWarps && tile >= kTiles) continue;
 #pragma unroll
         for (int b = 0; b < kStepBlocks; b++) {
           const int block = step * kStepBlocks + b;
-          copy_word(shared_block(c, step % kSteps, tile, b), from[i] + (block < blocks ? block : 0) * kBlockBytes + c.lane * 16,
+          copy_word(shared_block(c, step % kSteps, tile, b), from[i] + (block < blocks ? block : 0) * kBlockBytes + c.lane() * 16,
                     block < blocks ? 16 : 0);
         }
       }
@@ -114,7 +114,7 @@ class BlockProduct {
   }
 
   static __device__ __forceinline__ void multiply_step(Consumer& c, int slot, float (&sums)[kRows / 2][kColumns][4]) {
-    const int first_row = c.warp / WarpColumns * kRows, first_column = RowTiles + c.warp % WarpColumns * kColumns;
+    const int first_row = c.warp() / WarpColumns * kRows, first_column = RowTiles + c.warp() % WarpColumns * kColumns;
 #pragma unroll
     for (int b = 0; b < kStepBlocks; b++) {
       uint4 x[kRows];
@@ -135,8 +135,8 @@ class BlockProduct {
   template <class Keep>
   static __device__ __forceinline__ void for_each_pair(Consumer& c, const Product& product, Chunk chunk, int row_tile,
                                                        int column_tile, float (&sums)[kRows / 2][kColumns][4], Keep keep) {
-    const int first_row = (row_tile + c.warp / WarpColumns * kRows) * kTileRows + c.row;
-    const int first_tile = column_tile + c.warp % WarpColumns * kColumns;
+    const int first_row = (row_tile + c.warp() / WarpColumns * kRows) * kTileRows + c.row();
+    const int first_tile = column_tile + c.warp() % WarpColumns * kColumns;
 #pragma unroll
     for (int i = 0; i < kRows; i++)
 #pragma unroll

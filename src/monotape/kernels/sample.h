@@ -28,13 +28,13 @@ __device__ __forceinline__ Candidate best_of_warp(Candidate mine) {
 __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen_logit = nullptr) {
   if (c.thread == 0) c.shared.waiting = 1;
   mine = best_of_warp(mine);
-  if (c.lane == 0) c.shared.best_value[c.warp] = mine.score, c.shared.best_id[c.warp] = mine.id;
+  if (c.lane() == 0) c.shared.best_value[c.warp()] = mine.score, c.shared.best_id[c.warp()] = mine.id;
   if (!c.meet()) return false;
-  if (c.warp == 0) {
-    mine = c.lane < kWarps ? Candidate{c.shared.best_value[c.lane], c.shared.best_id[c.lane]} : nobody();
+  if (c.warp() == 0) {
+    mine = c.lane() < kWarps ? Candidate{c.shared.best_value[c.lane()], c.shared.best_id[c.lane()]} : nobody();
     mine = best_of_warp(mine);
     uint4(*candidates)[kWorkers] = c.params.exchange->candidates;
-    if (c.lane == 0) {
+    if (c.lane() == 0) {
       const float logit = chosen_logit && mine.id < kVocab ? c.params.logits[mine.id] : 0;
       store_word(&candidates[c.sample_turn % 3][blockIdx.x],
                  make_uint4(__float_as_uint(mine.score), mine.id, blockIdx.x == 0 && c.shared.cancel, __float_as_uint(logit)));
@@ -43,7 +43,7 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
     int index[kCount];
     uint4 word[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; i++) index[i] = c.lane + 32 * i < kWorkers ? c.lane + 32 * i : -1;
+    for (int i = 0; i < kCount; i++) index[i] = c.lane() + 32 * i < kWorkers ? c.lane() + 32 * i : -1;
     Patience patience(c.shared, Stage::sample, kLayers);
     poll(candidates[c.sample_turn % 3], index, word, patience);
     mine = nobody();
@@ -58,7 +58,7 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
       for (int i = 0; i < kCount; i++)
         if (index[i] >= 0 && static_cast<int>(word[i].y) == mine.id) *chosen_logit = __uint_as_float(word[i].w);
     }
-    if (c.lane == 0) {
+    if (c.lane() == 0) {
       // Everybody has read the words of the turn before: they published these after it.
       store_word(&candidates[(c.sample_turn + 2) % 3][blockIdx.x], not_yet());
       c.shared.next_token = mine.score == mine.score ? mine.id : -1;

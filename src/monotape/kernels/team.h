@@ -28,7 +28,7 @@ class Team {
 #pragma unroll
     for (int o = 16; o; o >>= 1) value += __shfl_xor_sync(~0u, value, o);
     T* parts = reinterpret_cast<T*>(scratch_.sums[flip()]);
-    if (c_.lane == 0) parts[c_.warp] = value;
+    if (c_.lane() == 0) parts[c_.warp()] = value;
     meet();
     value = 0;
 #pragma unroll
@@ -42,7 +42,7 @@ class Team {
       if (other > value) value = other;
     }
     uint64_t* parts = scratch_.sums[flip()];
-    if (c_.lane == 0) parts[c_.warp] = value;
+    if (c_.lane() == 0) parts[c_.warp()] = value;
     meet();
 #pragma unroll
     for (int w = 0; w < kWarps; w++)
@@ -57,15 +57,15 @@ class Team {
 #pragma unroll
     for (int o = 1; o < 32; o <<= 1) {
       const int other = __shfl_up_sync(~0u, upto, o);
-      if (c_.lane >= o) upto += other;
+      if (c_.lane() >= o) upto += other;
     }
     uint64_t* parts = scratch_.sums[flip()];
-    if (c_.lane == 31) parts[c_.warp] = upto;
+    if (c_.lane() == 31) parts[c_.warp()] = upto;
     meet();
     Scan result = {upto - value, 0};
 #pragma unroll
     for (int w = 0; w < kWarps; w++) {
-      if (w < c_.warp) result.before += static_cast<int>(parts[w]);
+      if (w < c_.warp()) result.before += static_cast<int>(parts[w]);
       result.total += static_cast<int>(parts[w]);
     }
     return result;
@@ -73,13 +73,13 @@ class Team {
 
   template <class WordAt>
   __device__ __forceinline__ void publish(int count, WordAt word_at) {
-    if (c_.warp != 0) return;
+    if (c_.warp() != 0) return;
     taken_back_.confirm(c_.shared);
     __syncwarp();
     uint4* mine = slot(turn_) + blockIdx.x * kSamplerWords;
 #pragma unroll 1
-    for (int i = c_.lane; i < count; i += 32) store_word(mine + i, word_at(i));
-    if (c_.lane == 0) state_.written[turn_ % 3] = count;
+    for (int i = c_.lane(); i < count; i += 32) store_word(mine + i, word_at(i));
+    if (c_.lane() == 0) state_.written[turn_ % 3] = count;
     __syncwarp();
   }
   template <int Count>
@@ -88,10 +88,10 @@ class Team {
     poll(slot(turn_), index, word, patience);
   }
   __device__ __forceinline__ void end_turn() {
-    if (c_.warp == 0) {
+    if (c_.warp() == 0) {
       uint4* mine = slot(turn_ + 2) + blockIdx.x * kSamplerWords;  // the turn before this one
 #pragma unroll 1
-      for (int i = c_.lane; i < state_.written[(turn_ + 2) % 3]; i += 32) {
+      for (int i = c_.lane(); i < state_.written[(turn_ + 2) % 3]; i += 32) {
         if (i >= 32) taken_back_.confirm(c_.shared);
         taken_back_.begin(mine + i);
       }

@@ -24,7 +24,7 @@ struct Options {  // host_kernel.py: OptionsStruct
   int stall_steps;                // the longest such rest
   int delay_steps;                // the longest time until a store is seen by others
   int copy_steps;                 // the longest time that a bulk copy takes
-  int favour_steps;               // how long some blocks are favoured over others; 0: all are equal
+  int favour_steps;               // how long some blocks are favoured over others, and one of them rests; 0: all are equal
   int spare;
 };
 
@@ -312,6 +312,7 @@ class Machine {
       if (now_ >= next_ranks_) {
         for (Block& block : blocks_) block.rank = below(1000);
         next_ranks_ = now_ + 1 + below(options.favour_steps);
+        blocks_[below(static_cast<int>(blocks_.size()))].stalled_until = next_ranks_;
       }
       for (int i = 0; i < 3; i++) {
         const size_t other = random() % ready_.size();

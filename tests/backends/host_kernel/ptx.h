@@ -186,18 +186,27 @@ inline float infinity() { return INFINITY; }
 // of a, column l / 4 of b, and of each the values 2 * (l % 4), the next, and the two that are eight further on.
 inline void multiply_warp(host::Warp& warp, int slot) {
   float a[16][16], b[16][8], c[16][8] = {};
+  bool empty[16], finite = true;
+  for (bool& row : empty) row = true;
   for (int lane = 0; lane < 32; lane++) {
     const uint32_t* word = warp.operand[slot][lane];
     const int g = lane / 4, t = 2 * (lane % 4);
     for (int i = 0; i < 4; i++) {
       const int row = g + i % 2 * 8, k = t + i / 2 * 8;
+      empty[row] &= word[i] == 0;
       a[row][k] = low_half(word[i]), a[row][k + 1] = high_half(word[i]);
     }
-    for (int i = 0; i < 2; i++) b[t + 8 * i][g] = low_half(word[4 + i]), b[t + 8 * i + 1][g] = high_half(word[4 + i]);
+    for (int i = 0; i < 2; i++) {
+      const float low = low_half(word[4 + i]), high = high_half(word[4 + i]);
+      finite &= low - low == 0 && high - high == 0;
+      b[t + 8 * i][g] = low, b[t + 8 * i + 1][g] = high;
+    }
   }
-  for (int row = 0; row < 16; row++)
+  for (int row = 0; row < 16; row++) {
+    if (empty[row] && finite) continue;  // most rows are, and most of the time would go here
     for (int k = 0; k < 16; k++)
       for (int n = 0; n < 8; n++) c[row][n] += a[row][k] * b[k][n];
+  }
   for (int lane = 0; lane < 32; lane++)
     for (int i = 0; i < 4; i++) warp.result[slot][lane][i] = c[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
 }

@@ -21,6 +21,7 @@ def plan_header(
     many: int = 4,
     units_per_split: int = 8,
     quiet_attention: bool = False,
+    prefill: bool = True,
 ) -> str:
     """plan.h for this model on this machine."""
     check_supported(spec, plan)
@@ -42,6 +43,7 @@ def plan_header(
         # Copies in flight: few while consumers poll the exchange, which must not queue behind them; then many.
         f"constexpr int kFewInFlight = {few}, kManyInFlight = {many};",
         f"constexpr bool kQuietAttention = {str(quiet_attention).lower()};",
+        f"constexpr bool kPrefill = {str(prefill).lower()};",  # without: for a look at the decode path alone
         f"constexpr bool kTrace = {str(trace).lower()};",
     ]
     return "#pragma once\nnamespace monotape {\n" + "\n".join(lines) + "\n}  // namespace monotape\n"
@@ -74,9 +76,9 @@ def most_blocks(plan: Plan) -> int:
 
 
 def own_words(spec: ModelSpec, plan: Plan) -> int:
-    """The most words that one worker publishes in a layer, the activation apart: kernels/housekeeping.h."""
+    """The most words on a worker's list in kernels/housekeeping.h."""
     qkv, output = plan.ranks[0].layer_stages[:2]
-    matrices = max(q.count + 2 * o.count for q, o in zip(qkv.spans, output.spans, strict=True))
+    matrices = max(q.count + o.count for q, o in zip(qkv.spans, output.spans, strict=True))
     attention = spec.heads // spec.kv_heads * (spec.head_dim // 4 + 1)
     combined = -(-spec.heads // plan.machine.workers) * (spec.head_dim // 8)
     return matrices + attention + combined
@@ -89,7 +91,9 @@ def ring_pages(spec: ModelSpec, plan: Plan, blocks: int) -> int:
     attention = 4 * _WARPS * group * (head + 2)
     width_tiles = max(span.count for span in plan.ranks[0].layer_stages[1].spans)
     lists = 2 * 4 * own_words(spec, plan)
-    rest = max(sums, attention) + lists + 64 * most_blocks(plan) + 4 * 8 * width_tiles + 4 * head + _OTHER_SHARED
+    rest = (
+        max(sums, attention) + lists + 64 * most_blocks(plan) + 4 * 8 * width_tiles + 8 * head + _OTHER_SHARED
+    )
     return (SHARED_MEMORY - rest) // (blocks * BLOCK_BYTES)
 
 
