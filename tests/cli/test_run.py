@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from backends.cpu_cases import PROMPT, cpu, generate, ids
+from monotape.backends.protocol import Token
 from monotape.cli.main import main
+from monotape.engine.outputs import Delta
 
 Checkpoint = Callable[[str], Path]
 Captured = pytest.CaptureFixture[str]
@@ -67,35 +64,22 @@ def test_without_a_tokenizer_ids_are_printed(checkpoint: Checkpoint, capsys: Cap
     assert "GB/s" in captured.err
 
 
-def interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Ctrl-C, and again if it came while the interpreter was still starting."""
-    for _ in range(3):
-        process.send_signal(signal.SIGINT)
-        try:
-            return process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            continue
-    process.kill()
-    process.communicate()
-    raise AssertionError("three interrupts did not end it")
+def test_interrupted_json_holds_what_was_said(
+    checkpoint: Checkpoint, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from monotape.engine.stream import TextStream
 
+    take, taken = TextStream._take, []
 
-def test_interrupt_keeps_what_was_said_and_exits_cleanly(tmp_path: Path) -> None:
-    """A real process, a real signal: the ids so far are printed and the exit code is the shell's for Ctrl-C."""
-    from families import Case, make_checkpoint
+    def interrupted(stream: TextStream, token: Token) -> Delta:
+        taken.append(token.id)
+        if len(taken) == 4:
+            raise KeyboardInterrupt
+        return take(stream, token)
 
-    fields = {"head_dim": 10, "max_position_embeddings": 200_000, "eos_token_id": None}
-    folder = make_checkpoint(Case("endless", "llama", fields), tmp_path)
-    command = [sys.executable, "-m", "monotape", "run", "--model", str(folder), "--prompt-ids", PROMPT_IDS]
-    environment = {**os.environ, "PYTHONPATH": "src"}
-    process = subprocess.Popen(
-        [*command, "--max-tokens", "150000", "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
-    time.sleep(3)
-    out, err = interrupt(process)
-    assert "Traceback" not in err
-    assert process.returncode == 130, err
-    answer = json.loads(out)
+    monkeypatch.setattr(TextStream, "_take", interrupted)
+    arguments = ["--prompt-ids", PROMPT_IDS, "--model", str(checkpoint("llama")), "--max-tokens", "90"]
+    assert main(["run", "--json", *arguments]) == 130
+    answer = json.loads(capsys.readouterr().out)
     assert answer["finish_reason"] == "abort"
-    assert 0 < len(answer["token_ids"]) < 150_000
+    assert answer["token_ids"] == taken[:3]

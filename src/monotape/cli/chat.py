@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from monotape.cli.interrupts import INTERRUPTS
 from monotape.cli.options import (
     add_engine_arguments,
     add_sampling_arguments,
@@ -89,6 +90,7 @@ def _ask() -> str | None:
     except EOFError:
         return None
     except KeyboardInterrupt:  # at the prompt there is nothing to interrupt: leave
+        INTERRUPTS.answered()
         print(file=sys.stderr)
         return None
 
@@ -133,6 +135,7 @@ class Conversation:
                 print(delta.text, end="", flush=True)
         except KeyboardInterrupt:
             stream.close()
+            INTERRUPTS.answered()
         finally:
             print()
         self.messages = [*asked, {"role": "assistant", "content": stream.text}]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from monotape import __version__
-from monotape.cli import bench, chat, connect, doctor, inspect, plan, pull, run, serve, trace
+from monotape.cli.interrupts import INTERRUPTED, INTERRUPTS
 from monotape.errors import MonotapeError, UsageError, nearest
 
-COMMANDS = (run, chat, serve, connect, bench, inspect, plan, trace, doctor, pull)
-INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
+COMMANDS = ("run", "chat", "serve", "connect", "bench", "inspect", "plan", "trace", "doctor", "pull")
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,8 +42,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"monotape {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     known = {}
-    for module in COMMANDS:
-        name = module.__name__.rpartition(".")[2]
+    for name in COMMANDS:
+        module = import_module(f"monotape.cli.{name}")  # here, where an interrupt is answered already
         summary = (module.__doc__ or "").split("\n")[0]
         sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         module.add_arguments(sub)
@@ -54,8 +54,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; the return value is the process's exit code."""
-    parser, commands = build_parser()
     try:
+        parser, commands = build_parser()
         options, unknown = parser.parse_known_args(arguments)
         if options.command is None:
             parser.check_flags(unknown)
@@ -70,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"  hint: {error.hint}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        INTERRUPTS.answered()
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
@@ -82,4 +83,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def entry() -> NoReturn:
+    INTERRUPTS.install()
     sys.exit(main())

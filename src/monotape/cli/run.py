@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+from monotape.cli.interrupts import INTERRUPTED, INTERRUPTS
 from monotape.cli.options import (
     add_engine_arguments,
     add_sampling_arguments,
@@ -60,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
             print(json.dumps(_object(completion, llm.backend), ensure_ascii=False))
         elif options.stats:
             print(stats_line(completion.stats, llm.backend), file=sys.stderr)
-    return 130 if interrupted else 0
+    return INTERRUPTED if interrupted else 0
 
 
 def _standard_input() -> str:
@@ -96,6 +97,7 @@ def _play(stream: Any, *, shown: bool) -> bool:
                 print(delta.text, end="", flush=True)
     except KeyboardInterrupt:
         stream.close()
+        INTERRUPTS.answered()
         return True
     finally:
         if shown:

@@ -1,0 +1,70 @@
+"""Makes one Ctrl-C end a command, whatever Python was doing when it came, and a second one end it at once.
+
+Python turns the signal into an exception wherever it happens to be, and some places swallow exceptions: the callback
+that every import ends with, destructors, a bare `except` in somebody's package. The command then went on as if nobody
+had asked. So the exception is raised again until a command says that it has answered.
+
+A process that was started with interrupts ignored, as shells start what a script runs in the background, leaves them
+ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
+REPEAT_S = (
+    0.25  # swallowed exceptions are rare, and unwinding takes less than this unless it waits for something
+)
+
+
+class Interrupts:
+    """The interrupt of this process that nobody has answered yet, if there is one."""
+
+    def __init__(self) -> None:
+        self._waiting = False
+
+    def install(self) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGALRM, self._again)
+            signal.signal(signal.SIGINT, self._interrupt)
+
+    def answered(self) -> None:
+        """Whoever caught the KeyboardInterrupt says so when what it had to end has ended."""
+        if self._waiting:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._waiting = False
+
+    def _interrupt(self, *_: object) -> None:
+        if self._waiting:
+            os._exit(INTERRUPTED)  # the first one is being answered, and the user has lost patience
+        self._waiting = True
+        self._raise()
+
+    def _again(self, *_: object) -> None:
+        if not self._waiting:
+            return
+        if is_unwinding():
+            signal.setitimer(signal.ITIMER_REAL, REPEAT_S)
+        else:
+            self._raise()
+
+    def _raise(self) -> NoReturn:
+        signal.setitimer(signal.ITIMER_REAL, REPEAT_S)
+        raise KeyboardInterrupt
+
+
+def is_unwinding() -> bool:
+    """Whether this code runs because of a KeyboardInterrupt: in an `except`, a `finally` or the end of a `with`."""
+    error = sys.exception()
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__context__
+    return False
+
+
+INTERRUPTS = Interrupts()  # signals belong to the process, and so does this
