@@ -19,6 +19,11 @@ def cxx_compiler() -> str | None:
     return os.environ.get("CXX") or None
 
 
+def api_key() -> str | None:
+    """The key of the server, where no flag gives one: what is on a command line, everybody can read in `ps`."""
+    return os.environ.get("MONOTAPE_API_KEY") or None
+
+
 def forced_isa() -> str | None:
     """A CPU kernel set to use instead of the best one ("portable", "neon", "avx2"), for tests and comparisons."""
     return os.environ.get("MONOTAPE_ISA") or None

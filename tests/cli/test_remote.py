@@ -54,6 +54,17 @@ def test_a_refused_question_does_not_end_the_conversation(
     assert captured.out.endswith("by dragging a\n")
 
 
+def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """Of every command that talks with a server; a flag goes before the variable."""
+    with running(Script(key="secret", tokens_per_second=3000)) as url:
+        monkeypatch.setenv("MONOTAPE_API_KEY", "secret")
+        assert chat(monkeypatch, "hello\n", "--url", url, "--max-tokens", "5") == 0
+        assert main(["bench", "serve", "--url", url, "--requests", "1", "--max-tokens", "4"]) == 0
+        assert main(["connect", "codex", "--url", url]) == 0
+        assert "MONOTAPE_API_KEY=secret" in capsys.readouterr().out
+        assert chat(monkeypatch, "hello\n", "--url", url, "--api-key", "wrong") == 2
+
+
 def test_the_key_and_the_model_are_checked(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     with running(Script(key="secret", tokens_per_second=3000)) as url:
         assert chat(monkeypatch, "hello\n", "--url", url) == 2

@@ -270,3 +270,38 @@ def test_the_start_is_printed_as_a_table(scripted: RunningServer) -> None:
     assert [line.split("  ")[0].strip() for line in table] == [
         "start the engine process", "weights", "warm-up token", "grammars", "memory bandwidth", "total"
     ]  # fmt: skip
+
+
+def test_a_request_of_opencode_with_its_defaults(scripted: RunningServer) -> None:
+    """The shape in which its package sends tools, results without text, and what it knows of the provider."""
+    parameters = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "additionalProperties": False,
+        "properties": {"command": {"description": "To run", "type": "string"}}, "required": ["command"],
+    }  # fmt: skip
+    body = {
+        "max_tokens": 200, "temperature": 0, "top_p": 1, "stream": True, "stream_options": {"include_usage": True},
+        "tool_choice": "auto", "reasoningEffort": "medium", "tools": [
+            {"type": "function", "function": {"name": "bash", "description": "Runs.", "parameters": parameters}}
+        ],
+        "messages": [
+            {"role": "system", "content": "You are an agent."}, {"role": "system", "content": "In a folder."},
+            {"role": "user", "content": [{"type": "text", "text": "Go."}]},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": '{"command":"ls"}'}}
+            ]},
+            {"role": "tool", "tool_call_id": "call_1", "content": ""},
+            {"role": "user", "content": 'say:<tool_call>{"name": "bash", "arguments": {"command": "pwd"}}</tool_call>'},
+        ],
+    }  # fmt: skip
+    response = scripted.post("/v1/chat/completions", body)
+    assert response.status_code == 200, response.text
+    chunks = [json.loads(line[6:]) for line in response.text.split("\n\n")[:-2]]
+    calls = [
+        call
+        for chunk in chunks
+        for choice in chunk["choices"]
+        for call in choice["delta"].get("tool_calls", [])
+    ]
+    assert calls[0]["function"]["name"] == "bash" and calls[0]["id"]
+    assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"command": "pwd"}
+    assert chunks[-1]["usage"]["total_tokens"] > 0

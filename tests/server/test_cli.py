@@ -45,6 +45,18 @@ def test_the_flags_of_vllm_are_taken(started: list[tuple[ServerConfig, EngineCon
     assert engine.chat_template == "{{x}}" and engine.progress is False
 
 
+def test_the_key_may_come_from_the_environment(
+    started: list[tuple[ServerConfig, EngineConfig]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it does not show in the list of processes, as arguments do."""
+    monkeypatch.setenv("MONOTAPE_API_KEY", "hidden")
+    assert main(["serve", "--host", "0.0.0.0"]) == 0
+    assert main(["serve", "--api-key", "shown"]) == 0
+    monkeypatch.setenv("MONOTAPE_API_KEY", "")
+    assert main(["serve"]) == 0
+    assert [server.api_key for server, _ in started] == ["hidden", "shown", None]
+
+
 def test_defaults_are_those_of_the_configurations(started: list[tuple[ServerConfig, EngineConfig]]) -> None:
     assert main(["serve", "--quantization", "q8"]) == 0
     ((server, engine),) = started

@@ -84,3 +84,45 @@ def test_a_stream_of_thoughts_text_and_a_call(scripted: RunningServer) -> None:
     assert datas[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert datas[-2]["usage"]["output_tokens"] == plain["usage"]["output_tokens"]
     assert datas[-1] == {"type": "message_stop"}
+
+
+#: What Claude Code sends when nothing is set, in little: blocks to cache, a way to think, fields for Anthropic alone.
+CLAUDE_CODE: dict[str, Any] = {
+    "max_tokens": 300, "temperature": 1, "stream": True, "metadata": {"user_id": "u"},
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1;"},
+        {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+    ],
+    "thinking": {"type": "adaptive"}, "output_config": {"effort": "medium"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "tools": [
+        {"name": "Bash", "description": "Runs.", "input_schema": {"$schema": "x", "type": "object", "properties": {}}},
+        {"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}, "eager_input_streaming": True,
+         "cache_control": {"type": "ephemeral"}},
+    ],
+}  # fmt: skip
+
+
+def test_a_request_of_claude_code_with_its_defaults(scripted: RunningServer) -> None:
+    text = 'say:<tool_call>{"name": "Bash", "arguments": {"command": "ls"}}</tool_call>'
+    messages = [
+        {"role": "user", "content": [
+            {"type": "text", "text": "<system-reminder>x</system-reminder>"},
+            {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}},
+        ]},
+    ]  # fmt: skip
+    response = scripted.post("/v1/messages?beta=true", {**CLAUDE_CODE, "messages": messages})
+    assert response.status_code == 200, response.text
+    assert '"stop_reason":"tool_use"' in response.text and '"name":"Bash"' in response.text
+    counted = {name: CLAUDE_CODE[name] for name in ("system", "tools", "thinking")}
+    response = scripted.post("/v1/messages/count_tokens?beta=true", {**counted, "messages": messages})
+    assert response.json()["input_tokens"] > 20
+
+
+def test_a_search_that_only_anthropic_runs_is_refused_by_name(scripted: RunningServer) -> None:
+    """Claude Code asks for one in a request of its own: an error tells it, a made-up answer would not."""
+    tools = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]
+    messages = [{"role": "user", "content": "say:x"}]
+    response = scripted.post("/v1/messages", {"max_tokens": 9, "messages": messages, "tools": tools})
+    assert response.status_code == 400
+    assert "does not run 'web_search_20250305' tools" in response.json()["error"]["message"]

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from monotape.server.responses_request import ResponsesRequest, to_chat
+from monotape.server.responses_tools import chat_tools, text_in
 from server.running import RunningServer
 
 CALL = '<think>hm</think>Well.<tool_call>{"name": "spawn", "arguments": {"task": "x"}}</tool_call>'
@@ -75,3 +79,83 @@ def test_the_call_of_a_tool_is_echoed_with_the_settings(scripted: RunningServer)
     }
     response = scripted.post("/v1/responses", body).json()
     assert response["tools"] == TOOLS and response["metadata"] == {"a": "b"} and response["store"] is False
+
+
+PATCH = '*** Begin Patch\n+"ü"\n*** End Patch'
+GRAMMAR = "start: begin hunk end"
+#: What Codex offers a model when nothing is set: functions, a tool that takes plain text, and several that only
+#: OpenAI's own servers run.
+CODEX: dict[str, Any] = {
+    "instructions": "You are a coding agent.",
+    "tools": [
+        {"type": "function", "name": "exec_command", "strict": False, "description": "Runs a command.",
+         "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}},
+        {"type": "function", "name": "update_plan", "strict": False, "parameters": {"type": "object"}},
+        {"type": "custom", "name": "apply_patch", "description": "Edits files.",
+         "format": {"type": "grammar", "syntax": "lark", "definition": GRAMMAR}},
+        {"type": "web_search", "external_web_access": False, "search_content_types": ["text", "image"]},
+        {"type": "image_generation", "output_format": "png"},
+        {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {}},
+        {"type": "namespace", "name": "agents", "description": "Other agents.",
+         "tools": [{"type": "function", "name": "spawn", "strict": False, "parameters": {"type": "object"}}]},
+    ],
+    "tool_choice": "auto", "parallel_tool_calls": True, "store": False, "include": ["reasoning.encrypted_content"],
+    "reasoning": {"effort": "medium", "summary": "auto"}, "text": {"verbosity": "low"}, "prompt_cache_key": "k",
+    "client_metadata": {"a": "b"}, "service_tier": "auto",
+}  # fmt: skip
+
+
+def test_the_tools_that_codex_offers_by_default(scripted: RunningServer) -> None:
+    """The model hears of those that the client runs; a call with plain text comes back as one."""
+    call = json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}})
+    found = events(scripted, input=f"rate=900 say:<tool_call>{call}</tool_call>", **CODEX)
+    kinds = [event["type"].removeprefix("response.") for event in found]
+    assert kinds == [
+        "created", "in_progress", "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done",
+        "output_item.done", "completed",
+    ]  # fmt: skip
+    (item,) = found[-1]["response"]["output"]
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", PATCH)
+    assert found[3]["delta"] == found[4]["input"] == PATCH
+    assert found[5]["item"] == item and "arguments" not in item
+    assert found[3]["item_id"] == found[2]["item"]["id"] == item["id"]
+
+
+def test_tools_that_nobody_here_runs_are_not_shown_to_the_model() -> None:
+    described = {tool.function.name: tool.function for tool in chat_tools(CODEX["tools"])}
+    assert list(described) == ["exec_command", "update_plan", "apply_patch", "spawn"]
+    patch = described["apply_patch"]
+    assert patch.parameters is not None and patch.parameters["required"] == ["input"]
+    assert (
+        patch.description is not None and "Edits files." in patch.description and GRAMMAR in patch.description
+    )
+
+
+def test_a_call_with_plain_text_and_its_result_are_rendered() -> None:
+    items = [
+        {"type": "message", "role": "user", "content": "Go."},
+        {
+            "type": "custom_tool_call",
+            "call_id": "c7",
+            "name": "apply_patch",
+            "input": PATCH,
+            "status": "completed",
+        },
+        {"type": "custom_tool_call_output", "call_id": "c7", "output": "Done!"},
+    ]
+    chat = to_chat(ResponsesRequest(input=items, tools=CODEX["tools"]))
+    (call,) = chat.messages[1]["tool_calls"]
+    assert call["id"] == "c7" and json.loads(call["function"]["arguments"]) == {"input": PATCH}
+    assert chat.messages[2] == {"role": "tool", "tool_call_id": "c7", "content": "Done!"}
+
+
+def test_a_forced_call_with_plain_text(scripted: RunningServer) -> None:
+    body = {"input": "say:no", "temperature": 0, "max_output_tokens": 60, **CODEX}
+    choice = {"type": "custom", "name": "apply_patch"}
+    response = scripted.post("/v1/responses", {**body, "tool_choice": choice}).json()
+    assert [item["type"] for item in response["output"]] == ["custom_tool_call"]
+
+
+@pytest.mark.parametrize("arguments", ['{"input": "cut o', '{"patch": "x"}', '["input"]', '{"input": 3}'])
+def test_arguments_without_the_text_are_given_as_they_are(arguments: str) -> None:
+    assert text_in(arguments) == arguments

@@ -14,6 +14,7 @@ from monotape.cli.bench_serve import Settings, measure, summary, table
 from monotape.cli.connect import DEFAULT_URL
 from monotape.cli.endpoint import Endpoint
 from monotape.cli.options import integer
+from monotape.config import api_key
 from monotape.errors import UsageError
 
 BOUNDS = {"requests": (1, 10_000), "max_tokens": (2, 1_000_000), "prompt_words": (1, 1_000_000)}
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", "-m", metavar="NAME", help="the model's name (default: the server's first)"
     )
-    parser.add_argument("--api-key", metavar="KEY", help="the server's key, if it has one")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's key (default: MONOTAPE_API_KEY)")
     parser.add_argument(
         "--requests", type=integer, default=5, metavar="N", help="how many are counted, after one that is not"
     )
@@ -45,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
         if not low <= getattr(options, name) <= high:
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag} is {getattr(options, name)}.", f"It must be from {low} to {high}.")
-    endpoint = Endpoint(options.url, options.api_key)
+    endpoint = Endpoint(options.url, options.api_key or api_key())
     model = endpoint.model(options.model)
     settings = Settings(options.max_tokens, options.prompt_words, fresh=not options.same_prompt)
     measured = []

@@ -16,6 +16,7 @@ from monotape.cli.options import (
     sampling_settings,
 )
 from monotape.cli.statistics import stats_line
+from monotape.config import api_key
 from monotape.errors import RequestError, UsageError
 
 HELP = "/clear forgets the conversation, /stats shows speed after each answer, /exit or Ctrl-D ends, Ctrl-C interrupts"
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", metavar="URL", help="talk with a running server (Monotape, vLLM, llama.cpp, ...) instead"
     )
-    parser.add_argument("--api-key", metavar="KEY", help="the key of that server, if it has one")
+    parser.add_argument("--api-key", metavar="KEY", help="the key of that server (default: MONOTAPE_API_KEY)")
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
 
@@ -63,7 +64,7 @@ def _remote(options: argparse.Namespace) -> int:
     from monotape.cli.remote import RemoteChat, asked_model, check_engine_flags, remote_stats
 
     check_engine_flags(options)
-    endpoint = Endpoint(options.url, options.api_key)
+    endpoint = Endpoint(options.url, options.api_key or api_key())
     model = endpoint.model(asked_model(options))
     chat = RemoteChat(endpoint, model)
     conversation = Conversation(

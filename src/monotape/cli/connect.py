@@ -12,6 +12,7 @@ import sys
 
 from monotape.cli.endpoint import Endpoint
 from monotape.cli.options import integer
+from monotape.config import api_key
 from monotape.errors import UsageError, nearest
 from monotape.server.playground.agents import NO_KEY, Agent, Target, agents, as_text
 
@@ -25,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", "-m", metavar="NAME", help="the model's name (default: what the server says)"
     )
-    parser.add_argument("--api-key", metavar="KEY", help="the server's key, if it has one")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="the server's key, if it has one (default: MONOTAPE_API_KEY)"
+    )
     parser.add_argument(
         "--max-model-len",
         type=integer,
@@ -67,11 +70,12 @@ def _agent(name: str) -> Agent:
 
 def _target(options: argparse.Namespace) -> Target:
     """Where to point the agent: what the server says of itself, or what the user did."""
-    endpoint = Endpoint(options.url, options.api_key)
+    key = options.api_key or api_key()
+    endpoint = Endpoint(options.url, key)
     name, context = options.model, options.max_model_len
     if context is not None and context < 1:
         raise UsageError(f"--max-model-len is {context}.", "It must be at least 1.")
     if name is None:
         model = endpoint.model(None)
         name, context = model.id, context or model.context
-    return Target(endpoint.url, name, context or DEFAULT_CONTEXT, options.api_key or NO_KEY)
+    return Target(endpoint.url, name, context or DEFAULT_CONTEXT, key or NO_KEY)

@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 from monotape.cli.options import add_setting, engine_config, integer, real
+from monotape.config import api_key
 from monotape.engine.config import DEFAULT_MODEL, EngineConfig
 from monotape.errors import UsageError
 
@@ -120,6 +121,7 @@ def main(options: argparse.Namespace) -> int:
     logging.basicConfig(
         level=options.uvicorn_log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
     )
+    options.api_key = options.api_key or api_key()
     config = ServerConfig(
         **{field.name: getattr(options, field.name) for field in dataclasses.fields(ServerConfig)}
     )

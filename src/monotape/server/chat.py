@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
-import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -12,35 +10,20 @@ from starlette.types import Scope
 
 from monotape.server import wire
 from monotape.server.answer import Answer
-from monotape.server.api_error import ApiError
 from monotape.server.conversation import Conversation, prepare
 from monotape.server.gate import Turn
 from monotape.server.http import Stream, sse
+from monotape.server.openai_frame import DONE, begin, failure, whole
 from monotape.server.requests import ChatRequest
 from monotape.server.service import Service
-from monotape.server.timing import Clock, so_far
+from monotape.server.timing import so_far
 from monotape.server.tool_parser import CallArguments, CallBegins, Event
 from monotape.server.usage import finish_reason, openai_usage, token_logprobs
-
-DONE = b"data: [DONE]\n\n"
-
-
-def failure(error: ApiError) -> bytes:
-    """How a stream that has begun says that it cannot go on."""
-    return sse(error.openai()) + DONE
 
 
 async def chat_completions(service: Service, request: ChatRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a conversation, whole or streamed; tools, structured output, log-probabilities, reasoning."""
-    """OpenAI's chat completions: a conversation in, an answer out, with tools and structured output."""
-    clock = Clock()
-    service.require_ready()
-    head = {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": service.check_model(request.model),
-    }
+    clock, head = begin(service, request.model, "chatcmpl", "chat.completion")
     conversation = await prepare(service, request, clock)
     turn = service.reserve(clock)
     if request.stream:
@@ -50,14 +33,7 @@ async def chat_completions(service: Service, request: ChatRequest, scope: Scope)
         choices = [
             await _choice(service, request, conversation, index) for index in range(conversation.completions)
         ]
-    usage = openai_usage(clock.done)
-    return {
-        **head,
-        "choices": choices,
-        "usage": usage,
-        "metrics": clock.metrics(),
-        "timings": clock.timings(),
-    }
+    return whole(head, choices, openai_usage(clock.done), clock)
 
 
 async def _choice(

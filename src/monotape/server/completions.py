@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +12,9 @@ from starlette.types import Scope
 from monotape.errors import RequestError
 from monotape.server import wire
 from monotape.server.api_error import ApiError, bad_request, from_engine_error
-from monotape.server.chat import DONE, failure
 from monotape.server.gate import Turn
 from monotape.server.http import Stream, sse
+from monotape.server.openai_frame import DONE, begin, failure, whole
 from monotape.server.requests import CompletionRequest
 from monotape.server.sampling import grammar_of, refuse_unsupported, sampling_arguments
 from monotape.server.service import Service, Work
@@ -38,15 +36,7 @@ class Prepared:
 
 async def completions(service: Service, request: CompletionRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Continues one prompt or several, given as text or token ids; echo, log-probabilities, suffix."""
-    """OpenAI's completions: text or token ids in, their continuation out, with echo and log-probabilities."""
-    clock = Clock()
-    service.require_ready()
-    head = {
-        "id": f"cmpl-{secrets.token_hex(12)}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": service.check_model(request.model),
-    }
+    clock, head = begin(service, request.model, "cmpl", "text_completion")
     refuse_unsupported(request)
     prepared = await _prepare(service, request, clock)
     turn = service.reserve(clock)
@@ -59,17 +49,10 @@ async def completions(service: Service, request: CompletionRequest, scope: Scope
             await _choice(service, request, prompt, index % count, index)
             for index, prompt in enumerate(prompt for prompt in prepared for _ in range(count))
         ]
-    usage = _usage(prepared, clock, count)
-    return {
-        **head,
-        "choices": choices,
-        "usage": usage,
-        "metrics": clock.metrics(),
-        "timings": clock.timings(),
-    }
+    return whole(head, choices, _usage(clock, count), clock)
 
 
-def _usage(prepared: list[Prepared], clock: Clock, count: int) -> dict[str, Any]:
+def _usage(clock: Clock, count: int) -> dict[str, Any]:
     """Every prompt counts once, however many completions it has."""
     firsts = clock.done[::count]
     usage = openai_usage(clock.done)
@@ -198,7 +181,7 @@ async def _stream(
                     yield chunk
     if request.stream_options and request.stream_options.include_usage:
         figures = {"metrics": clock.metrics(), "timings": clock.timings()}
-        yield sse({**head, "choices": [], "usage": _usage(prepared, clock, count), **figures})
+        yield sse({**head, "choices": [], "usage": _usage(clock, count), **figures})
     yield DONE
 
 

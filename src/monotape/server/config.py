@@ -20,12 +20,14 @@ def _setting(default: Any, text: str, **more: Any) -> Any:
 class ServerConfig:
     """How the server listens and what it allows."""
 
-    host: str = _setting("127.0.0.1", "address to listen on; any but this machine's own needs --api-key")
+    host: str = _setting("127.0.0.1", "address to listen on; any but this machine's own needs a key")
     port: int = _setting(8000, "port to listen on; 0 takes a free one", metavar="N")
     served_model_name: tuple[str, ...] = _setting(
         (), "names that requests may give; more than one after commas", metavar="NAME,..."
     )
-    api_key: str | None = _setting(None, "key that every request but /health must bring", metavar="KEY")
+    api_key: str | None = _setting(
+        None, "key that every request but /health must bring; better in MONOTAPE_API_KEY", metavar="KEY"
+    )
     max_queue: int = _setting(16, "requests that may wait; more are answered with 429", metavar="N")
     stream_interval: int | None = _setting(
         None, "tokens in one chunk of a stream (default: what comes within 5 ms)", metavar="N"
@@ -62,7 +64,7 @@ class ServerConfig:
         if self.api_key is None and not is_loopback(self.host):
             raise UsageError(
                 f"Listening on {self.host} would let anybody on the network use this server.",
-                "Give --api-key, or listen on 127.0.0.1.",
+                "Set MONOTAPE_API_KEY or give --api-key, or listen on 127.0.0.1.",
             )
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise UsageError("TLS needs a key and a certificate.", "Give --ssl-keyfile and --ssl-certfile.")

@@ -26,7 +26,6 @@ _DELTA_TYPES = {"content": "text_delta", "reasoning": "thinking_delta", "call": 
 
 async def count_tokens(service: Service, request: CountTokensRequest, scope: Scope) -> dict[str, Any]:
     """How many tokens a message would have as its prompt."""
-    """How many tokens a conversation of the Messages API has."""
     service.check_model(request.model)
     conversation = await prepare(service, to_chat(request), Clock(), counted=True)
     return {"input_tokens": len(conversation.work.prompt)}
@@ -34,7 +33,6 @@ async def count_tokens(service: Service, request: CountTokensRequest, scope: Sco
 
 async def messages(service: Service, request: MessagesRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a conversation in Anthropic's terms, whole or streamed."""
-    """Anthropic's Messages API. Claude Code speaks it."""
     clock = Clock()
     service.require_ready()
     model = service.check_model(request.model)

@@ -9,17 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from monotape.server.api_error import ApiError, bad_request, unsupported
-from monotape.server.requests import (
-    ChatRequest,
-    FunctionTool,
-    JsonSchema,
-    NamedFunction,
-    NamedTool,
-    Positive,
-    Real,
-    ResponseFormat,
-    Tool,
-)
+from monotape.server.chat_parts import call, named, result, schema_format
+from monotape.server.requests import ChatRequest, FunctionTool, Positive, Real, Tool
 
 _BILLING = "x-anthropic-billing-header"  # changes with every request, and would defeat prefix reuse
 
@@ -103,7 +94,7 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
         chat.max_tokens, chat.stop = request.max_tokens, request.stop_sequences
         wanted = request.output_config.format if request.output_config is not None else None
         if wanted is not None:
-            chat.response_format = ResponseFormat("json_schema", JsonSchema(schema=wanted.schema))
+            chat.response_format = schema_format(wanted.schema)
         chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
     return chat
 
@@ -160,7 +151,7 @@ def _result(block: dict[str, Any], where: str) -> dict[str, Any]:
         content = "\n".join(_text(part, where) for part in content if isinstance(part, dict))
     if content is not None and not isinstance(content, str):
         raise bad_request(f"{where} has a tool_result whose content is no text.", "messages", "invalid_value")
-    return {"role": "tool", "tool_call_id": _call_id(block.get("tool_use_id")), "content": content or ""}
+    return result(_call_id(block.get("tool_use_id")), content or "")
 
 
 def _call_id(given: Any) -> str:
@@ -171,8 +162,8 @@ def _call_id(given: Any) -> str:
 def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(block.get("name"), str):
         raise bad_request(f"{where} has a tool_use without a name.", "messages", "invalid_value")
-    function = {"name": block["name"], "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False)}
-    return {"id": _call_id(block.get("id")), "type": "function", "function": function}
+    arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+    return call(_call_id(block.get("id")), block["name"], arguments)
 
 
 def _tool(tool: InputTool) -> Tool:
@@ -189,5 +180,5 @@ def _choice(choice: ToolChoice | None) -> Any:
     if choice.type == "tool":
         if choice.name is None:
             raise bad_request("tool_choice has the type 'tool' but no name.", "tool_choice", "invalid_value")
-        return NamedTool("function", NamedFunction(choice.name))
+        return named(choice.name)
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type]

@@ -17,7 +17,8 @@ from monotape.server.blocks import Block, Blocks, Step
 from monotape.server.conversation import Conversation, prepare
 from monotape.server.gate import Turn
 from monotape.server.http import Stream, sse
-from monotape.server.responses_request import ResponsesRequest, namespaces, to_chat
+from monotape.server.responses_request import ResponsesRequest, to_chat
+from monotape.server.responses_tools import custom_names, namespaces, text_in
 from monotape.server.service import Service
 from monotape.server.timing import Clock
 
@@ -26,7 +27,6 @@ _PREFIX = {"content": "msg", "reasoning": "rs", "call": "fc"}
 
 async def responses(service: Service, request: ResponsesRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a list of items, whole or streamed; nothing is kept between requests."""
-    """OpenAI's Responses API, without state on the server. Codex speaks it."""
     clock = Clock()
     service.require_ready()
     model = service.check_model(request.model)
@@ -56,7 +56,7 @@ class _Response:
         self._sequence = 0
         self._ids: dict[int, str] = {}
         self._thought = 0  # tokens
-        self._namespaces = namespaces(request.tools)
+        self._namespaces, self._custom = namespaces(request.tools), custom_names(request.tools)
         given = msgspec.to_builtins(request)
         self._head = {
             "id": f"resp_{secrets.token_hex(16)}", "object": "response", "created_at": int(time.time()),
@@ -111,7 +111,11 @@ class _Response:
         item_id = self._ids.setdefault(block.index, f"{_PREFIX[block.kind]}_{secrets.token_hex(12)}")
         head: dict[str, Any] = {"id": item_id, "status": status}
         if block.kind == "call":
-            call = {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": block.text}
+            call = {"call_id": block.id, "name": block.name}
+            if block.name in self._custom:
+                call |= {"type": "custom_tool_call", "input": text_in(block.text)}
+            else:
+                call |= {"type": "function_call", "arguments": block.text}
             if block.name in self._namespaces:
                 call["namespace"] = self._namespaces[block.name]
             return {**head, **call}
@@ -147,6 +151,8 @@ class _Response:
         if step.what == "open":
             return self._opened(Block(block.index, block.kind, "", block.id, block.name))
         place = {"item_id": self._ids[block.index], "output_index": block.index}
+        if block.kind == "call" and block.name in self._custom:
+            return self._custom_step(step, place)
         if block.kind != "call":
             place["content_index"] = 0
         name = {
@@ -165,6 +171,18 @@ class _Response:
             events += self._event("response.content_part.done", **place, part=self._part(block))
         item = self._item(block, "completed")
         return events + self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def _custom_step(self, step: Step, place: dict[str, Any]) -> bytes:
+        """The text of a custom call lies inside its arguments, so it is known when they are whole."""
+        if step.what == "delta":
+            return b""
+        item = self._item(step.block, "completed")
+        kind = "response.custom_tool_call_input"
+        return (
+            self._event(f"{kind}.delta", **place, delta=item["input"])
+            + self._event(f"{kind}.done", **place, input=item["input"])
+            + self._event("response.output_item.done", output_index=step.block.index, item=item)
+        )
 
     def _opened(self, empty: Block) -> bytes:
         item = self._item(empty, "in_progress")

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from monotape.server.api_error import bad_request, unsupported
-from monotape.server.requests import (
-    ChatRequest,
-    FunctionTool,
-    JsonSchema,
-    NamedFunction,
-    NamedTool,
-    Positive,
-    Real,
-    ResponseFormat,
-    Tool,
-)
-
-LOG = logging.getLogger("monotape.server")
-#: Tools that OpenAI's own servers run. The model is not told of them; what it can do without them is the client's risk.
-_HOSTED = ("web_search", "web_search_preview", "image_generation", "code_interpreter", "file_search")
+from monotape.server.chat_parts import call, named, result, schema_format
+from monotape.server.requests import ChatRequest, Positive, Real, ResponseFormat
+from monotape.server.responses_tools import chat_tools, text_arguments
 
 
 class TextFormat(msgspec.Struct):
@@ -88,7 +75,7 @@ def to_chat(request: ResponsesRequest) -> ChatRequest:
     return ChatRequest(
         messages=messages,
         model=request.model,
-        tools=_tools(request.tools) or None,
+        tools=chat_tools(request.tools) or None,
         tool_choice=_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
         max_tokens=request.max_output_tokens,
@@ -116,14 +103,16 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
     kind = item.get("type", "message")
     if kind == "message":
         messages.append({"role": item.get("role"), "content": item.get("content")})
-    elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        _assistant(messages).setdefault("tool_calls", []).append(call)
-    elif kind == "function_call_output":
+    elif kind in ("function_call", "custom_tool_call"):
+        given = (
+            item.get("arguments") or "{}" if kind == "function_call" else text_arguments(item.get("input"))
+        )
+        made = call(item.get("call_id"), item.get("name"), given)
+        _assistant(messages).setdefault("tool_calls", []).append(made)
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         output = item.get("output")
         content = output if isinstance(output, str | list) else json.dumps(output, ensure_ascii=False)
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        messages.append(result(item.get("call_id"), content))
     elif kind == "reasoning":
         thought = "".join(
             str(part.get("text") or "") for part in item.get("content") or [] if isinstance(part, dict)
@@ -143,46 +132,11 @@ def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return messages[-1]
 
 
-def namespaces(tools: list[dict[str, Any]] | None) -> dict[str, str]:
-    """The namespace of each function that has one: a call must name it."""
-    return {
-        str(inner.get("name")): str(tool.get("name"))
-        for tool in tools or []
-        if tool.get("type") == "namespace"
-        for inner in _inner(tool)
-    }
-
-
-def _inner(tool: dict[str, Any]) -> list[dict[str, Any]]:
-    listed = tool.get("tools")
-    return [inner for inner in listed if isinstance(inner, dict)] if isinstance(listed, list) else []
-
-
-def _tools(tools: list[dict[str, Any]] | None) -> list[Tool]:
-    found = []
-    for tool in tools or []:
-        kind = tool.get("type")
-        if kind == "namespace":
-            found += _tools(_inner(tool))
-            continue
-        if kind in _HOSTED:
-            LOG.warning("The model is not told of the tool '%s': this server does not run it.", kind)
-            continue
-        if kind != "function":
-            raise unsupported("tools", f"only functions are, not {str(kind)[:60]!r}.")
-        try:
-            function = msgspec.convert(tool, FunctionTool)
-        except msgspec.ValidationError as error:
-            raise bad_request(f"A tool is not valid: {error}.", "tools", "invalid_value") from None
-        found.append(Tool("function", function))
-    return found
-
-
 def _choice(choice: str | ChosenTool | None) -> Any:
     if choice is None or choice in ("auto", "none", "required"):
         return choice
-    if isinstance(choice, ChosenTool) and choice.type == "function" and choice.name:
-        return NamedTool("function", NamedFunction(choice.name))
+    if isinstance(choice, ChosenTool) and choice.type in ("function", "custom") and choice.name:
+        return named(choice.name)
     shown = choice if isinstance(choice, str) else choice.type
     raise bad_request(f"tool_choice is {shown[:60]!r}.", "tool_choice", "invalid_value")
 
@@ -191,4 +145,4 @@ def _format(text: TextOptions | None) -> ResponseFormat | None:
     if text is None or text.format is None:
         return None
     wanted = text.format
-    return ResponseFormat(wanted.type, JsonSchema(wanted.name, wanted.schema, wanted.strict))
+    return schema_format(wanted.schema) if wanted.type == "json_schema" else ResponseFormat(wanted.type)
