@@ -1,119 +1,133 @@
-"""A model that makes tokens at a fixed rate, for bench/serve.py: what is measured then is everything but the model."""
+"""A backend without weights, whose tokens somebody else decides: for tests of the engine and the server, and for
+measuring everything but the model."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
 from monotape.compiler.compile import compile_plan
-from monotape.engine.config import EngineConfig
-from monotape.engine.llm import LLM
-from monotape.engine.pieces import BYTE_OF_CHARACTER
-from monotape.engine.tokenizer import Tokenizer
 from monotape.models.registry import spec_from_config
+from monotape.models.spec import ModelSpec
 from monotape.plan.types import Format, Machine
-from monotape.server.model_source import Text
-from monotape.weights.checkpoint import TextAssets, Vocabulary
 
-CONTEXT = 131_072
-TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+
+def smallest_spec(vocab: int, context: int, eos_id: int | None = None) -> ModelSpec:
+    """A model that could be planned and loaded, and that nobody will compute."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 24,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 20, "vocab_size": vocab,
+        "max_position_embeddings": context, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+        "hidden_act": "silu", "rope_theta": 10000.0, "eos_token_id": eos_id, "torch_dtype": "float32",
+    }  # fmt: skip
+    return spec_from_config(config)
 
 
 class SourceSequence:
-    """KV that only has a length."""
+    """KV that remembers whose it is: the tokens themselves."""
 
-    def __init__(self) -> None:
-        self.length = 0
-        self.bytes = 0
+    def __init__(self, token_bytes: int) -> None:
+        self.tokens: list[int] = []
+        self._token_bytes = token_bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def bytes(self) -> int:
+        return self._token_bytes * len(self.tokens)
 
     def truncate(self, length: int) -> None:
-        self.length = length
+        assert 0 <= length <= len(self.tokens)
+        del self.tokens[length:]
 
 
-class SourceGeneration:
-    """Letters, each at its time."""
-
-    def __init__(self, rate: float, job: Job, sequence: SourceSequence) -> None:
-        self.finish_reason: FinishReason | None = None
-        self.start_ns = time.monotonic_ns()
-        self._rate, self._job, self._sequence = rate, job, sequence
-        self._cancelled = threading.Event()
-        self._tokens = self._run()
-
-    def __iter__(self) -> Iterator[Token]:
-        return self._tokens
-
-    def cancel(self) -> None:
-        self._cancelled.set()
-
-    def _run(self) -> Iterator[Token]:
-        began = time.monotonic()
-        for index in range(self._job.max_tokens):
-            wait = began + index / self._rate - time.monotonic()
-            if wait > 0:
-                time.sleep(wait)
-            if self._cancelled.is_set():
-                self.finish_reason = "cancelled"
-                break
-            if index == self._job.max_tokens - 1:
-                self.finish_reason = "length"
-            yield Token(97 + index % 26, time.monotonic_ns())
-        self._sequence.length = len(self._job.prompt) + index
-
-
-class SourceBackend:
-    """A backend that computes nothing."""
+class TokenSource:
+    """The backend. Whoever derives from it says what comes (`answer`), when (`wait`, `time_ns`) and what goes wrong."""
 
     name = "token source"
 
-    def __init__(self, rate: float) -> None:
-        config = {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1,
-            "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 20,
-            "vocab_size": 256, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True, "hidden_act": "silu", "rope_theta": 10000.0, "torch_dtype": "float32",
-        }  # fmt: skip
-        self.spec = spec_from_config(config)
-        self.plan = compile_plan(self.spec, Machine("cpu", 1), Format.F32, context=CONTEXT)
-        self._rate = rate
+    def __init__(self, *, vocab: int, context: int, eos_id: int | None = None, token_bytes: int = 10) -> None:
+        self.spec = smallest_spec(vocab, context, eos_id)
+        self.plan = compile_plan(self.spec, Machine("cpu", 1), Format.F32, context=context)
+        self._token_bytes = token_bytes
+
+    def answer(self, job: Job, index: int) -> int:
+        """The id of an answer's token, from 0 on."""
+        raise NotImplementedError
+
+    def wait(self, generation: SourceGeneration, index: int) -> None:
+        """Returns when a token's time has come; -1 is the time of the prompt. Anything may happen here."""
+
+    def time_ns(self, generation: SourceGeneration, index: int) -> int:
+        """When a token came."""
+        return time.monotonic_ns()
+
+    def token(self, token_id: int, time_ns: int, top: int | None) -> Token:
+        if top is None:
+            return Token(token_id, time_ns)
+        return Token(token_id, time_ns, -0.25, tuple((token_id + rank, -0.25 - rank) for rank in range(top)))
 
     def new_sequence(self) -> SourceSequence:
-        return SourceSequence()
+        return SourceSequence(self._token_bytes)
 
     def start(self, job: Job, sequence: KvSequence) -> SourceGeneration:
         assert isinstance(sequence, SourceSequence)
-        return SourceGeneration(self._rate, job, sequence)
+        assert 0 <= job.cached < len(job.prompt)
+        assert tuple(sequence.tokens[: job.cached]) == job.prompt[: job.cached], (
+            "the KV of another conversation"
+        )
+        sequence.truncate(job.cached)
+        return SourceGeneration(self, job, sequence)
 
     def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
+        assert isinstance(sequence, SourceSequence)
+        sequence.tokens += tokens
         return np.zeros((len(tokens), self.spec.vocab), np.float32)
 
     def close(self) -> None:
         pass
 
 
-def _tokenizer() -> Tokenizer:
-    characters = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
-    vocabulary = Vocabulary(
-        model="gpt2", pre="gpt-2", tokens=tuple(characters[byte] for byte in range(256)), types=(1,) * 256,
-        scores=(), merges=(), add_bos=False, add_space_prefix=False, bos_id=None, eos_id=None, unknown_id=None,
-    )  # fmt: skip
-    tokenizer = Tokenizer.from_assets(TextAssets(vocabulary=vocabulary))
-    assert tokenizer is not None
-    return tokenizer
+class SourceGeneration:
+    """A job that is computed as it is read, like the reference backend's."""
 
+    def __init__(self, source: TokenSource, job: Job, sequence: SourceSequence) -> None:
+        self.finish_reason: FinishReason | None = None
+        self.start_ns = time.monotonic_ns()
+        self.source, self.job, self.sequence = source, job, sequence
+        self.cancelled = threading.Event()
+        self._tokens = self._run()
 
-def load_text(config: EngineConfig) -> Text:
-    return Text(_tokenizer(), TEMPLATE, {})
+    def __iter__(self) -> Iterator[Token]:
+        return self._tokens
 
+    def cancel(self) -> None:
+        self.cancelled.set()
 
-def load_llm(config: EngineConfig, phase: Callable[[str], None]) -> LLM:
-    """The model's name is its rate: "rate-3000"."""
-    backend = SourceBackend(float(config.model.removeprefix("rate-")))
-    return LLM.from_parts(
-        backend, context=CONTEXT, tokenizer=_tokenizer(), chat_template=TEMPLATE, config=config
-    )
+    def _run(self) -> Iterator[Token]:
+        job, source, previous = self.job, self.source, -1
+        source.wait(self, -1)
+        self.sequence.tokens += job.prompt[job.cached :]
+        for index in range(job.max_tokens):
+            source.wait(self, index)
+            if self.cancelled.is_set():
+                self.finish_reason = "cancelled"
+                return
+            token_id = source.answer(job, index)
+            if index:
+                self.sequence.tokens.append(previous)
+            previous = token_id
+            if token_id in job.stop_ids and index >= job.min_tokens:
+                self.finish_reason = "stop"
+            elif index == job.max_tokens - 1:
+                self.finish_reason = "length"
+            yield source.token(token_id, source.time_ns(self, index), job.logprobs)
+            if self.finish_reason is not None:
+                return

@@ -5,20 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fake_backend import FakeSequence
 from monotape.engine.kv_pool import KvPool, Lease, common_prefix
 from monotape.errors import ResourceError
+from token_source import SourceSequence
 
 
 def pool(max_sequences: int = 3, max_bytes: int = 10**6) -> KvPool:
-    return KvPool(lambda: FakeSequence(token_bytes=10), max_sequences=max_sequences, max_bytes=max_bytes)
+    return KvPool(lambda: SourceSequence(token_bytes=10), max_sequences=max_sequences, max_bytes=max_bytes)
 
 
 def run(kept: KvPool, prompt: list[int], answer: list[int]) -> Lease:
     """A request: computes what is not cached, as a backend would."""
     lease = kept.lease(prompt)
     sequence = lease.sequence
-    assert isinstance(sequence, FakeSequence)
+    assert isinstance(sequence, SourceSequence)
     assert sequence.tokens == prompt[: lease.cached]
     sequence.tokens += [*prompt[lease.cached :], *answer[:-1]]
     kept.give_back(lease, [*prompt, *answer])
@@ -90,7 +90,7 @@ def test_a_lease_that_never_comes_back_is_forgotten() -> None:
 def test_positions_whose_tokens_are_unknown_are_not_kept() -> None:
     kept = pool()
     lease = kept.lease([1, 2, 3])
-    assert isinstance(lease.sequence, FakeSequence)
+    assert isinstance(lease.sequence, SourceSequence)
     lease.sequence.tokens += [1, 2, 3, 77, 78]
     kept.give_back(lease, [1, 2, 3])
     assert kept.lease([1, 2, 3, 77, 78, 79]).cached == 3
@@ -105,10 +105,10 @@ def test_a_request_without_reuse_gets_an_empty_sequence() -> None:
 def test_when_memory_runs_out_earlier_conversations_go_first() -> None:
     room = [2]
 
-    def new_sequence() -> FakeSequence:
+    def new_sequence() -> SourceSequence:
         if len(kept) >= room[0]:
             raise ResourceError("There is no memory left.", "Buy some.")
-        return FakeSequence(10)
+        return SourceSequence(10)
 
     kept = KvPool(new_sequence, max_sequences=9, max_bytes=10**6)
     for token in (1, 2, 3):
@@ -138,12 +138,12 @@ def test_common_prefix(left: list[int], right: list[int]) -> None:
 
 
 def test_a_miss_says_why() -> None:
-    pool = KvPool(lambda: FakeSequence(10), max_sequences=2, max_bytes=10**6)
+    pool = KvPool(lambda: SourceSequence(10), max_sequences=2, max_bytes=10**6)
 
     def use(tokens: list[int]) -> str | None:
         lease = pool.lease(tokens)
         sequence = lease.sequence
-        assert isinstance(sequence, FakeSequence)
+        assert isinstance(sequence, SourceSequence)
         sequence.tokens[:] = tokens
         pool.give_back(lease, tokens)
         return lease.miss

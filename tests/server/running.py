@@ -112,7 +112,8 @@ def real_server(model: str, *flags: str) -> Iterator[RunningServer]:
 
 @contextlib.contextmanager
 def _process(command: list[str], model: str) -> Iterator[RunningServer]:
-    paths = [str(ROOT / "src"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    folders = [str(ROOT / name) for name in ("src", "tests", "bench")]
+    paths = [*folders, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
     server = RunningServer(process, model)

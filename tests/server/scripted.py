@@ -10,26 +10,22 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.fake_backend import FakeSequence
 from engine.vocabularies import byte_level
-from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
-from monotape.compiler.compile import compile_plan
+from monotape.backends.protocol import Job, KvSequence
 from monotape.engine.config import EngineConfig
 from monotape.engine.llm import LLM
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import CheckpointError, DeadlineFault, NumericalFault
-from monotape.models.registry import spec_from_config
-from monotape.plan.types import Format, Machine
 from monotape.server.model_source import Text
 from monotape.weights.checkpoint import TextAssets
+from token_source import SourceGeneration, SourceSequence, TokenSource
 
 CONTEXT = 20_000
 TEMPLATE = (
@@ -52,22 +48,15 @@ class Script:
     accident: str = ""
 
 
-class ScriptedBackend:
-    """A backend without weights. Its KV remembers whose it is."""
+class ScriptedBackend(TokenSource):
+    """Its answers are in its prompts."""
 
     name = "scripted"
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, end_id: int) -> None:
-        config = {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1,
-            "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 20,
-            "vocab_size": vocab, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True, "hidden_act": "silu", "rope_theta": 10000.0, "eos_token_id": end_id,
-            "torch_dtype": "float32",
-        }  # fmt: skip
-        self.spec = spec_from_config(config)
-        self.plan = compile_plan(self.spec, Machine("cpu", 1), Format.F32, context=CONTEXT)
+        super().__init__(vocab=vocab, context=CONTEXT, eos_id=end_id, token_bytes=100)
         self._tokenizer, self._end = tokenizer, end_id
+        self._script, self._began = Script(()), 0.0  # of the job that runs
 
     def script(self, prompt: Sequence[int]) -> Script:
         found = _SCRIPT.findall(self._tokenizer.decode(list(prompt), skip_special=False))
@@ -82,20 +71,23 @@ class ScriptedBackend:
             accident.group() if accident else "",
         )
 
-    def new_sequence(self) -> FakeSequence:
-        return FakeSequence(token_bytes=100)
+    def answer(self, job: Job, index: int) -> int:
+        return self._script.ids[min(index, len(self._script.ids) - 1)]
 
-    def start(self, job: Job, sequence: KvSequence) -> ScriptedGeneration:
-        assert isinstance(sequence, FakeSequence)
-        assert tuple(sequence.tokens[: job.cached]) == job.prompt[: job.cached], (
-            "the KV of another conversation"
-        )
-        sequence.truncate(job.cached)
-        return ScriptedGeneration(self.script(job.prompt), job, sequence)
+    def wait(self, generation: SourceGeneration, index: int) -> None:
+        if index < 0:
+            self._script = self.script(generation.job.prompt)
+            generation.cancelled.wait(self._script.prefill_s)
+            self._began = time.monotonic()
+            return
+        if self._script.rate:
+            time.sleep(max(0.0, self._began + index / self._script.rate - time.monotonic()))
+        if index == 3 and self._script.accident and not generation.cancelled.is_set():
+            _have(self._script.accident)
 
     def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
         """The scripted token is the most likely one wherever the text so far is the script's."""
-        assert isinstance(sequence, FakeSequence)
+        assert isinstance(sequence, SourceSequence)
         rows = []
         for token in tokens:
             sequence.tokens.append(token)
@@ -108,67 +100,15 @@ class ScriptedBackend:
             rows.append(row)
         return np.stack(rows)
 
-    def close(self) -> None:
-        pass
 
-
-class ScriptedGeneration:
-    """Tokens in time."""
-
-    def __init__(self, script: Script, job: Job, sequence: FakeSequence) -> None:
-        self.finish_reason: FinishReason | None = None
-        self.start_ns = time.monotonic_ns()
-        self._script, self._job, self._sequence = script, job, sequence
-        self._cancelled = threading.Event()
-        self._tokens = self._run()
-
-    def __iter__(self) -> Iterator[Token]:
-        return self._tokens
-
-    def cancel(self) -> None:
-        self._cancelled.set()
-
-    def _run(self) -> Iterator[Token]:
-        job, script, sequence = self._job, self._script, self._sequence
-        self._cancelled.wait(script.prefill_s)
-        sequence.tokens += job.prompt[job.cached :]
-        began, previous = time.monotonic(), -1
-        for index in range(job.max_tokens):
-            if script.rate:
-                wait = began + index / script.rate - time.monotonic()
-                if wait > 0:
-                    time.sleep(wait)
-            if self._cancelled.is_set():
-                self.finish_reason = "cancelled"
-                return
-            if index == 3 and script.accident:
-                self._have(script.accident)
-            token_id = script.ids[min(index, len(script.ids) - 1)]
-            if index:
-                sequence.tokens.append(previous)
-            previous = token_id
-            if token_id in job.stop_ids and index >= job.min_tokens:
-                self.finish_reason = "stop"
-            elif index == job.max_tokens - 1:
-                self.finish_reason = "length"
-            yield self._token(token_id)
-            if self.finish_reason is not None:
-                return
-
-    def _token(self, token_id: int) -> Token:
-        if self._job.logprobs is None:
-            return Token(token_id, time.monotonic_ns())
-        top = tuple((token_id + rank, -0.25 - rank) for rank in range(self._job.logprobs))
-        return Token(token_id, time.monotonic_ns(), -0.25, top)
-
-    def _have(self, accident: str) -> None:
-        if accident == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if accident == "hang":
-            time.sleep(3600)
-        if accident == "fault":
-            raise NumericalFault("The logits at position 3 are not numbers.", "Nothing to be done.")
-        raise DeadlineFault("Worker 1 waited too long for worker 0 in stage qkv.", "Nothing to be done.")
+def _have(accident: str) -> None:
+    if accident == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if accident == "hang":
+        time.sleep(3600)
+    if accident == "fault":
+        raise NumericalFault("The logits at position 3 are not numbers.", "Nothing to be done.")
+    raise DeadlineFault("Worker 1 waited too long for worker 0 in stage qkv.", "Nothing to be done.")
 
 
 def _tokenizer() -> Tokenizer:
