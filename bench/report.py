@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "reports"
-#: The code that decides how fast a backend is. A report belongs to exactly one state of it.
+#: The code that decides how fast a backend, or the server, is. A report belongs to exactly one state of it.
 MEASURED_SOURCES = {
     "cpu": ("src/monotape/backends/cpu", "src/monotape/plan", "src/monotape/compiler"),
     "cuda": (
@@ -26,13 +26,14 @@ MEASURED_SOURCES = {
         "src/monotape/plan",
         "src/monotape/compiler",
     ),
+    "server": ("src/monotape/server",),
 }
 
 
-def sources_hash(backend: str = "cpu") -> str:
-    """Names the state of the kernel sources and the plan code."""
+def sources_hash(measured: str = "cpu") -> str:
+    """Names the state of the code that is measured: kernel sources and plan code, or the server's."""
     digest = hashlib.sha256()
-    for folder in MEASURED_SOURCES[backend]:
+    for folder in MEASURED_SOURCES[measured]:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".h", ".cpp", ".cu"):
                 digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
@@ -92,9 +93,9 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": len(values)}
 
 
-def publish(name: str, results: dict[str, Any], *, save: bool) -> None:
+def publish(name: str, results: dict[str, Any], *, save: bool, measured: str | None = None) -> None:
     """Prints the one JSON line, and keeps it under reports/ when asked to. A report of a GPU names it in `gpu`."""
-    sources = _AT_START["sources"]["cuda" if "gpu" in results else "cpu"]
+    sources = _AT_START["sources"][measured or ("cuda" if "gpu" in results else "cpu")]
     report = {
         "name": name,
         "command": shlex.join(["python", *map(_portable, sys.argv)]),
@@ -113,5 +114,5 @@ def publish(name: str, results: dict[str, Any], *, save: bool) -> None:
 #: Taken when the benchmark starts: what is edited while it runs is not what it measured.
 _AT_START: dict[str, Any] = {
     "commit": _commit(),
-    "sources": {backend: sources_hash(backend) for backend in MEASURED_SOURCES},
+    "sources": {measured: sources_hash(measured) for measured in MEASURED_SOURCES},
 }

@@ -3,8 +3,9 @@
     python bench/serve.py --rates 1000,3000 --tokens 9000 --save
     python bench/serve.py --clients 200 --seconds 60 --save
 
-The engine is a source of tokens at a fixed rate (bench/token_source.py); clients are the `openai` package on loopback.
-CPU is that of the server's process alone, from /proc: the engine's stands beside it.
+The engine says its prompt at a fixed rate (bench/echo_source.py). What arrives is measured with the `openai` package on
+loopback; the many clients are bare ones, each of which knows the one right answer to its question. CPU is that of the
+server's process alone, from /proc: the engine's stands beside it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 
+from echo_source import expected
+from monotape.server.config import ServerConfig
 from report import ROOT, publish, spread
 
 _LAUNCH = """
@@ -30,13 +34,13 @@ import sys
 from monotape.engine.config import EngineConfig
 from monotape.server.config import ServerConfig
 from monotape.server.run import serve
-sys.exit(serve(ServerConfig(port=0), EngineConfig(model=sys.argv[1], progress=False), "token_source"))
+sys.exit(serve(ServerConfig(port=0), EngineConfig(model=sys.argv[1], progress=False), "echo_source"))
 """
 
 
 @contextlib.contextmanager
 def running(rate: float) -> Iterator[tuple[str, int]]:
-    """A server with a token source: its address and process."""
+    """A server with such an engine: its address and process."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "bench")])
     process = subprocess.Popen(
         [sys.executable, "-c", _LAUNCH, f"rate-{rate:g}"], stderr=subprocess.PIPE, text=True,
@@ -128,52 +132,97 @@ def _idle(pid: int, engine: int, seconds: float = 5.0) -> dict[str, float]:
     }
 
 
-async def crowd(address: str, pid: int, clients: int, seconds: float) -> dict[str, Any]:
-    """Many clients at once, each asking again and again; every answer must be complete."""
-    counts = {"answered": 0, "refused": 0, "wrong": 0}
-    memory = [resident_bytes(pid)]
+@dataclass(slots=True)
+class Crowd:
+    """What many clients at once have met."""
+
+    answered: int = 0
+    refused: int = 0  # with 429, and told when to come again
+    wrong: int = 0  # another status, another client's text, or not all of one's own
+    lost: int = 0  # no answer at all
+    most_waiting: int = 0
+    server_bytes: list[int] = field(default_factory=list)
+    engine_bytes: list[int] = field(default_factory=list)
+
+
+async def crowd(address: str, pid: int, clients: int, seconds: float) -> Crowd:
+    """Many clients at once, each asking again and again; every answer must be complete and the client's own."""
+    found, engine = Crowd(), engine_of(pid)
     end = time.monotonic() + seconds
 
-    async def client(web: httpx.AsyncClient, number: int) -> None:
-        body = {"messages": [{"role": "user", "content": f"client {number}"}], "max_tokens": 10 + number % 7}
+    async def watch(web: httpx.AsyncClient) -> None:
         while time.monotonic() < end:
-            response = await web.post(f"{address}/v1/chat/completions", json=body)
-            if response.status_code == 429:
-                counts["refused"] += 1
-                await asyncio.sleep(min(1.0, float(response.headers["retry-after"])))
-                continue
-            answer = response.json()
-            right = answer["usage"]["completion_tokens"] == body["max_tokens"]
-            counts["answered" if response.status_code == 200 and right else "wrong"] += 1
+            found.server_bytes.append(resident_bytes(pid))
+            found.engine_bytes.append(resident_bytes(engine))
+            for _ in range(10):
+                found.most_waiting = max(found.most_waiting, await waiting(web, address))
+                await asyncio.sleep(seconds / 100)
 
-    async def watch() -> None:
-        while time.monotonic() < end:
-            await asyncio.sleep(seconds / 10)
-            memory.append(resident_bytes(pid))
-
-    limits = httpx.Limits(max_connections=clients)
+    limits = httpx.Limits(max_connections=clients + 1)
     async with httpx.AsyncClient(timeout=60, limits=limits) as web:
-        await asyncio.gather(watch(), *(client(web, number) for number in range(clients)))
-    return {"clients": clients, "seconds": seconds, **counts, "server_resident_bytes": memory}
+        await asyncio.gather(watch(web), *(one_of_many(web, address, n, end, found) for n in range(clients)))
+    return found
+
+
+async def one_of_many(web: httpx.AsyncClient, address: str, number: int, end: float, found: Crowd) -> None:
+    content, tokens = f"client {number} of many", 40 + number % 7
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": tokens}
+    while time.monotonic() < end:
+        try:
+            response = await web.post(f"{address}/v1/chat/completions", json=body)
+        except httpx.HTTPError:
+            found.lost += 1
+            continue
+        if response.status_code == 429:
+            found.refused += 1
+            await asyncio.sleep(min(1.0, float(response.headers["retry-after"])))
+        elif response.status_code == 200 and answer_of(response) == expected(content, tokens):
+            found.answered += 1
+        else:
+            found.wrong += 1
+
+
+def answer_of(response: httpx.Response) -> str:
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+async def waiting(web: httpx.AsyncClient, address: str) -> int:
+    """How many wait in the queue, by the server's own count."""
+    text = (await web.get(f"{address}/metrics")).text
+    name = "vllm:num_requests_waiting"
+    return sum(int(float(line.rpartition(" ")[2])) for line in text.splitlines() if line.startswith(name))
+
+
+def measure_crowd(clients: int, seconds: float) -> dict[str, Any]:
+    with running(3000.0) as (address, pid):
+        found = asyncio.run(crowd(address, pid, clients, seconds))
+    return {"clients": clients, "seconds": seconds, "queue": ServerConfig().max_queue, **asdict(found)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rates", default="3000", help="tokens a second of the source, after commas")
+    parser.add_argument("--rates", help="tokens a second of the source, after commas")
     parser.add_argument("--tokens", type=int, default=9000, help="tokens in an answer")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--clients", type=int, default=0, help="how many at once; 0 leaves this part out")
+    parser.add_argument("--clients", type=int, help="how many ask at once")
     parser.add_argument("--seconds", type=float, default=60.0, help="for how long they ask")
     parser.add_argument("--save", action="store_true", help="keep the result under reports/")
     options = parser.parse_args()
-    rates = [float(rate) for rate in options.rates.split(",")]
-    results: dict[str, Any] = {"rates": [measure_rate(rate, options.tokens, options.runs) for rate in rates]}
-    if options.clients:
-        with running(3000.0) as (address, pid):
-            results["crowd"] = asyncio.run(crowd(address, pid, options.clients, options.seconds))
-    publish("serve-token-source", results, save=options.save)
+    if options.rates is None and options.clients is None:
+        parser.error("give --rates or --clients")
+    if options.rates is not None:
+        rates = [float(rate) for rate in options.rates.split(",")]
+        results = [measure_rate(rate, options.tokens, options.runs) for rate in rates]
+        publish("serve-rates", {"client": "openai", "results": results}, save=options.save, measured="server")
+    if options.clients is not None:
+        publish(
+            "serve-clients",
+            measure_crowd(options.clients, options.seconds),
+            save=options.save,
+            measured="server",
+        )
 
 
 if __name__ == "__main__":

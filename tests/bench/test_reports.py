@@ -11,6 +11,7 @@ import pytest
 from report import MEASURED_SOURCES, REPORTS, ROOT, publish, sources_hash
 
 SPEEDS = sorted(REPORTS.glob("decode-cpu-*.json"))
+SERVED = sorted(REPORTS.glob("serve-*.json"))
 
 
 def newest_of_each_kind(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -41,6 +42,12 @@ def test_a_speed_of_a_gpu_belongs_to_these_sources() -> None:
     assert [report["name"] for report in GPU_REPORTS if report["sources"] != today] == []
 
 
+@pytest.mark.parametrize("path", SERVED, ids=lambda path: path.stem)
+def test_what_was_measured_of_the_server_belongs_to_these_sources(path: Path) -> None:
+    """Measure again with bench/serve.py and --save when this fails."""
+    assert json.loads(path.read_text())["sources"] == sources_hash("server")
+
+
 def test_the_newest_report_of_each_kind_counts() -> None:
     reports = [
         {"name": "decode-h200-a", "date": "2026-01-02", "gpu": "h200"},
@@ -58,10 +65,12 @@ def test_a_report_names_its_commit_sources_and_command(
     monkeypatch.setattr("sys.argv", [str(ROOT / "bench" / "decode.py"), "--model", "/somewhere/model.gguf"])
     publish("decode-h200-x", {"gpu": "h200"}, save=True)
     publish("decode-cpu-x", {}, save=False)
-    gpu, cpu = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    publish("serve-x", {}, save=False, measured="server")
+    gpu, cpu, served = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert gpu == json.loads((tmp_path / "decode-h200-x.json").read_text())
     assert gpu["command"] == "python bench/decode.py --model model.gguf"
     assert (gpu["sources"], cpu["sources"]) == (sources_hash("cuda"), sources_hash("cpu"))
+    assert served["sources"] == sources_hash("server")
     assert gpu["commit"]
     assert [path.name for path in tmp_path.iterdir()] == ["decode-h200-x.json"]
 
@@ -69,4 +78,4 @@ def test_a_report_names_its_commit_sources_and_command(
 def test_what_is_hashed_is_there() -> None:
     for folders in MEASURED_SOURCES.values():
         assert all((ROOT / folder).is_dir() for folder in folders)
-    assert sources_hash("cpu") != sources_hash("cuda")
+    assert len({sources_hash(measured) for measured in MEASURED_SOURCES}) == len(MEASURED_SOURCES)
