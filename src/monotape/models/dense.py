@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from monotape.errors import UnsupportedModel
@@ -59,36 +59,26 @@ class Family:
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """The ModelSpec of a config.json of this family; a field that it does not know is an error."""
         fields = Fields(config)
-        _check_type(fields, self.name)
+        check_type(fields, self.name)
         fields.fixed({**FIXED, **self.fixed}, self.architecture)
         sizes = _read_sizes(fields, self)
         tied = fields.flag("tie_word_embeddings", False)
         fields.ids(
             "pad_token_id", sizes.vocab, low=-1
         )  # unused here, but a wrong one says that the file is wrong
-        spec = ModelSpec(
+        spec = decoder_spec(
+            fields,
+            sizes,
+            self.windows(fields, sizes),
             family=self.name,
             architecture=self.architecture,
-            layers=sizes.layers,
-            width=sizes.width,
-            heads=sizes.heads,
-            kv_heads=sizes.kv_heads,
-            head_dim=sizes.head_dim,
-            ffn=sizes.ffn,
-            vocab=sizes.vocab,
-            context=sizes.context,
             norm_eps=fields.number("rms_norm_eps", 0, 1, self.norm_eps),
             rope=read_rope(fields, sizes.head_dim, sizes.context, self.rope_rules, self.partial_rope),
             tied=tied,
             qkv_bias=self.qkv_bias,
             qk_norm=self.qk_norm,
-            windows=tuple(bounded(window, sizes.context) for window in self.windows(fields, sizes)),
             layer_tensors=self.layer_tensors(sizes),
             model_tensors=model_tensors(tied),
-            bos_ids=fields.ids("bos_token_id", sizes.vocab),
-            eos_ids=fields.ids("eos_token_id", sizes.vocab),
-            dtype=read_dtype(fields),
-            notes=fields.notes(),
         )
         fields.finish(self.architecture, HARMLESS)
         return spec
@@ -102,7 +92,20 @@ class Family:
         }
 
 
-def _check_type(fields: Fields, name: str) -> None:
+def decoder_spec(fields: Fields, sizes: Sizes, windows: Windows, **of_the_family: Any) -> ModelSpec:
+    """A ModelSpec of what every decoder's config says in the same fields, and of what its family says."""
+    return ModelSpec(
+        **asdict(sizes),
+        **of_the_family,
+        windows=tuple(bounded(window, sizes.context) for window in windows),
+        bos_ids=fields.ids("bos_token_id", sizes.vocab),
+        eos_ids=fields.ids("eos_token_id", sizes.vocab),
+        dtype=read_dtype(fields),
+        notes=fields.notes(),
+    )
+
+
+def check_type(fields: Fields, name: str) -> None:
     model_type = fields.optional_text("model_type")
     if model_type not in (None, name):
         raise fields.wrong("model_type", f"the architecture is one of the {name} family")

@@ -15,8 +15,8 @@ from monotape.models.dense import (
     MAX_WIDTH,
     Sizes,
     Windows,
-    bounded,
-    read_dtype,
+    check_type,
+    decoder_spec,
 )  # fmt: skip
 from monotape.models.fields import FIXED, HARMLESS, Fields
 from monotape.models.lanes import Lanes
@@ -41,8 +41,7 @@ class Laneformer:
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """The ModelSpec of a config.json; a field that it does not know is an error."""
         fields = Fields(config)
-        if fields.optional_text("model_type") not in (None, self.name):
-            raise fields.wrong("model_type", f"the architecture is one of the {self.name} family")
+        check_type(fields, self.name)
         # Its rotation is interleaved whether or not a file says so.
         fixed = {
             **FIXED,
@@ -57,29 +56,19 @@ class Laneformer:
             raise fields.wrong("tie_word_embeddings", "only a replicated head can be the embedding")
         fields.ids("pad_token_id", sizes.vocab, low=-1)
         rope = read_rope(fields, sizes.head_dim, sizes.context, ("default", "linear", "llama3"), False)
-        spec = ModelSpec(
+        spec = decoder_spec(
+            fields,
+            sizes,
+            _read_windows(fields, sizes),
             family=self.name,
             architecture=self.architecture,
-            layers=sizes.layers,
-            width=sizes.width,
-            heads=sizes.heads,
-            kv_heads=sizes.kv_heads,
-            head_dim=sizes.head_dim,
-            ffn=sizes.ffn,
-            vocab=sizes.vocab,
-            context=sizes.context,
             norm_eps=_agreed_eps(fields),
             rope=dataclasses.replace(rope, interleaved=True),
             tied=tied,
             qkv_bias=False,
             qk_norm=False,
-            windows=tuple(bounded(window, sizes.context) for window in _read_windows(fields, sizes)),
             layer_tensors=_layer_tensors(lanes),
             model_tensors=_model_tensors(lanes, tied),
-            bos_ids=fields.ids("bos_token_id", sizes.vocab),
-            eos_ids=fields.ids("eos_token_id", sizes.vocab),
-            dtype=read_dtype(fields),
-            notes=fields.notes(),
             lanes=lanes,
         )
         fields.finish(self.architecture, HARMLESS | TRAINING)
