@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +127,9 @@ def load_llm(config: EngineConfig, phase: Callable[[str], None]) -> LLM:
         raise CheckpointError("model.safetensors is 3 bytes long.", "Download it again.")
     if config.model == "slow":
         time.sleep(2.0)
+    gate = Path(config.model)  # a model that is the path of a file cannot be loaded while the file is there
+    while gate.is_absolute() and gate.exists():
+        time.sleep(0.01)
     vocabulary = byte_level()
     tokenizer = _tokenizer()
     backend = ScriptedBackend(tokenizer, len(vocabulary.tokens), vocabulary.tokens.index("<|end|>"))

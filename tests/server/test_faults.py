@@ -60,7 +60,9 @@ def test_a_client_that_leaves_frees_the_engine(scripted: RunningServer, streamed
         if after and streamed:
             received = b""
             while received.count(b"data: ") < 1 + after:
-                received += client.recv(4096)
+                more = client.recv(4096)
+                assert more, received  # an ended stream gives nothing, for ever
+                received += more
         elif after:
             time.sleep(0.3 + after / 100)
     until(lambda: running(scripted) == 0, 5.0)
@@ -165,7 +167,13 @@ def engine_pid(server: RunningServer) -> int:
     )
 
 
-def test_an_engine_that_is_killed_is_reported_and_replaced(mortal: RunningServer) -> None:
+def test_an_engine_that_is_killed_is_reported_and_replaced(tmp_path: Path) -> None:
+    gate = tmp_path / "closed"  # while it is there no engine gets ready, however quick it is
+    with scripted_server(engine={"model": str(gate)}) as mortal:
+        kill_and_ask(mortal.wait(), gate)
+
+
+def kill_and_ask(mortal: RunningServer, gate: Path) -> None:
     with httpx.stream(
         "POST", mortal.url + CHAT, json=body("rate=50 repeat=900 say:word ", stream=True), timeout=60
     ) as stream:
@@ -176,6 +184,7 @@ def test_an_engine_that_is_killed_is_reported_and_replaced(mortal: RunningServer
         patient = threading.Thread(target=lambda: waiting.append(mortal.post(CHAT, body("say:patient"))))
         patient.start()
         until(lambda: mortal.metric("vllm:num_requests_waiting") == 1)
+        gate.touch()
         os.kill(engine_pid(mortal), signal.SIGKILL)
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
@@ -186,6 +195,7 @@ def test_an_engine_that_is_killed_is_reported_and_replaced(mortal: RunningServer
     assert health.status_code == 503 and health.json()["error"]["code"] == "engine_unavailable"
     refused = mortal.post(CHAT, body("say:x"))
     assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+    gate.unlink()
     until(lambda: mortal.get("/health").status_code == 200, 60)
     patient.join(60)
     assert waiting[0].json()["choices"][0]["message"]["content"] == "patient"  # it only had to wait

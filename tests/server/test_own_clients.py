@@ -79,7 +79,7 @@ def test_the_playground_shows_what_the_server_measured(smollm2: RunningServer) -
             expect(shown.locator("#phases .name").get_by_text(phase, exact=True)).to_have_count(1)
         shown.click("#tab-chat")
         shown.fill("#max-tokens", "4000")
-        shown.fill("#prompt", "Count for ever.")
+        shown.fill("#prompt", "Write a very long story about a tape recorder.")
         shown.press("#prompt", "Enter")
         expect(shown.locator(".message.assistant").nth(1).locator(".text")).not_to_be_empty(timeout=60_000)
         shown.keyboard.press("Escape")
