@@ -14,7 +14,8 @@ from server.running import RunningServer, real_server, scripted_server
 def scripted() -> Iterator[RunningServer]:
     """Does what its prompts say."""
     with scripted_server(max_queue=4) as server:
-        yield server.wait()
+        server.wait().say("say:first")  # a counter with labels shows only when something was counted
+        yield server
 
 
 @pytest.fixture(scope="session")
