@@ -52,7 +52,10 @@ __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int t
   const Stage stage = matrix.stage;
   if (stage == Stage::head) {
     const int index = (c.span(stage).first + tile) * kTileRows + row;
-    if (real && index < kVocab) c.params.logits[index] = y;
+    if (real && index < kVocab) {
+      c.params.logits[index] = y;
+      if (better({y, index}, c.best)) c.best = {y, index};
+    }
     return;
   }
   const bool paired = stage == Stage::gate_up;  // gate tiles are even, their up tiles follow
@@ -79,7 +82,7 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     const int layer = step / 4;
     const Stage stage = step == 4 * kLayers ? Stage::head : static_cast<Stage>(step % 4);
     // This token's KV, and the candidates' reset, come before the word that this worker elects with.
-    if (stage == Stage::head) fence_device();
+    if (stage == Stage::head) fence_device(), c.best = nobody();
     const auto resets = [&] { return resets_at(c, stage, layer); };
     const Matrix matrix = matrix_of(c, stage, layer);
     const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, matrix, tile, row, y, real); };
