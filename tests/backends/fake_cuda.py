@@ -81,18 +81,31 @@ class FakeCuda:
     Buffer = Buffer
 
     def __init__(
-        self, name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0), memory: int = 1 << 30
-    ) -> None:
+        self, name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0), memory: int = 1 << 30,
+        devices: int = 1, strangers: tuple[tuple[int, int], ...] = (),
+    ) -> None:  # fmt: skip
+        """`strangers`: pairs of GPUs of which the first cannot reach the second's memory."""
         self.name, self.capability, self.memory = name, capability, memory
+        self.devices, self.strangers = devices, strangers
         self.used = 0
         self.kept: dict[int, Any] = {}
         self.current = threading.local()
         self.launched: list[tuple[Any, ...]] = []
         self.attributes: list[tuple[Any, ...]] = []
 
-    def Device(self, index: int) -> Any:  # noqa: N802
-        assert index == 0
+    @property
+    def Device(self) -> Any:  # noqa: N802
+        def make(index: int) -> Any:
+            return self._device(index)
+
+        make.get_all_devices = lambda: [self._device(index) for index in range(self.devices)]  # type: ignore[attr-defined]
+        return make
+
+    def _device(self, index: int) -> Any:
+        assert 0 <= index < self.devices
         return SimpleNamespace(
+            device_id=index,
+            can_access_peer=lambda other: (index, other.device_id) not in self.strangers,
             name=self.name,
             compute_capability=self.capability,
             properties=SimpleNamespace(multiprocessor_count=5),
@@ -177,5 +190,5 @@ def fake_gpu(gpu: FakeCuda) -> Iterator[FakeCuda]:
 
 
 def _forget() -> None:
-    for cached in (driver._require_hopper, driver._pool, driver._memory_stream):
+    for cached in (driver._require_hopper, driver._pool_of, driver._memory_stream_of):
         cached.cache_clear()

@@ -2,6 +2,8 @@
 #pragma once
 #include "attention.h"
 #include "matrix.h"
+#include "ranks_head.h"
+#include "ranks_sample.h"
 
 namespace monotape {
 
@@ -38,29 +40,60 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
     case Stage::output: return {stage, layer, blocks, words, exchange.attended[turn], nullptr};
     case Stage::gate_up: return {stage, layer, blocks, words, exchange.after_attention[turn], c.params.ffn_norm + norm};
     case Stage::down: return {stage, layer, blocks, words, exchange.activation[turn], nullptr};
-    default: return {stage, layer, blocks, words, exchange.final_residual[c.sample_turn & 1], c.params.final_norm};
+    default: {
+      const bool normed = kHeadInput == HeadInput::mean;  // already
+      return {stage, layer, blocks, words, exchange.final_residual[c.sample_turn & 1], normed ? nullptr : c.params.final_norm};
+    }
   }
 }
 
+// What a module's end needs of the other ranks; nothing where there is only one.
+struct Module {
+  RankStep step;
+  EarlySum early;
+};
+__device__ __forceinline__ Module begin_module(Consumer& c, Stage stage, int layer) {
+  Module module = {};
+  if constexpr (kRanks > 1) {
+    if (stage != Stage::output && stage != Stage::down) return module;
+    module.step = c.params.ranks.steps[2 * layer + (stage == Stage::down)];
+    module.early = look_early(c, module.step);
+  }
+  return module;
+}
+
+// An element of the residual stream after a module, of which this rank has `partial`.
+__device__ __forceinline__ float end_module(Consumer& c, Stage stage, int layer, const Module& module, int tile, int row,
+                                            float partial) {
+  float& residual = c.shared.residual[tile * kTileRows + row];
+  if constexpr (kRanks == 1) return residual += partial;
+  const EarlySum early = {module.early.sum, module.early.there && tile < kBatchTiles};
+  const int element = (c.span(stage).first + tile) * kTileRows + row;
+  return residual = settle(c, stage, layer, module.step, early, element, residual, partial);
+}
+
 // What becomes of a finished row. Whole warps: a word is gathered from eight lanes.
-__device__ __forceinline__ void end_row(Consumer& c, Stage stage, int layer, int tile, int row, float y, bool real) {
+__device__ __forceinline__ void end_row(Consumer& c, Stage stage, int layer, const Module& module, int tile, int row, float y,
+                                        bool real) {
   Exchange& exchange = *c.params.exchange;
   const int word = c.span(stage).first + tile, index = word * kTileRows + row;
   if (stage == Stage::head) {
-    if (real && index < kVocab) c.params.logits[index] = y;
+    if (!real || index >= kVocab) return;
+    if (kRanks > 1 && c.params.sampling.active) push_logit(c, first_id(c.params) + index, y);
+    else c.params.logits[first_id(c.params) + index] = y;
     return;
   }
   const float up = __shfl_down_sync(~0u, y, kTileRows);
   if (stage == Stage::gate_up) y = y / (1 + __expf(-y)) * up;  // gate tiles are even, their up tiles follow
   if (kQkvBias && stage == Stage::qkv && real) y += c.params.qkv_bias[layer * kQkvRows + index];
-  if ((stage == Stage::output || stage == Stage::down) && real) y = c.shared.residual[tile * kTileRows + row] += y;
+  if ((stage == Stage::output || stage == Stage::down) && real) y = end_module(c, stage, layer, module, tile, row, y);
   const uint4 value = gather_word(y);
   if (row != 0 || !real) return;
   if (stage == Stage::qkv) publish(exchange.qkv, c.turn, word, value);
   else if (stage == Stage::output) publish(exchange.after_attention, c.turn, word, value);
   else if (stage == Stage::gate_up && tile % 2 == 0) publish(exchange.activation, c.turn, word / 2, value);
   else if (stage == Stage::down && layer < kLayers - 1) publish(exchange.residual, c.turn + 1, word, value);
-  else if (stage == Stage::down) publish(exchange.final_residual, c.sample_turn, word, value);
+  else if (stage == Stage::down && kHeadInput == HeadInput::own) publish(exchange.final_residual, c.sample_turn, word, value);
 }
 
 // A token through all layers and the head, or the last row of a prefill through the head only. The logits of this
@@ -79,13 +112,16 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     // This token's KV, and the candidates' reset, come before the word that this worker elects with.
     if (stage == Stage::head) fence_device();
     const auto resets = [&] { return resets_at(c, stage, layer); };
-    const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, stage, layer, tile, row, y, real); };
+    const Module module = begin_module(c, stage, layer);
+    const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, stage, layer, module, tile, row, y, real); };
     if (!run_matrix(c, matrix_of(c, stage, layer), resets, ending)) return false;
     if (stage == Stage::head) return c.meet();
     if (stage == Stage::qkv) {
       if (!attend(c, layer, position)) return false;
       combine(c, layer, position);
     }
+    if constexpr (kHeadInput != HeadInput::own)
+      if (step == 4 * kLayers - 1 && !combine_lanes(c)) return false;
     if (stage == Stage::down) c.turn++;
   }
 }

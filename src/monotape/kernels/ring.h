@@ -43,6 +43,9 @@ struct alignas(128) Shared {
   volatile int nan_place;                                   // layer and stage that gave a NaN; -1: none
   volatile int failed;                                      // waits are given up
   int next_token, stopping, barriers;
+  volatile int owed_stage, owed_layer, owed_word;           // the same of who waits for another rank: see ranks.h
+  volatile int owed_progress;
+  float lane_scale[kRanks];                                 // of each rank's final residual: see ranks_head.h
 };
 
 static_assert(sizeof(Shared) <= 227 * 1024, "a block's shared memory");

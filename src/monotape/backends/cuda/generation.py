@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monotape.backends.cuda.driver import Kernel
 from monotape.backends.cuda.params import STAGES
@@ -18,6 +18,7 @@ from monotape.errors import BackendError, DeadlineFault, NumericalFault
 
 if TYPE_CHECKING:
     from monotape.backends.cuda.backend import CudaBackend
+    from monotape.backends.cuda.ranked import RankedLaunch
 
 _FINISH: dict[int, FinishReason] = {1: "stop", 2: "length", 3: "cancelled"}
 _RUNNING, _NUMERICAL, _DEADLINE = 0, 4, 5
@@ -39,7 +40,7 @@ class Launch:
         self.fault: BackendError | None = None
         self.ended = False
         self.start_ns = 0
-        self._backend, self._kernel, self._job = backend, kernel, job
+        self._backend, self.kernel, self._job = backend, kernel, job
         self._sequence, self._sampling = sequence, sampling
         self._memory = backend.request_memory
         self._polls = 0
@@ -69,7 +70,7 @@ class Launch:
 
     def _end_if_over(self) -> None:
         try:
-            if not self._kernel.finished():
+            if not self.kernel.finished():
                 return
             self._take_tokens()
             self.start_ns = self._memory.status.start_ns
@@ -136,10 +137,10 @@ class CudaGeneration:
     """Iterating yields the tokens; the launch goes on while nobody does. Dropped half-way, it is cancelled."""
 
     def __init__(
-        self, backend: CudaBackend, job: Job, sequence: CudaSequence, chunk: int | None = None
-    ) -> None:
+        self, backend: Any, job: Job, sequence: Any, chunk: int | None = None
+    ) -> None:  # of one rank or of several, with a sequence of that kind
         before = time.perf_counter_ns()
-        self._launch = backend.begin(job, sequence, chunk=chunk)
+        self._launch: Launch | RankedLaunch = backend.begin(job, sequence, chunk=chunk)
         self.launch_ns = time.perf_counter_ns() - before  # of the host, all before the kernel's own start
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from monotape.backends.cuda.links import MOST_RANKS, keeps_own, sends_of
+from monotape.backends.cuda.rank_view import rank_plan, rank_spec
 from monotape.errors import UnsupportedModel
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Format, Plan
@@ -10,12 +12,15 @@ SHARED_MEMORY = 227 * 1024  # what a block may have on Hopper
 BLOCK_BYTES = 512  # 8 rows of 32 values
 _WARPS, _BATCH_TILES, _BLOCK_K = 8, 24, 32
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
+_HEAD_INPUTS = ("own", "mean", "sum")  # kernels/types.h: HeadInput
 
 
 def plan_header(
     spec: ModelSpec,
     plan: Plan,
     *,
+    rank: int = 0,
+    link_delay: bool = False,
     trace: bool = False,
     few: int = 1,
     many: int = 4,
@@ -23,17 +28,18 @@ def plan_header(
     quiet_attention: bool = False,
     prefill: bool = True,
 ) -> str:
-    """plan.h for this model on this machine."""
+    """plan.h for one rank of this model. With `link_delay` words between ranks can be made late."""
+    ranks = rank_constants(spec, plan)
+    spec, plan = rank_spec(spec, plan, rank), rank_plan(plan, rank)
     check_supported(spec, plan)
-    rank = plan.ranks[0]
-    width_tiles = max(span.count for span in rank.layer_stages[1].spans)
+    width_tiles = max(span.count for span in plan.ranks[0].layer_stages[1].spans)
     blocks = page_blocks(spec, plan)
     constants = {
         "kWorkers": plan.machine.workers, "kLayers": spec.layers, "kWidth": spec.width, "kHeads": spec.heads,
         "kKvHeads": spec.kv_heads, "kHeadDim": spec.head_dim, "kFfn": spec.ffn, "kVocab": spec.vocab,
         "kRopeDims": spec.rope.dims, "kMostWidthTiles": max(1, width_tiles), "kPageBlocks": blocks,
         "kRingPages": ring_pages(spec, plan, blocks), "kUnitsPerSplit": units_per_split,
-        "kMostOwnWords": own_words(spec, plan), "kMostBlocks": most_blocks(plan),
+        "kMostOwnWords": own_words(spec, plan), "kMostBlocks": most_blocks(plan), **ranks,
     }  # fmt: skip
     lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines += [
@@ -43,10 +49,31 @@ def plan_header(
         # Copies in flight: few while consumers poll the exchange, which must not queue behind them; then many.
         f"constexpr int kFewInFlight = {few}, kManyInFlight = {many};",
         f"constexpr bool kQuietAttention = {str(quiet_attention).lower()};",
-        f"constexpr bool kPrefill = {str(prefill).lower()};",  # without: for a look at the decode path alone
+        # Without: for a look at the decode path alone, and where ranks take a prompt token by token.
+        f"constexpr bool kPrefill = {str(prefill and ranks['kRanks'] == 1).lower()};",
+        f"constexpr bool kKeepsOwn = {str(keeps_own(plan)).lower()}, kLinkDelay = {str(link_delay).lower()};",
         f"constexpr bool kTrace = {str(trace).lower()};",
     ]
     return "#pragma once\nnamespace monotape {\n" + "\n".join(lines) + "\n}  // namespace monotape\n"
+
+
+def rank_constants(spec: ModelSpec, plan: Plan) -> dict[str, int]:
+    """What the kernel knows of its peers."""
+    if len(plan.ranks) > MOST_RANKS:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run {len(plan.ranks)} ranks.",
+            f"Use --tp {MOST_RANKS} or fewer, or --backend cpu.",
+        )
+    if plan.head_input not in _HEAD_INPUTS:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run a head that reads the lanes' '{plan.head_input}'.",
+            "Use --backend cpu.",
+        )
+    return {
+        "kRanks": len(plan.ranks), "kAllVocab": spec.vocab, "kSlots": max(1, plan.slots),
+        "kSends": max(1, sends_of(plan)), "kLateFolds": max(0, len(plan.steps) - 2 * plan.layers),
+        "kHeadInputNumber": _HEAD_INPUTS.index(plan.head_input),
+    }  # fmt: skip
 
 
 def page_blocks(spec: ModelSpec, plan: Plan) -> int:
