@@ -87,19 +87,13 @@ class FakeCuda:
         """`strangers`: pairs of GPUs of which the first cannot reach the second's memory."""
         self.name, self.capability, self.memory = name, capability, memory
         self.devices, self.strangers = devices, strangers
+        self.Device: Any = lambda index: self._device(index)
+        self.Device.get_all_devices = lambda: [self._device(index) for index in range(devices)]
         self.used = 0
         self.kept: dict[int, Any] = {}
         self.current = threading.local()
         self.launched: list[tuple[Any, ...]] = []
         self.attributes: list[tuple[Any, ...]] = []
-
-    @property
-    def Device(self) -> Any:  # noqa: N802
-        def make(index: int) -> Any:
-            return self._device(index)
-
-        make.get_all_devices = lambda: [self._device(index) for index in range(self.devices)]  # type: ignore[attr-defined]
-        return make
 
     def _device(self, index: int) -> Any:
         assert 0 <= index < self.devices

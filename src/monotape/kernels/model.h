@@ -47,34 +47,15 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   }
 }
 
-// What a module's end needs of the other ranks; nothing where there is only one.
-struct Module {
-  RankStep step;
-  EarlySum early;
-};
-__device__ __forceinline__ Module begin_module(Consumer& c, Stage stage, int layer) {
-  Module module = {};
-  if constexpr (kRanks > 1) {
-    if (stage != Stage::output && stage != Stage::down) return module;
-    module.step = c.params.ranks.steps[2 * layer + (stage == Stage::down)];
-    module.early = look_early(c, module.step);
-  }
-  return module;
-}
-
 // An element of the residual stream after a module, of which this rank has `partial`.
-__device__ __forceinline__ float end_module(Consumer& c, Stage stage, int layer, const Module& module, int tile, int row,
-                                            float partial) {
-  float& residual = c.shared.residual[tile * kTileRows + row];
+__device__ __forceinline__ float end_module(Consumer& c, Stage stage, int layer, int own, float partial) {
+  float& residual = c.shared.residual[own];
   if constexpr (kRanks == 1) return residual += partial;
-  const EarlySum early = {module.early.sum, module.early.there && tile < kBatchTiles};
-  const int element = (c.span(stage).first + tile) * kTileRows + row;
-  return residual = settle(c, stage, layer, module.step, early, element, residual, partial);
+  return residual = settle(c, stage, layer, own, residual, partial);
 }
 
 // What becomes of a finished row. Whole warps: a word is gathered from eight lanes.
-__device__ __forceinline__ void end_row(Consumer& c, Stage stage, int layer, const Module& module, int tile, int row, float y,
-                                        bool real) {
+__device__ __forceinline__ void end_row(Consumer& c, Stage stage, int layer, int tile, int row, float y, bool real) {
   Exchange& exchange = *c.params.exchange;
   const int word = c.span(stage).first + tile, index = word * kTileRows + row;
   if (stage == Stage::head) {
@@ -86,7 +67,7 @@ __device__ __forceinline__ void end_row(Consumer& c, Stage stage, int layer, con
   const float up = __shfl_down_sync(~0u, y, kTileRows);
   if (stage == Stage::gate_up) y = y / (1 + __expf(-y)) * up;  // gate tiles are even, their up tiles follow
   if (kQkvBias && stage == Stage::qkv && real) y += c.params.qkv_bias[layer * kQkvRows + index];
-  if ((stage == Stage::output || stage == Stage::down) && real) y = end_module(c, stage, layer, module, tile, row, y);
+  if ((stage == Stage::output || stage == Stage::down) && real) y = end_module(c, stage, layer, tile * kTileRows + row, y);
   const uint4 value = gather_word(y);
   if (row != 0 || !real) return;
   if (stage == Stage::qkv) publish(exchange.qkv, c.turn, word, value);
@@ -103,6 +84,7 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     keep_lists(c, position);
     keep_angles(c, position);
     embed(c, token);
+    if constexpr (kRanks > 1) count_sends(c);
     if (!c.meet()) return false;
   }
 #pragma unroll 1
@@ -112,8 +94,9 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     // This token's KV, and the candidates' reset, come before the word that this worker elects with.
     if (stage == Stage::head) fence_device();
     const auto resets = [&] { return resets_at(c, stage, layer); };
-    const Module module = begin_module(c, stage, layer);
-    const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, stage, layer, module, tile, row, y, real); };
+    if constexpr (kRanks > 1)
+      if (stage == Stage::output || stage == Stage::down) look_early(c, c.shared.steps[step / 2]);
+    const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, stage, layer, tile, row, y, real); };
     if (!run_matrix(c, matrix_of(c, stage, layer), resets, ending)) return false;
     if (stage == Stage::head) return c.meet();
     if (stage == Stage::qkv) {

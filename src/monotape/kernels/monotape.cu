@@ -105,6 +105,8 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
     shared.own_count[0] = shared.own_count[1] = shared.barriers = 0;
   }
   if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = params.spans[blockIdx.x * kMatrixStages + threadIdx.x];
+  if constexpr (kRanks > 1)
+    for (int i = threadIdx.x; i < kSteps; i += kThreads) shared.steps[i] = params.ranks.steps[i];
   __syncthreads();
   if (threadIdx.x == kConsumers) Producer(shared, params).play(blockIdx.x);
   if (threadIdx.x == kConsumers + 32) Clerk(shared, params).work();

@@ -29,8 +29,10 @@ class LinkPatience {
  public:
   __device__ LinkPatience(Shared& shared, Stage stage, int layer) : shared_(shared), stage_(stage), layer_(layer) {}
 
-  __device__ __forceinline__ bool more(int peer, int word) {
-    if ((++rounds_ & 1023) != 0) return true;
+  // Whether it is time to say something; asked in each round of polling.
+  __device__ __forceinline__ bool due() { return (++rounds_ & 1023) == 0; }
+  // False: it is time to give up.
+  __device__ __forceinline__ bool say(int peer, int word) {
     shared_.owed_stage = static_cast<int>(stage_), shared_.owed_layer = layer_;
     shared_.owed_word = kPeerWait | peer << 24 | word;
     shared_.owed_progress = shared_.progress;
@@ -51,8 +53,10 @@ __device__ __forceinline__ int first_id(const Params& params) {
 
 // Numbers of this token's words.
 __device__ __forceinline__ uint32_t token_number(const Consumer& c) { return c.params.ranks.first_token + c.sample_turn; }
-__device__ __forceinline__ uint32_t send_number(const Consumer& c, int send) {
-  return c.params.ranks.first_send + c.sample_turn * kSends + send;
+__device__ __forceinline__ uint32_t send_number(const Consumer& c, int send) { return c.shared.first_send + send; }
+// At the start of a token, before its threads meet.
+__device__ __forceinline__ void count_sends(Consumer& c) {
+  if (c.thread == 0) c.shared.first_send = c.params.ranks.first_send + c.sample_turn * kSends;
 }
 
 __device__ __forceinline__ void push(LinkWord* at, uint32_t value, uint32_t number) {
@@ -74,29 +78,29 @@ __device__ __forceinline__ bool is_here(const LinkWord& word, uint32_t number, c
   return sent >> 32 == number && static_cast<uint32_t>(clock_ns()) - static_cast<uint32_t>(sent) >= ranks.link_delay_ns;
 }
 
-// Words of several ranks that belong to one send, `stride` apart: all that are missing are looked for at once.
+// Words of several ranks that belong to one send, `stride` apart. All are looked at together, again and again until all
+// those are there that are `needed`, a bit a rank: that takes fewer registers than to remember which are.
 struct Arrivals {
-  uint32_t value[kRanks];
-  uint32_t missing;  // a bit a rank
+  LinkWord word[kRanks];
 
-  __device__ __forceinline__ void look(const LinkWord* words, int stride, uint32_t number, const Ranks& ranks) {
-    LinkWord word[kRanks];
+  __device__ __forceinline__ bool look(const LinkWord* words, int stride, uint32_t number, const Ranks& ranks, uint32_t needed) {
 #pragma unroll
-    for (int from = 0; from < kRanks; from++)
-      if (missing >> from & 1) word[from] = peek(words + from * stride);
-#pragma unroll
-    for (int from = 0; from < kRanks; from++)
-      if ((missing >> from & 1) && is_here(word[from], number, ranks)) {
-        value[from] = static_cast<uint32_t>(word[from].part[0]);
-        missing &= ~(1u << from);
-      }
+    for (int from = 0; from < kRanks; from++) word[from] = peek(words + from * stride);
+    return !missing(number, ranks, needed);
   }
-  __device__ __forceinline__ void wait(const LinkWord* words, int stride, uint32_t number, const Ranks& ranks, int word,
-                                       LinkPatience& patience) {
-    for (;;) {
-      look(words, stride, number, ranks);
-      if (!missing || !patience.more(31 - __clz(missing), word)) return;
-    }
+  __device__ __forceinline__ void wait(const LinkWord* words, int stride, uint32_t number, const Ranks& ranks, uint32_t needed,
+                                       int name, LinkPatience& patience) {
+    while (!look(words, stride, number, ranks, needed))
+      if (patience.due() && !patience.say(31 - __clz(missing(number, ranks, needed) | 1), name)) return;
+  }
+  __device__ __forceinline__ float value(int from) const { return __uint_as_float(static_cast<uint32_t>(word[from].part[0])); }
+
+ private:
+  __device__ __forceinline__ uint32_t missing(uint32_t number, const Ranks& ranks, uint32_t needed) const {
+    uint32_t found = 0;
+#pragma unroll
+    for (int from = 0; from < kRanks; from++) found |= static_cast<uint32_t>(is_here(word[from], number, ranks)) << from;
+    return needed & ~found;
   }
 };
 constexpr uint32_t kAllRanks = (1u << kRanks) - 1;
@@ -106,79 +110,80 @@ __device__ __forceinline__ uint32_t receive(const LinkWord* at, uint32_t number,
                                             LinkPatience& patience) {
   LinkWord seen = peek(at);
   while (!is_here(seen, number, ranks)) {
-    if (!patience.more(peer, word)) break;
+    if (patience.due() && !patience.say(peer, word)) break;
     seen = peek(at);
   }
   return static_cast<uint32_t>(seen.part[0]);
 }
 
 __device__ __forceinline__ const LinkWord* sums_of(const Ranks& ranks, uint32_t number, int element) {
-  return ranks.inbox[ranks.rank].sums + number % kSlots * kRanks * kLinkWidth + element;
+  return ranks.own.sums + number % kSlots * kRanks * kLinkWidth + element;
 }
 // Whose words a fold needs: the own partial is at hand when it is folded at once, and left out of a sum of the others.
 __device__ __forceinline__ uint32_t needed(const RankStep& step, const Ranks& ranks) {
-  return kKeepsOwn && step.whole && step.folds != step.sends ? kAllRanks : kAllRanks & ~(1u << ranks.rank);
+  return kKeepsOwn && step.whole && step.folds != step.sends ? kAllRanks : ranks.peers;
 }
 __device__ __forceinline__ float added_up(const Arrivals& found, const RankStep& step, const Ranks& ranks, float own) {
   float sum = 0;
 #pragma unroll
   for (int from = 0; from < kRanks; from++) {
-    float value = __uint_as_float(found.value[from]);
-    if (from == ranks.rank && !(needed(step, ranks) >> from & 1)) value = step.whole ? own : 0;
+    float value = found.value(from);
+    if (!(needed(step, ranks) >> from & 1)) value = step.whole ? own : 0;
     sum += value;
   }
   return sum;
 }
 
 // A sum of an earlier module has mostly arrived when a stage begins: then it is taken along while the stage waits for its
-// input. It is added where it belongs, at the stage's end, so that nothing depends on when it came.
-struct EarlySum {
-  float sum;
-  bool there = false;
-};
+// input. It is added where it belongs, at the stage's end, so that nothing depends on when it came. The element that a
+// thread finishes in the first batch of a stage is number `thread` of the worker's own; it keeps the sum for itself, in
+// shared memory because no register is free meanwhile. All ones: it has not come yet. No sum has those bits.
+__device__ __forceinline__ float not_there() { return __uint_as_float(~0u); }
+__device__ __forceinline__ bool is_there(float sum) { return __float_as_uint(sum) != ~0u; }
 
-// The element that this thread will finish in the first batch of a stage is number `thread` of the worker's own.
-__device__ __forceinline__ EarlySum look_early(Consumer& c, const RankStep& step) {
-  EarlySum early;
+__device__ __forceinline__ void look_early(Consumer& c, const RankStep& step) {
   const Span& owned = c.span(Stage::output);
-  if (!step.folds || step.folds == step.sends || c.thread >= smaller(owned.count, kBatchTiles) * kTileRows) return early;
+  if (!step.folds || step.folds == step.sends || c.thread >= smaller(owned.count, kBatchTiles) * kTileRows) return;
   const Ranks& ranks = c.params.ranks;
   const uint32_t number = send_number(c, step.folds);
   Arrivals found;
-  found.missing = needed(step, ranks);
-  found.look(sums_of(ranks, number, owned.first * kTileRows + c.thread), kLinkWidth, number, ranks);
-  early.there = !found.missing;
-  if (early.there) early.sum = added_up(found, step, ranks, 0);
-  return early;
+  const LinkWord* words = sums_of(ranks, number, owned.first * kTileRows + c.thread);
+  const bool there = found.look(words, kLinkWidth, number, ranks, needed(step, ranks));
+  c.shared.early[c.thread] = there ? added_up(found, step, ranks, 0) : not_there();
 }
 
 __device__ __forceinline__ float fold(Consumer& c, Stage stage, int layer, const RankStep& step, int element, float own) {
   const Ranks& ranks = c.params.ranks;
   const uint32_t number = send_number(c, step.folds);
   Arrivals found;
-  found.missing = needed(step, ranks);
   LinkPatience patience(c.shared, stage, layer);
-  found.wait(sums_of(ranks, number, element), kLinkWidth, number, ranks, element, patience);
+  found.wait(sums_of(ranks, number, element), kLinkWidth, number, ranks, needed(step, ranks), element, patience);
   return added_up(found, step, ranks, own);
 }
 
-// The residual after a module, of element `element` of the width: what the rank adds itself, what it sends, what it folds.
-__device__ __forceinline__ float settle(Consumer& c, Stage stage, int layer, const RankStep& step, const EarlySum& early,
-                                        int element, float residual, float partial) {
+// The residual after a module, number `own` of the worker's elements: what the rank adds itself, what it sends, what it
+// folds.
+__device__ __forceinline__ float settle(Consumer& c, Stage stage, int layer, int own, float residual, float partial) {
   const Ranks& ranks = c.params.ranks;
+  const RankStep& step = c.shared.steps[2 * layer + (stage == Stage::down)];
+  const int element = c.span(stage).first * kTileRows + own;
   if (step.sends) {
     const uint32_t number = send_number(c, step.sends);
-    const int place = (number % kSlots * kRanks + ranks.rank) * kLinkWidth + element;
+    const int place = number % kSlots * kRanks * kLinkWidth + element;
 #pragma unroll
     for (int to = 0; to < kRanks; to++)
-      if (kKeepsOwn || to != ranks.rank) push(ranks.inbox[to].sums + place, __float_as_uint(partial), number);
+      if (kKeepsOwn || (ranks.peers >> to & 1)) push(ranks.inbox[to].sums + place, __float_as_uint(partial), number);
   }
   if (step.own != 0) residual += step.own * partial;
-  if (step.folds) residual += early.there ? early.sum : fold(c, stage, layer, step, element, partial);
+  if (step.folds) {
+    const bool looked = step.folds != step.sends && own < kBatchTiles * kTileRows;
+    const float early = looked ? c.shared.early[own] : not_there();
+    residual += is_there(early) ? early : fold(c, stage, layer, step, element, partial);
+  }
   if (layer == kLayers - 1 && stage == Stage::down) {
 #pragma unroll 1
     for (int late = 0; late < kLateFolds; late++)  // what is still on its way
-      residual += fold(c, stage, layer, ranks.steps[2 * kLayers + late], element, 0);
+      residual += fold(c, stage, layer, c.shared.steps[2 * kLayers + late], element, 0);
   }
   return residual;
 }

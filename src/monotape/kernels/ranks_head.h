@@ -18,10 +18,10 @@ __device__ __forceinline__ void share_squares(Consumer& c, uint32_t number) {
 #pragma unroll
     for (int o = 16; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
     if (c.lane() < kRanks)
-      push(ranks.inbox[c.lane()].squares + place + ranks.rank * kWorkers + blockIdx.x, __float_as_uint(squares), number);
+      push(ranks.inbox[c.lane()].squares + place + blockIdx.x, __float_as_uint(squares), number);
   }
   if (c.warp() >= kRanks) return;
-  const LinkWord* words = ranks.inbox[ranks.rank].squares + place + c.warp() * kWorkers;
+  const LinkWord* words = ranks.own.squares + place + c.warp() * kWorkers;
   LinkPatience patience(c.shared, Stage::head, kLayers);
   float squares = 0;
   for (int worker = c.lane(); worker < kWorkers; worker += 32)
@@ -44,7 +44,7 @@ __device__ __forceinline__ bool combine_lanes(Consumer& c) {
     const float value = c.shared.residual[i] * (gains ? c.params.final_norm[first + i] : 1);
 #pragma unroll
     for (int to = 0; to < kRanks; to++)
-      push(ranks.inbox[to].lanes + place + ranks.rank * kLinkWidth + first + i, __float_as_uint(value), number);
+      push(ranks.inbox[to].lanes + place + first + i, __float_as_uint(value), number);
   }
   if constexpr (kHeadInput == HeadInput::mean) {
     share_squares(c, number);
@@ -56,11 +56,10 @@ __device__ __forceinline__ bool combine_lanes(Consumer& c) {
     if (i < owned.count * kTileRows) {
       LinkPatience patience(c.shared, Stage::head, kLayers);
       Arrivals found;
-      found.missing = kAllRanks;
-      found.wait(ranks.inbox[ranks.rank].lanes + place + first + i, kLinkWidth, number, ranks, first + i, patience);
+      found.wait(ranks.own.lanes + place + first + i, kLinkWidth, number, ranks, kAllRanks, first + i, patience);
 #pragma unroll
       for (int from = 0; from < kRanks; from++)
-        sum += __uint_as_float(found.value[from]) * (kHeadInput == HeadInput::mean ? c.shared.lane_scale[from] : 1);
+        sum += found.value(from) * (kHeadInput == HeadInput::mean ? c.shared.lane_scale[from] : 1);
     }
     const uint4 word = gather_word(sum);
     if (i < owned.count * kTileRows && i % kTileRows == 0)

@@ -26,26 +26,13 @@ __device__ __forceinline__ void push_logit(Consumer& c, int id, float logit) {
 __device__ __forceinline__ void collect_logits(Consumer& c) {
   const Ranks& ranks = c.params.ranks;
   const uint32_t number = token_number(c);
-  const LinkWord* words = ranks.inbox[ranks.rank].logits + static_cast<int>(number % 2) * kAllVocab;
+  const LinkWord* words = ranks.own.logits + static_cast<int>(number % 2) * kAllVocab;
   LinkPatience patience(c.shared, Stage::sample, kLayers);
-  constexpr int kAtOnce = 4;
 #pragma unroll 1
-  for (int first = drawn_from(c) + c.thread; first < drawn_until(c); first += kAtOnce * kConsumers) {
-    LinkWord word[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i++)
-      if (first + i * kConsumers < drawn_until(c)) word[i] = peek(words + first + i * kConsumers);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i++) {
-      const int id = first + i * kConsumers;
-      if (id >= drawn_until(c)) break;
-      // Vocabularies are shared out evenly, so this is who owes it, or a neighbour.
-      const int peer = static_cast<int>(static_cast<int64_t>(id) * kRanks / kAllVocab);
-      const bool here = is_here(word[i], number, ranks);
-      const uint32_t value = here ? static_cast<uint32_t>(word[i].part[0])
-                                  : receive(words + id, number, ranks, peer, id, patience);
-      c.params.logits[id] = __uint_as_float(value);
-    }
+  for (int id = drawn_from(c) + c.thread; id < drawn_until(c); id += kConsumers) {
+    // Vocabularies are shared out evenly, so this is who owes it, or a neighbour.
+    const int peer = static_cast<int>(static_cast<int64_t>(id) * kRanks / kAllVocab);
+    c.params.logits[id] = __uint_as_float(receive(words + id, number, ranks, peer, id, patience));
   }
 }
 
@@ -65,11 +52,11 @@ __device__ __forceinline__ Choice agree(Consumer& c, const Choice& mine, Better 
                          : part == 1 ? static_cast<uint32_t>(mine.id)
                          : part == 2 ? static_cast<uint32_t>(mine.stop)
                                      : __float_as_uint(mine.logit);
-  if (blockIdx.x == 0 && rank < kRanks) push(ranks.inbox[rank].choices + place + ranks.rank * 4 + part, value, number);
+  if (blockIdx.x == 0 && rank < kRanks) push(ranks.inbox[rank].choices + place + part, value, number);
   uint32_t told = 0;
   if (rank < kRanks) {
     LinkPatience patience(c.shared, Stage::sample, kLayers);
-    told = receive(ranks.inbox[ranks.rank].choices + place + c.lane(), number, ranks, rank, part, patience);
+    told = receive(ranks.own.choices + place + c.lane(), number, ranks, rank, part, patience);
   }
   __syncwarp();
   Choice best = {0, 0, 0, 0};

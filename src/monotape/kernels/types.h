@@ -103,7 +103,7 @@ struct alignas(16) RankStep {  // plan/types.py: Step. Modules are told as the n
   int whole;
 };
 
-struct Inbox {  // of one rank, which all ranks write to
+struct Inbox {  // of one rank, which all ranks write to; for a sender, its own part of each
   LinkWord* sums;     // [slots][from][width]
   LinkWord* lanes;    // [2][from][width]
   LinkWord* squares;  // [2][from][workers]
@@ -112,10 +112,12 @@ struct Inbox {  // of one rank, which all ranks write to
 };
 
 struct Ranks {
-  Inbox inbox[kMostRanks];
-  const RankStep* steps;  // of the modules, then those that fold what is left
+  Inbox inbox[kMostRanks];  // this rank's parts of all ranks' inboxes
+  Inbox own;                // all of its own
+  const RankStep* steps;  // [kSteps]
   int64_t link_delay_ns;  // only where kLinkDelay
   int rank, first_id;     // this one, and where its part of the vocabulary begins
+  uint32_t peers, spare;  // the others, a bit each
   uint32_t first_send, first_token;  // numbers that no request before has used
 };
 

@@ -24,7 +24,7 @@ from monotape.backends.cuda.driver import (
 )
 from monotape.backends.cuda.generation import CudaGeneration, Launch
 from monotape.backends.cuda.header import SHARED_MEMORY, plan_header
-from monotape.backends.cuda.links import InboxMemory, InboxStruct, Numbers, inbox_bytes, sends_of, step_table
+from monotape.backends.cuda.links import InboxMemory, Numbers, inbox_bytes, sends_of, step_table
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.memory import memory_plan, require_memory
 from monotape.backends.cuda.params import (
@@ -101,15 +101,22 @@ class CudaBackend:
         self._steps = DeviceMemory.of(step_table(self.plan))
         ranks = self._params.ranks
         ranks.rank, ranks.first_id = self.rank, first_id(self.plan, self.rank)
-        ranks.steps = self._steps.pointer
+        ranks.peers = (1 << len(self.plan.ranks)) - 1 & ~(1 << self.rank)
+        ranks.steps, ranks.own = self._steps.pointer, self.inbox.struct()
 
     def memories_of(self, names: Sequence[str]) -> dict[str, DeviceMemory]:
         return {name: self._memories[name] for name in names}
 
-    def connect(self, inboxes: Sequence[InboxStruct]) -> None:
-        """Where this rank finds those of all ranks, its own included."""
+    def connect(self, inboxes: Sequence[InboxMemory]) -> None:
+        """To the inboxes of all ranks, its own included."""
         for number, inbox in enumerate(inboxes):
-            self._params.ranks.inbox[number] = inbox
+            self._params.ranks.inbox[number] = inbox.struct(self.rank)
+
+    def loop_back(self) -> None:
+        """A rank alone: what it tells its peers comes back to itself, as if each of them had sent it."""
+        assert self.inbox is not None
+        for number in range(len(self.plan.ranks)):
+            self._params.ranks.inbox[number] = self.inbox.struct(number)
 
     def delay_links(self, nanoseconds: int) -> None:
         """For experiments, in a kernel that was built for it: words count only so long after they were sent."""
@@ -151,9 +158,7 @@ class CudaBackend:
         kernel: Kernel | None = None, trace: DeviceMemory | None = None,
     ) -> Launch:  # fmt: skip
         """Launches a job. `chunk` 0 takes the prompt along the path of decoding, one token at a time."""
-        prepared = self.prepare(
-            job, sequence, chunk=chunk, logits_out=logits_out, kernel=kernel, trace=trace
-        )
+        prepared = self.prepare(job, sequence, chunk=chunk, logits_out=logits_out, kernel=kernel, trace=trace)
         return self.launch(*prepared)
 
     def prepare(

@@ -30,7 +30,14 @@ class Wait:
     def place(self) -> tuple[int, ...]:
         """How far the worker had come: whoever is furthest behind knows the cause. What a stage needs of its own rank
         it needs before it speaks to others."""
-        return self.position, self.layer, STAGE_ORDER[self.stage], self.peer is not None, self.rank, self.worker
+        return (
+            self.position,
+            self.layer,
+            STAGE_ORDER[self.stage],
+            self.peer is not None,
+            self.rank,
+            self.worker,
+        )
 
 
 def waits_of(rank: int, table: NDArray[np.int32]) -> list[Wait]:

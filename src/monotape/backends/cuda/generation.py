@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from monotape.backends.cuda.driver import Kernel
-from monotape.backends.cuda.params import STAGES
+from monotape.backends.cuda.params import STAGE_ORDER, STAGES
 from monotape.backends.cuda.sampling import SamplingMemory
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import FinishReason, Job, Token
@@ -38,6 +38,10 @@ class Launch:
         self.tokens: list[Token] = []
         self.finish_reason: FinishReason | None = None
         self.fault: BackendError | None = None
+        self.fault_place: tuple[int, int] = (
+            0,
+            0,
+        )  # layer and order of the stage, of values that are not numbers
         self.ended = False
         self.start_ns = 0
         self._backend, self.kernel, self._job = backend, kernel, job
@@ -90,6 +94,7 @@ class Launch:
     def _find_fault(self) -> BackendError | None:
         status = self._memory.status
         if status.finish == _NUMERICAL:
+            self.fault_place = (status.layer, STAGE_ORDER[status.stage])
             inside = status.layer < self._backend.spec.layers
             place = f"Stage {STAGES[status.stage]}" + (f" of layer {status.layer}" if inside else "")
             return NumericalFault(

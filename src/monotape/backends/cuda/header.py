@@ -71,7 +71,8 @@ def rank_constants(spec: ModelSpec, plan: Plan) -> dict[str, int]:
         )
     return {
         "kRanks": len(plan.ranks), "kAllVocab": spec.vocab, "kSlots": max(1, plan.slots),
-        "kSends": max(1, sends_of(plan)), "kLateFolds": max(0, len(plan.steps) - 2 * plan.layers),
+        "kSends": max(1, sends_of(plan)), "kSteps": max(1, len(plan.steps)),
+        "kLateFolds": max(0, len(plan.steps) - 2 * plan.layers),
         "kHeadInputNumber": _HEAD_INPUTS.index(plan.head_input),
     }  # fmt: skip
 
@@ -121,6 +122,8 @@ def ring_pages(spec: ModelSpec, plan: Plan, blocks: int) -> int:
     rest = (
         max(sums, attention) + lists + 64 * most_blocks(plan) + 4 * 8 * width_tiles + 8 * head + _OTHER_SHARED
     )
+    if plan.steps:
+        rest += 16 * len(plan.steps) + 4 * 8 * _BATCH_TILES  # steps, and sums that came early
     return (SHARED_MEMORY - rest) // (blocks * BLOCK_BYTES)
 
 

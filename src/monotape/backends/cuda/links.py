@@ -31,8 +31,9 @@ class RanksStruct(ctypes.Structure):
     """kernels/types.h: Ranks"""
 
     _fields_ = (
-        ("inbox", InboxStruct * MOST_RANKS), ("steps", c_void_p), ("link_delay_ns", c_int64),
-        ("rank", c_int32), ("first_id", c_int32), ("first_send", c_uint32), ("first_token", c_uint32),
+        ("inbox", InboxStruct * MOST_RANKS), ("own", InboxStruct), ("steps", c_void_p), ("link_delay_ns", c_int64),
+        ("rank", c_int32), ("first_id", c_int32), ("peers", c_uint32), ("spare", c_uint32),
+        ("first_send", c_uint32), ("first_token", c_uint32),
     )  # fmt: skip
 
 
@@ -89,18 +90,14 @@ class InboxMemory:
         self.memory = DeviceMemory(inbox_bytes(spec, plan, link_delay=link_delay))
         self.memory.fill(0)
 
-    def struct(self, moved: int = 0) -> InboxStruct:
-        """Where it is; `moved`, as if everything that a rank sends came from so many ranks further on."""
+    def struct(self, sender: int = 0) -> InboxStruct:
+        """Where it is, or where a sender's part of each region begins."""
         struct, at = InboxStruct(), self.memory.pointer
         for name in _REGIONS:
             words, apart = self._regions[name]
-            setattr(struct, name, at + moved * apart * (16 if self.link_delay else 8))
+            setattr(struct, name, at + sender * apart * (16 if self.link_delay else 8))
             at += _region_bytes(words, self.link_delay)
         return struct
-
-    def looped_back(self, rank: int, ranks: int) -> list[InboxStruct]:
-        """What `rank` tells its peers comes back to itself, as if each of them had sent it: a rank alone."""
-        return [self.struct(other - rank) for other in range(ranks)]
 
     def close(self) -> None:
         self.memory.close()

@@ -50,7 +50,9 @@ class RankedSequence:
 class RankedLaunch:
     """The launches of all ranks until the last has ended; as a Launch, for whoever asks."""
 
-    def __init__(self, backend: RankedCudaBackend, launches: Sequence[Launch], sequence: RankedSequence) -> None:
+    def __init__(
+        self, backend: RankedCudaBackend, launches: Sequence[Launch], sequence: RankedSequence
+    ) -> None:
         self.finish_reason: FinishReason | None = None
         self.fault: BackendError | None = None
         self.ended = False
@@ -68,8 +70,10 @@ class RankedLaunch:
     def collect(self) -> bool:
         """Takes over what the kernels have told since; whether all have ended."""
         with self._lock:
-            if not self.ended and all([launch.collect() for launch in self._launches]):
-                self._end()
+            if not self.ended:
+                ended = [launch.collect() for launch in self._launches]  # each of them, ended or not
+                if all(ended):
+                    self._end()
             return self.ended
 
     def _end(self) -> None:
@@ -84,16 +88,20 @@ class RankedLaunch:
 
     def _find_fault(self) -> BackendError | None:
         """Whatever stopped one rank ends the others at their deadline; that is the least of what can be said."""
-        faults = [launch.fault for launch in self._launches if launch.fault is not None]
-        for kind in (NumericalFault, DeadlineFault):
-            for fault in faults:
-                if isinstance(fault, kind):
-                    return self._backend.name_deadline(fault) if kind is DeadlineFault else fault
-        if faults:
-            return faults[0]
+        broken = [launch for launch in self._launches if launch.fault is not None]
+        not_numbers = [launch for launch in broken if isinstance(launch.fault, NumericalFault)]
+        if not_numbers:  # they spread to all ranks: where were they first?
+            return min(not_numbers, key=lambda launch: launch.fault_place).fault
+        for launch in broken:
+            if isinstance(launch.fault, DeadlineFault):
+                return self._backend.name_deadline(launch.fault)
+        if broken:
+            return broken[0].fault
         chosen = [[token.id for token in launch.tokens] for launch in self._launches]
         if any(tokens != chosen[0] for tokens in chosen):
-            return BackendError("Ranks chose different tokens.", "This is a fault in Monotape; please report it.")
+            return BackendError(
+                "Ranks chose different tokens.", "This is a fault in Monotape; please report it."
+            )
         return None
 
     def cancel(self) -> None:
@@ -134,7 +142,7 @@ class RankedCudaBackend:
         self._stopped: tuple[int, int] | None = None
         self._launch: RankedLaunch | None = None
         self._lock = threading.RLock()
-        inboxes = [rank.inbox.struct() for rank in self.ranks if rank.inbox is not None]
+        inboxes = [rank.inbox for rank in self.ranks if rank.inbox is not None]
         for rank in self.ranks:
             rank.connect(inboxes)
 
