@@ -165,7 +165,7 @@ __device__ __forceinline__ void publish_results(Consumer& c, const Share& share)
     float peak, sum;
     const float value = combine_warps(c.shared, smaller(share.count, kWarps), g, d, peak, sum);
     if (share.splits == 1) {
-      const uint4 word = gather_word(value / sum);
+      const uint4 word = gather_word(__fdividef(value, sum));
       if (real && d % 8 == 0) publish(exchange.attended, c.turn, (share.kv_head * kGroup + g) * kHeadWords + d / 8, word);
       continue;
     }
@@ -257,7 +257,8 @@ __device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, 
       value[2] += __uint_as_float(part[s].z) * weight, value[3] += __uint_as_float(part[s].w) * weight;
     }
   }
-  const uint32_t low = pack_pair(value[0] / sum, value[1] / sum), high = pack_pair(value[2] / sum, value[3] / sum);
+  const float scale = __fdividef(1, sum);
+  const uint32_t low = pack_pair(value[0] * scale, value[1] * scale), high = pack_pair(value[2] * scale, value[3] * scale);
   const uint4 word = make_uint4(low, high, __shfl_down_sync(~0u, low, 1), __shfl_down_sync(~0u, high, 1));
   __syncwarp();
   const bool publishes = c.lane() % 2 == 0 && c.lane() < kPartialWords - 1;

@@ -102,6 +102,12 @@ __device__ __forceinline__ void report_nan(Shared& shared, Stage stage, int laye
   if (shared.nan_place < 0) shared.nan_place = layer * kTracedStages + static_cast<int>(stage);
 }
 
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) value += __shfl_xor_sync(~0u, value, o);
+  return value;
+}
+
 // Eight neighbouring lanes' values as one word, in the first of them.
 __device__ __forceinline__ uint4 gather_word(float value) {
   const uint32_t pair = pack_pair(value, __shfl_down_sync(~0u, value, 1));

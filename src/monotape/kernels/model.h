@@ -34,15 +34,15 @@ __device__ __forceinline__ void embed(Consumer& c, int token) {
 __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer) {
   Exchange& exchange = *c.params.exchange;
   const int turn = c.turn & 1, norm = layer * kWidth;
-  const int blocks = k_blocks(stage), words = divide_up(stage_k(stage), 8);
+  const int blocks = k_blocks(stage), words = divide_up(stage_k(stage), 8), in_page = tiles_in_page(stage);
   switch (stage) {
-    case Stage::qkv: return {stage, layer, blocks, words, exchange.residual[turn], c.params.attention_norm + norm};
-    case Stage::output: return {stage, layer, blocks, words, exchange.attended[turn], nullptr};
-    case Stage::gate_up: return {stage, layer, blocks, words, exchange.after_attention[turn], c.params.ffn_norm + norm};
-    case Stage::down: return {stage, layer, blocks, words, exchange.activation[turn], nullptr};
+    case Stage::qkv: return {stage, layer, blocks, words, in_page, exchange.residual[turn], c.params.attention_norm + norm};
+    case Stage::output: return {stage, layer, blocks, words, in_page, exchange.attended[turn], nullptr};
+    case Stage::gate_up: return {stage, layer, blocks, words, in_page, exchange.after_attention[turn], c.params.ffn_norm + norm};
+    case Stage::down: return {stage, layer, blocks, words, in_page, exchange.activation[turn], nullptr};
     default: {
-      const bool normed = kHeadInput == HeadInput::mean;  // already
-      return {stage, layer, blocks, words, exchange.final_residual[c.sample_turn & 1], normed ? nullptr : c.params.final_norm};
+      const float* gain = kHeadInput == HeadInput::mean ? nullptr : c.params.final_norm;  // a mean is of normalised values
+      return {stage, layer, blocks, words, in_page, exchange.final_residual[c.sample_turn & 1], gain};
     }
   }
 }
@@ -65,7 +65,7 @@ __device__ __forceinline__ void end_row(Consumer& c, Stage stage, int layer, int
     return;
   }
   const float up = __shfl_down_sync(~0u, y, kTileRows);
-  if (stage == Stage::gate_up) y = y / (1 + __expf(-y)) * up;  // gate tiles are even, their up tiles follow
+  if (stage == Stage::gate_up) y = __fdividef(y, 1 + __expf(-y)) * up;  // gate tiles are even, their up tiles follow
   if (kQkvBias && stage == Stage::qkv && real) y += c.params.qkv_bias[layer * kQkvRows + index];
   if ((stage == Stage::output || stage == Stage::down) && real) y = end_module(c, stage, layer, tile * kTileRows + row, y);
   const uint4 value = gather_word(y);

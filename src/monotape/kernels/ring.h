@@ -20,7 +20,7 @@ struct alignas(128) Shared {
   float residual[kMostWidthTiles * kTileRows];              // this worker's own elements of the residual stream
   uint4 new_key[kHeadBlocks * 4];                           // of the token at hand, for the unit that it belongs to
   alignas(16) uint16_t new_value[kHeadDim];
-  float cosines[kRopeDims / 2], sines[kRopeDims / 2];       // of the token at hand
+  alignas(16) float cosines[kRopeDims / 2], sines[kRopeDims / 2];  // of the token at hand
   float best_value[kWarps];
   int best_id[kWarps];
   Span spans[kMatrixStages];
@@ -207,21 +207,26 @@ class PageReader {
  public:
   __device__ explicit PageReader(Shared& shared) : shared_(shared) {}
 
+  // A page may be taken several times before it is given back.
   __device__ __forceinline__ const uint4* take() {
     while (!barrier_passed(&shared_.full[cursor_.slot], cursor_.round))
-      if (shared_.failed) break;  // what was taken is never used: the block's next meeting ends the request
+      if (shared_.failed) {
+        lost_ = true;  // what was taken is never used: the block's next meeting ends the request
+        break;
+      }
     return reinterpret_cast<const uint4*>(shared_.ring[cursor_.slot]);
   }
   __device__ __forceinline__ void give_back(int lane) {
     __syncwarp();
     // After a failure pages are skipped, not taken: giving them back would have them overwritten while they land.
-    if (lane == 0 && !shared_.failed) barrier_arrive(&shared_.empty[cursor_.slot]);
+    if (lane == 0 && !lost_) barrier_arrive(&shared_.empty[cursor_.slot]);
     cursor_.advance();
   }
 
  private:
   Shared& shared_;
   Cursor cursor_;
+  bool lost_ = false;
 };
 
 }  // namespace monotape

@@ -55,8 +55,7 @@ __device__ inline void normalise_rows(Consumer& c, Chunk chunk, const float* gai
       const float value = load_row_value(in + k);
       squares += value * value;
     }
-#pragma unroll
-    for (int o = 16; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
+    squares = warp_sum(squares);
     const float scale = rsqrtf(squares / kWidth + kNormEps);
 #pragma unroll 2
     for (int word = c.lane(); word < kWidthWords; word += 32) {

@@ -23,7 +23,7 @@ def plan_header(
     link_delay: bool = False,
     trace: bool = False,
     few: int = 1,
-    many: int = 4,
+    many: int | None = None,
     units_per_split: int = 8,
     quiet_attention: bool = False,
     prefill: bool = True,
@@ -47,7 +47,7 @@ def plan_header(
         f"constexpr bool kQkvBias = {str(spec.qkv_bias).lower()}, kQkNorm = {str(spec.qk_norm).lower()};",
         f"constexpr bool kFloat16 = {str(plan.format is Format.F16).lower()};",
         # Copies in flight: few while consumers poll the exchange, which must not queue behind them; then many.
-        f"constexpr int kFewInFlight = {few}, kManyInFlight = {many};",
+        f"constexpr int kFewInFlight = {few}, kManyInFlight = {many or in_flight(blocks)};",
         f"constexpr bool kQuietAttention = {str(quiet_attention).lower()};",
         # Without: for a look at the decode path alone, and where ranks take a prompt token by token.
         f"constexpr bool kPrefill = {str(prefill and ranks['kRanks'] == 1).lower()};",
@@ -78,19 +78,32 @@ def rank_constants(spec: ModelSpec, plan: Plan) -> dict[str, int]:
 
 
 def page_blocks(spec: ModelSpec, plan: Plan) -> int:
-    """Blocks of a page: the size that leaves the least of the ring empty, weighted by what each stage streams."""
+    """Blocks of a page: the size that leaves the least of the ring empty, weighted by what each stage streams.
+
+    Every page costs the same to hand over: as much as if it were eight blocks longer.
+    """
     unit = kv_unit_bytes(spec) // BLOCK_BYTES
 
-    def wasted(size: int) -> float:
-        waste = 0.0
+    def filled(size: int) -> float:
+        total = used = 0.0
         for stage in plan.ranks[0].layer_stages:
             blocks = stage.padded_k // _BLOCK_K
             pieces = -(-blocks // size)
-            used = blocks / (pieces * size) if pieces > 1 else size // blocks * blocks / size
-            waste += (1 - used) * stage.tiles * blocks
-        return waste
+            share = blocks / (pieces * size) if pieces > 1 else size // blocks * blocks / size
+            total += stage.tiles * blocks
+            used += stage.tiles * blocks * share
+        return used / total
 
-    return min((size for size in (32, 40, 24) if size >= unit), key=wasted)
+    def worth(size: int) -> float:
+        ring = ring_pages(spec, plan, size) * size * BLOCK_BYTES / SHARED_MEMORY
+        return filled(size) * ring - 8 / size
+
+    return max((size for size in range(24, 81, 8) if size >= unit), key=worth)
+
+
+def in_flight(blocks: int) -> int:
+    """Pages that are copied at once while nobody waits: about 64 KB."""
+    return max(2, 65536 // (blocks * BLOCK_BYTES))
 
 
 def kv_unit_bytes(spec: ModelSpec) -> int:
