@@ -91,6 +91,8 @@ class FakeCuda:
         self.Device.get_all_devices = lambda: [self._device(index) for index in range(devices)]
         self.used = 0
         self.kept: dict[int, Any] = {}
+        self.device_of: dict[int, int] = {}  # of memory, by its address
+        self.pools: dict[int, Any] = {}
         self.current = threading.local()
         self.launched: list[tuple[Any, ...]] = []
         self.attributes: list[tuple[Any, ...]] = []
@@ -103,7 +105,7 @@ class FakeCuda:
             name=self.name,
             compute_capability=self.capability,
             properties=SimpleNamespace(multiprocessor_count=5),
-            set_current=lambda: setattr(self.current, "ready", True),
+            set_current=lambda: (setattr(self.current, "ready", True), setattr(self.current, "index", index)),
             create_stream=lambda: self._needs_context(Stream),
             create_event=lambda: self._needs_context(Event),
             sync=lambda: None,
@@ -118,7 +120,15 @@ class FakeCuda:
 
     def DeviceMemoryResource(self, device: Any, options: Any) -> Any:  # noqa: N802
         attributes = SimpleNamespace(reserved_mem_current=0, used_mem_current=0)
-        return SimpleNamespace(allocate=self._allocate, attributes=attributes)
+
+        def allocate(size: int, *, stream: Any) -> Buffer:
+            buffer = self._allocate(size, stream=stream)
+            self.device_of[buffer.handle] = device.device_id
+            return buffer
+
+        pool = SimpleNamespace(allocate=allocate, attributes=attributes, peer_accessible_by=())
+        self.pools[device.device_id] = pool
+        return pool
 
     def LegacyPinnedMemoryResource(self) -> Any:  # noqa: N802
         return SimpleNamespace(allocate=lambda size: self._allocate(size, stream=None))
