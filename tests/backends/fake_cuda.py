@@ -95,6 +95,7 @@ class FakeCuda:
         self.pools: dict[int, Any] = {}
         self.current = threading.local()
         self.launched: list[tuple[Any, ...]] = []
+        self.loaded: list[tuple[int, Any]] = []  # the GPU that was current, and the function
         self.attributes: list[tuple[Any, ...]] = []
 
     def _device(self, index: int) -> Any:
@@ -160,6 +161,10 @@ class FakeCuda:
             self.launched.append((*arguments[:-1], pointers[0]))
             return (0,)
 
+        def load(function: Any) -> tuple[int]:
+            self.loaded.append((self.current.index, function))
+            return (0,)
+
         def set_attribute(*arguments: Any) -> tuple[int]:
             self.attributes.append(arguments)
             return (0,)
@@ -175,6 +180,7 @@ class FakeCuda:
             cuMemcpy2DAsync=copy_rows,
             CUkernel=int, CUfunction=int, cuMemGetInfo=lambda: (0, self.memory - self.used, self.memory),
             cuLaunchCooperativeKernel=launch, cuKernelSetAttribute=set_attribute,
+            cuKernelGetFunction=lambda kernel: (0, kernel), cuFuncLoad=load,
             CUfunction_attribute=SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared"),
         )  # fmt: skip
 

@@ -80,6 +80,7 @@ def test_ranks_have_memory_of_their_own_and_reach_each_other(folder: Path, emula
     with fake_gpu(RankGpu(devices=1 if emulated else 2)) as gpu:
         backend = load(folder, emulated=emulated)
         assert backend.plan.machine.workers == (2 if emulated else 5)
+        assert [index for index, _ in gpu.loaded] == ([0, 0] if emulated else [0, 1])
         sequence = backend.new_sequence()
         generation = backend.start(Job((3, 5), 0, 4), sequence)
         assert [token.id for token in generation] == [0, 1, 2, 3]

@@ -313,6 +313,15 @@ class Kernel:
         kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _check(driver.cuKernelSetAttribute(kind, count, driver.CUkernel(int(self._kernel.handle)), 0))
 
+    def load_now(self) -> None:
+        """Puts the code onto the GPU. Otherwise the first launch does, and may wait for all that runs there: for ever,
+        if that waits for this."""
+        driver = _bindings()
+        with on_device(self._device):
+            device()
+            function = _check(driver.cuKernelGetFunction(driver.CUkernel(int(self._kernel.handle))))
+            _check((*driver.cuFuncLoad(function), None))
+
     def launch(self, blocks: int, threads: int, parameters: ctypes.Structure) -> None:
         """All blocks are resident together, or the launch fails.
 

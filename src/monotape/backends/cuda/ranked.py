@@ -145,6 +145,7 @@ class RankedCudaBackend:
         inboxes = [rank.inbox for rank in self.ranks if rank.inbox is not None]
         for rank in self.ranks:
             rank.connect(inboxes)
+            rank.kernel.load_now()
 
     @classmethod
     def load(
