@@ -43,13 +43,12 @@ PLAIN = {
 }  # fmt: skip
 #: Ways in which lanes share what they compute, and their workers.
 SETTINGS: dict[str, tuple[dict[str, Any], int]] = {
-    "delay 1": (in_modules(1), 3),
+    "feed-forward alone, delay 1": ({"use_attention_comm": False, **in_modules(1)}, 3),
     "delay 2": ({"num_hidden_layers": 3}, 2),
     "delay 2, four lanes": ({"num_lanes": 4, "num_hidden_layers": 3}, 1),
     "early sums": ({"use_early_comm": True, "num_hidden_layers": 3}, 2),
     "ladder of three": ({**in_modules(3), "ladder_residual": True}, 2),
     "silent": ({"use_comm": False}, 2),
-    "attention alone": ({"use_mlp_comm": False}, 2),
     "summed head": ({"pre_norm_lane_agg": True}, 2),
     "norms of their own": ({"replicated_rmsn_scale": False}, 2),
     "head by vocabulary": ({"lm_head_type": "vocab_parallel"}, 2),
@@ -111,13 +110,13 @@ def agrees(backend: RankedCudaBackend, exact: Logits, count: int) -> None:
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-@pytest.mark.parametrize(("name", "ranks", "workers"), [("llama", 2, 2), ("qwen2", 2, 3), ("qwen2", 4, 1)])
+@pytest.mark.parametrize(("name", "ranks", "workers"), [("llama", 2, 2), ("qwen2", 2, 2), ("qwen2", 4, 1)])
 def test_tensor_parallelism_in_any_order(
     load: Load, place: Path, name: str, ranks: int, workers: int
 ) -> None:
     want = reference(place / name, CONTEXT, tp=ranks)
-    exact = want.logits(TOKENS[:7], want.new_sequence())
-    agrees(load(name, workers, ranks), exact, 7)
+    exact = want.logits(TOKENS[:5], want.new_sequence())
+    agrees(load(name, workers, ranks), exact, 5)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -164,7 +163,7 @@ def test_greedy_tokens_cancelling_and_a_second_turn(
 )
 def test_sampling_in_any_order(load: Load, settings: dict[str, Any]) -> None:
     """What the reference draws from the kernel's own logits, and their log-probabilities."""
-    backend, prompt = load("qwen2", 3, 2), (5, 9, 5)
+    backend, prompt = load("qwen2", 2, 2), (5, 9, 5)
     job = Job(prompt, 0, 4, (9, 40), 2, Sampling(seed=77, **settings), logprobs=4)
     for schedule in SCHEDULES:
         HostKernel.schedule = schedule
@@ -237,11 +236,10 @@ def test_with_fewer_slots_a_word_is_overwritten_and_noticed(load: Load) -> None:
         many_schedules()
 
 
-@pytest.mark.parametrize("name", ["delay 2", "silent"])
-def test_a_rank_alone_hears_itself(place: Path, name: str) -> None:
+def test_a_rank_alone_hears_itself(place: Path) -> None:
     """The share of one rank, looped back: what an experiment runs. The numbers are nobody's, but the same each time."""
     with host_gpu(place / "libraries"):
-        checkpoint = open_checkpoint(place / name)
+        checkpoint = open_checkpoint(place / "delay 2")
         spec = spec_from_config(checkpoint.config)
         backend = CudaBackend.load(spec, gpu_plan(spec, 2, CONTEXT), checkpoint, link_delay=True)
         backend.loop_back()
@@ -258,7 +256,7 @@ def test_a_rank_alone_hears_itself(place: Path, name: str) -> None:
 
 def test_numbers_start_again_before_they_run_out(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monotape.backends.cuda.links._LAST_NUMBER", 600)
-    backend = load("qwen2", 1, 2)
+    backend = load("qwen2", 2, 2)
     job, seen = Job(TOKENS[:3], 0, 3), []
     for _ in range(5):
         seen.append(ids(list(backend.start(job, backend.new_sequence()))))

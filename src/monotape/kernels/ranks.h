@@ -27,20 +27,21 @@ constexpr int kPeerWait = 1 << 30;  // of an owed word; then the peer that owes 
 // wait too, for what comes of this.
 class LinkPatience {
  public:
-  __device__ LinkPatience(Shared& shared, Stage stage, int layer) : shared_(shared), stage_(stage), layer_(layer) {}
+  __device__ LinkPatience(Consumer& c, Stage stage, int layer) : c_(c), stage_(stage), layer_(layer) {}
 
   // Whether it is time to say something; asked in each round of polling.
   __device__ __forceinline__ bool due() { return (++rounds_ & 1023) == 0; }
   // False: it is time to give up.
   __device__ __forceinline__ bool say(int peer, int word) {
-    shared_.owed_stage = static_cast<int>(stage_), shared_.owed_layer = layer_;
-    shared_.owed_word = kPeerWait | peer << 24 | word;
-    shared_.owed_progress = shared_.progress;
-    return !shared_.failed;
+    Shared& shared = c_.shared;
+    shared.owed_stage = static_cast<int>(stage_), shared.owed_layer = layer_;
+    shared.owed_word = kPeerWait | peer << 24 | word;
+    shared.owed_progress = shared.progress;
+    return !shared.failed;
   }
 
  private:
-  Shared& shared_;
+  Consumer& c_;
   Stage stage_;
   int layer_;
   int rounds_ = 0;
@@ -156,7 +157,7 @@ __device__ __forceinline__ float fold(Consumer& c, Stage stage, int layer, const
   const Ranks& ranks = c.params.ranks;
   const uint32_t number = send_number(c, step.folds);
   Arrivals found;
-  LinkPatience patience(c.shared, stage, layer);
+  LinkPatience patience(c, stage, layer);
   found.wait(sums_of(ranks, number, element), kLinkWidth, number, ranks, needed(step, ranks), element, patience);
   return added_up(found, step, ranks, own);
 }

@@ -22,7 +22,7 @@ __device__ __forceinline__ void share_squares(Consumer& c, uint32_t number) {
   }
   if (c.warp() >= kRanks) return;
   const LinkWord* words = ranks.own.squares + place + c.warp() * kWorkers;
-  LinkPatience patience(c.shared, Stage::head, kLayers);
+  LinkPatience patience(c, Stage::head, kLayers);
   float squares = 0;
   for (int worker = c.lane(); worker < kWorkers; worker += 32)
     squares += __uint_as_float(receive(words + worker, number, ranks, c.warp(), worker, patience));
@@ -54,7 +54,7 @@ __device__ __forceinline__ bool combine_lanes(Consumer& c) {
   for (int i = c.thread; i < divide_up(owned.count * kTileRows, 32) * 32; i += kConsumers) {  // whole warps: they shuffle
     float sum = 0;
     if (i < owned.count * kTileRows) {
-      LinkPatience patience(c.shared, Stage::head, kLayers);
+      LinkPatience patience(c, Stage::head, kLayers);
       Arrivals found;
       found.wait(ranks.own.lanes + place + first + i, kLinkWidth, number, ranks, kAllRanks, first + i, patience);
 #pragma unroll

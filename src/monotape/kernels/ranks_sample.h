@@ -27,7 +27,7 @@ __device__ __forceinline__ void collect_logits(Consumer& c) {
   const Ranks& ranks = c.params.ranks;
   const uint32_t number = token_number(c);
   const LinkWord* words = ranks.own.logits + static_cast<int>(number % 2) * kAllVocab;
-  LinkPatience patience(c.shared, Stage::sample, kLayers);
+  LinkPatience patience(c, Stage::sample, kLayers);
 #pragma unroll 1
   for (int id = drawn_from(c) + c.thread; id < drawn_until(c); id += kConsumers) {
     // Vocabularies are shared out evenly, so this is who owes it, or a neighbour.
@@ -55,7 +55,7 @@ __device__ __forceinline__ Choice agree(Consumer& c, const Choice& mine, Better 
   if (blockIdx.x == 0 && rank < kRanks) push(ranks.inbox[rank].choices + place + part, value, number);
   uint32_t told = 0;
   if (rank < kRanks) {
-    LinkPatience patience(c.shared, Stage::sample, kLayers);
+    LinkPatience patience(c, Stage::sample, kLayers);
     told = receive(ranks.own.choices + place + c.lane(), number, ranks, rank, part, patience);
   }
   __syncwarp();
