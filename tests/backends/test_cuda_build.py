@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from monotape.backends.cuda.driver import compile_kernel, resource_usage
 from monotape.backends.cuda.header import SHARED_MEMORY, plan_header
 from monotape.engine.loading import gpu_plan
 from monotape.errors import UnsupportedModel
+from monotape.models.lanes import delayed, ladder
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Format
@@ -63,6 +65,27 @@ def test_so_do_its_variants(variant: str) -> None:
     spec = spec_of("smollm2-135m")
     fmt = Format.F16 if variant == "fp16" else Format.BF16
     check(plan_header(spec, gpu_plan(spec, H200_PROCESSORS, 4096, fmt), trace=variant == "trace"))
+
+
+RANKS = {
+    "eight of llama-3.1-8b": ("llama-3.1-8b", 8, None, H200_PROCESSORS),
+    "eight of llama-3.1-8b on one GPU": ("llama-3.1-8b", 8, None, 16),
+    "four of dense-2b, delayed": ("dense-2b", 4, delayed(4, 2), H200_PROCESSORS),
+    "two of qwen3-0.6b, a ladder, on one GPU": ("qwen3-0.6b", 2, ladder(2), 66),
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_ranks_compile_without_spilling(name: str) -> None:
+    shape, ranks, lanes, workers = RANKS[name]
+    spec = replace(spec_of(shape), lanes=lanes)
+    check(plan_header(spec, gpu_plan(spec, workers, 4096, tp=ranks)))
+
+
+def test_so_do_experiments_with_slow_links_almost() -> None:
+    """A word that says when it was sent takes two registers more."""
+    spec = replace(spec_of("dense-2b"), lanes=delayed(4, 2))
+    check(plan_header(spec, gpu_plan(spec, H200_PROCESSORS, 4096), link_delay=True), most_stack=32)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

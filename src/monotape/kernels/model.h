@@ -2,6 +2,8 @@
 #pragma once
 #include "attention.h"
 #include "matrix.h"
+#include "ranks_head.h"
+#include "ranks_sample.h"
 
 namespace monotape {
 
@@ -37,25 +39,35 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   const auto pass = [&](const uint4* input, const float* gain, uint4* output) {
     matrix.input = input, matrix.gain = gain, matrix.output = output;
   };
+  // What the head starts from may be made of more than this rank has: see ranks.h.
+  uint4* final_output = kHeadInput == HeadInput::own ? exchange.final_residual[sample_turn] + first : nullptr;
   if (stage == Stage::qkv) pass(exchange.residual[turn], c.params.attention_norm + norm, exchange.qkv[turn] + first);
   if (stage == Stage::output) pass(exchange.attended[turn], nullptr, exchange.after_attention[turn] + first);
   if (stage == Stage::gate_up)
     pass(exchange.after_attention[turn], c.params.ffn_norm + norm, exchange.activation[turn] + first / 2);
   if (stage == Stage::down)
-    pass(exchange.activation[turn], nullptr, (last ? exchange.final_residual[sample_turn] : exchange.residual[turn ^ 1]) + first);
-  if (stage == Stage::head) pass(exchange.final_residual[sample_turn], c.params.final_norm, nullptr);
+    pass(exchange.activation[turn], nullptr, last ? final_output : exchange.residual[turn ^ 1] + first);
+  const float* final_gain = kHeadInput == HeadInput::mean ? nullptr : c.params.final_norm;  // a mean is of normalised values
+  if (stage == Stage::head) pass(exchange.final_residual[sample_turn], final_gain, nullptr);
   return matrix;
+}
+
+// An element of the residual stream after a module, of which this rank has `partial`.
+__device__ __forceinline__ float end_module(Consumer& c, Stage stage, int layer, int own, float partial) {
+  float& residual = c.shared.residual[own];
+  if constexpr (kRanks == 1) return residual += partial;
+  return residual = settle(c, stage, layer, own, residual, partial);
 }
 
 // What becomes of a finished row. Whole warps: a word is gathered from eight lanes.
 __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int tile, int row, float y, bool real) {
   const Stage stage = matrix.stage;
   if (stage == Stage::head) {
-    const int index = (c.span(stage).first + tile) * kTileRows + row;
-    if (real && index < kVocab) {
-      c.params.logits[index] = y;
-      if (better({y, index}, c.best)) c.best = {y, index};
-    }
+    const int index = (c.span(stage).first + tile) * kTileRows + row, id = first_id(c.params) + index;
+    if (!real || index >= kVocab) return;
+    if (kRanks > 1 && c.params.sampling.active) push_logit(c, id, y);
+    else c.params.logits[id] = y;
+    if (better({y, id}, c.best)) c.best = {y, id};
     return;
   }
   const bool paired = stage == Stage::gate_up;  // gate tiles are even, their up tiles follow
@@ -63,9 +75,9 @@ __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int t
   if (paired) y = __fdividef(y, 1 + __expf(-y)) * up;
   if (kQkvBias && stage == Stage::qkv && real)
     y += c.params.qkv_bias[matrix.layer * kQkvRows + (c.span(stage).first + tile) * kTileRows + row];
-  if ((stage == Stage::output || stage == Stage::down) && real) y = c.shared.residual[tile * kTileRows + row] += y;
+  if ((stage == Stage::output || stage == Stage::down) && real) y = end_module(c, stage, matrix.layer, tile * kTileRows + row, y);
   const uint4 word = gather_word(y);
-  if (row == 0 && real && !(paired && tile % 2)) store_word(matrix.output + (paired ? tile / 2 : tile), word);
+  if (row == 0 && real && !(paired && tile % 2) && matrix.output) store_word(matrix.output + (paired ? tile / 2 : tile), word);
 }
 
 // A token through all layers and the head, or the last row of a prefill through the head only. The logits of this
@@ -75,6 +87,7 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     keep_lists(c, position);
     keep_angles(c, position);
     embed(c, token);
+    if constexpr (kRanks > 1) count_sends(c);
     if (!c.meet()) return false;
   }
 #pragma unroll 1
@@ -84,6 +97,8 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     // This token's KV, and the candidates' reset, come before the word that this worker elects with.
     if (stage == Stage::head) fence_device(), c.best = nobody();
     const auto resets = [&] { return resets_at(c, stage, layer); };
+    if constexpr (kRanks > 1)
+      if (stage == Stage::output || stage == Stage::down) look_early(c, c.shared.steps[step / 2]);
     const Matrix matrix = matrix_of(c, stage, layer);
     const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, matrix, tile, row, y, real); };
     if (!run_matrix(c, matrix, resets, ending)) return false;
@@ -92,6 +107,8 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
       if (!attend(c, layer, position)) return false;
       combine(c, layer, position);
     }
+    if constexpr (kHeadInput != HeadInput::own)
+      if (step == 4 * kLayers - 1 && !combine_lanes(c)) return false;
     if (stage == Stage::down) c.turn++;
   }
 }

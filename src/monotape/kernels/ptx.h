@@ -130,6 +130,22 @@ __device__ __forceinline__ void store_word(uint4* p, uint4 v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
+// Words between ranks, which may be on several GPUs: eight bytes at once, wherever the memory is.
+__device__ __forceinline__ uint64_t load_link(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_link(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+// Two of them by one instruction; each arrives whole, but nobody says which first.
+__device__ __forceinline__ void load_links(const uint64_t* p, uint64_t& a, uint64_t& b) {
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1}, [%2];" : "=l"(a), "=l"(b) : "l"(p) : "memory");
+}
+__device__ __forceinline__ void store_links(uint64_t* p, uint64_t a, uint64_t b) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(a), "l"(b) : "memory");
+}
 // Through the L2, because another worker wrote it: rows of a prefill.
 __device__ __forceinline__ uint4 load_row_word(const uint4* p) { return __ldcg(p); }
 __device__ __forceinline__ float load_row_value(const float* p) { return __ldcg(p); }

@@ -47,6 +47,12 @@ struct alignas(128) Shared {
   volatile int nan_place;                                   // layer and stage that gave a NaN; -1: none
   volatile int failed;                                      // waits are given up
   int next_token, stopping, barriers;
+  volatile int owed_stage, owed_layer, owed_word;           // the same of who waits for another rank: see ranks.h
+  volatile int owed_progress;
+  uint32_t first_send;                                      // number that this token's sends are counted from
+  float lane_scale[kRanks];                                 // of each rank's final residual: see ranks_head.h
+  RankStep steps[kSteps];                                   // of the modules, then those that fold what is left
+  float early[kRanks > 1 ? kBatchTiles * kTileRows : 1];    // sums that have come before the stage that folds them
 };
 
 static_assert(sizeof(Shared) <= 227 * 1024, "a block's shared memory");

@@ -1,6 +1,7 @@
 // From logits to the next token.
 #pragma once
 #include "clerk.h"
+#include "ranks_sample.h"
 
 namespace monotape {
 
@@ -26,7 +27,7 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
     mine = best_of_warp(mine);
     uint4(*candidates)[kWorkers] = c.params.exchange->candidates;
     if (c.lane() == 0) {
-      const float logit = chosen_logit && mine.id < kVocab ? c.params.logits[mine.id] : 0;
+      const float logit = chosen_logit && mine.id < kAllVocab ? c.params.logits[mine.id] : 0;
       store_word(&candidates[c.sample_turn % 3][blockIdx.x],
                  make_uint4(__float_as_uint(mine.score), mine.id, blockIdx.x == 0 && c.shared.cancel, __float_as_uint(logit)));
     }
@@ -49,11 +50,20 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
       for (int i = 0; i < kCount; i++)
         if (index[i] >= 0 && static_cast<int>(word[i].y) == mine.id) *chosen_logit = __uint_as_float(word[i].w);
     }
+    int stop = word[0].z;
+    if constexpr (kRanks > 1) {
+      __syncwarp();
+      const Choice told = {mine.score, mine.id, __shfl_sync(~0u, stop, 0), chosen_logit ? *chosen_logit : 0};
+      const auto beats = [](float a, int id_a, float b, int id_b) { return better({a, id_a}, {b, id_b}); };
+      const Choice best = agree(c, told, beats);
+      mine = {best.score, best.id}, stop = best.stop;
+      if (chosen_logit && c.lane() == 0) *chosen_logit = best.logit;
+    }
     if (c.lane() == 0) {
       // Everybody has read the words of the turn before: they published these after it.
       store_word(&candidates[(c.sample_turn + 2) % 3][blockIdx.x], not_yet());
       c.shared.next_token = mine.score == mine.score ? mine.id : -1;
-      c.shared.stopping = word[0].z;
+      c.shared.stopping = stop;
     }
   }
   const bool good = c.meet();

@@ -1,6 +1,7 @@
 // The workers of the kernel as a team that select.h can work with: consumer threads, and words through the L2.
 #pragma once
 #include "consumer.h"
+#include "ranks_sample.h"
 #include "select.h"
 
 namespace monotape {
@@ -15,8 +16,8 @@ class Team {
 
   __device__ __forceinline__ Team(Consumer& c, SelectScratch& scratch, SamplerState& state, uint4* words)
       : thread(c.thread),
-        first(c.span(Stage::head).first * kTileRows),
-        end(smaller(kVocab, first + c.span(Stage::head).count * kTileRows)),
+        first(drawn_from(c)),
+        end(drawn_until(c)),
         c_(c), scratch_(scratch), state_(state), words_(words), turn_(state.turn) {}
 
   __device__ __forceinline__ SelectScratch& scratch() { return scratch_; }

@@ -122,6 +122,23 @@ inline void store_word(uint4* p, uint4 v) {
   const uint32_t parts[4] = {v.x, v.y, v.z, v.w};
   machine->store(reinterpret_cast<uint32_t*>(p), parts, 15);
 }
+// Words between ranks: eight bytes at once. Nobody looks at one that need not wait for it.
+inline uint64_t load_link(const uint64_t* p) {
+  machine->settle(reinterpret_cast<const uint32_t*>(p));
+  const uint64_t v = *p;
+  machine->saw(false, "waiting for a rank");
+  return v;
+}
+inline void store_link(uint64_t* p, uint64_t v) {
+  const uint32_t parts[4] = {static_cast<uint32_t>(v), static_cast<uint32_t>(v >> 32), 0, 0};
+  machine->store(reinterpret_cast<uint32_t*>(p), parts, 3);
+}
+inline void load_links(const uint64_t* p, uint64_t& a, uint64_t& b) {
+  const bool turned = machine->once_in(2);  // nobody says which first
+  (turned ? b : a) = load_link(p + turned);
+  (turned ? a : b) = load_link(p + !turned);
+}
+inline void store_links(uint64_t* p, uint64_t a, uint64_t b) { store_link(p, a), store_link(p + 1, b); }
 inline uint4 load_row_word(const uint4* p) { return *p; }
 inline float load_row_value(const float* p) { return *p; }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monotape.backends.cuda.links import MOST_RANKS, keeps_own, sends_of
+from monotape.backends.cuda.rank_view import rank_plan, rank_spec
 from monotape.errors import UnsupportedModel
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Format, Plan
@@ -12,28 +14,32 @@ SHARED_MEMORY = 227 * 1024  # what a block may have on Hopper
 BLOCK_BYTES = 512  # 8 rows of 32 values
 _WARPS, _BATCH_TILES, _BLOCK_K = 8, 24, 32
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
+_HEAD_INPUTS = ("own", "mean", "sum")  # kernels/types.h: HeadInput
 
 
 def plan_header(
     spec: ModelSpec,
     plan: Plan,
     *,
+    rank: int = 0,
+    link_delay: bool = False,
     trace: bool = False,
     in_flight: InFlight | None = None,
     units_per_split: int = 8,
     prefill: bool = True,
 ) -> str:
-    """plan.h for this model on this machine."""
+    """plan.h for one rank of this model. With `link_delay` words between ranks can be made late."""
+    ranks = rank_constants(spec, plan)
+    spec, plan = rank_spec(spec, plan, rank), rank_plan(plan, rank)
     check_supported(spec, plan)
-    rank = plan.ranks[0]
-    width_tiles = max(span.count for span in rank.layer_stages[1].spans)
+    width_tiles = max(span.count for span in plan.ranks[0].layer_stages[1].spans)
     blocks = page_blocks(spec, plan)
     constants = {
         "kWorkers": plan.machine.workers, "kLayers": spec.layers, "kWidth": spec.width, "kHeads": spec.heads,
         "kKvHeads": spec.kv_heads, "kHeadDim": spec.head_dim, "kFfn": spec.ffn, "kVocab": spec.vocab,
         "kRopeDims": spec.rope.dims, "kMostWidthTiles": max(1, width_tiles), "kPageBlocks": blocks,
         "kRingPages": ring_pages(spec, plan, blocks), "kUnitsPerSplit": units_per_split,
-        "kMostOwnWords": own_words(spec, plan), "kMostBlocks": most_blocks(plan),
+        "kMostOwnWords": own_words(spec, plan), "kMostBlocks": most_blocks(plan), **ranks,
     }  # fmt: skip
     lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines += [
@@ -41,10 +47,32 @@ def plan_header(
         f"constexpr bool kQkvBias = {str(spec.qkv_bias).lower()}, kQkNorm = {str(spec.qk_norm).lower()};",
         f"constexpr bool kFloat16 = {str(plan.format is Format.F16).lower()};",
         *(in_flight or pages_in_flight(blocks)).lines(),
-        f"constexpr bool kPrefill = {str(prefill).lower()};",  # without: for a look at the decode path alone
+        # Without: for a look at the decode path alone, and where ranks take a prompt token by token.
+        f"constexpr bool kPrefill = {str(prefill and ranks['kRanks'] == 1).lower()};",
+        f"constexpr bool kKeepsOwn = {str(keeps_own(plan)).lower()}, kLinkDelay = {str(link_delay).lower()};",
         f"constexpr bool kTrace = {str(trace).lower()};",
     ]
     return "#pragma once\nnamespace monotape {\n" + "\n".join(lines) + "\n}  // namespace monotape\n"
+
+
+def rank_constants(spec: ModelSpec, plan: Plan) -> dict[str, int]:
+    """What the kernel knows of its peers."""
+    if len(plan.ranks) > MOST_RANKS:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run {len(plan.ranks)} ranks.",
+            f"Use --tp {MOST_RANKS} or fewer, or --backend cpu.",
+        )
+    if plan.head_input not in _HEAD_INPUTS:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run a head that reads the lanes' '{plan.head_input}'.",
+            "Use --backend cpu.",
+        )
+    return {
+        "kRanks": len(plan.ranks), "kAllVocab": spec.vocab, "kSlots": max(1, plan.slots),
+        "kSends": max(1, sends_of(plan)), "kSteps": max(1, len(plan.steps)),
+        "kLateFolds": max(0, len(plan.steps) - 2 * plan.layers),
+        "kHeadInputNumber": _HEAD_INPUTS.index(plan.head_input),
+    }  # fmt: skip
 
 
 def page_blocks(spec: ModelSpec, plan: Plan) -> int:
@@ -122,6 +150,8 @@ def ring_pages(spec: ModelSpec, plan: Plan, blocks: int) -> int:
     rest = (
         max(sums, attention) + lists + 64 * most_blocks(plan) + 4 * 8 * width_tiles + 8 * head + _OTHER_SHARED
     )
+    if plan.steps:
+        rest += 16 * len(plan.steps) + 4 * 8 * _BATCH_TILES  # steps, and sums that came early
     return (SHARED_MEMORY - rest) // (blocks * BLOCK_BYTES)
 
 
