@@ -55,9 +55,9 @@ class RandomCheckpoint:
     costs no more than a copy: 16 GB of weights are there in a second. The scale keeps activations finite.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, **changes: Any) -> None:
         self.source = name
-        self.config: Mapping[str, Any] = SHAPES[name]
+        self.config: Mapping[str, Any] = SHAPES[name] | changes
         self.generation_config: Mapping[str, Any] = {}
         self.text = TextAssets()
         self._spec = spec_from_config(self.config)

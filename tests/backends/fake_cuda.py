@@ -81,22 +81,32 @@ class FakeCuda:
     Buffer = Buffer
 
     def __init__(
-        self, name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0), memory: int = 1 << 30
-    ) -> None:
+        self, name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0), memory: int = 1 << 30,
+        devices: int = 1, strangers: tuple[tuple[int, int], ...] = (),
+    ) -> None:  # fmt: skip
+        """`strangers`: pairs of GPUs of which the first cannot reach the second's memory."""
         self.name, self.capability, self.memory = name, capability, memory
+        self.devices, self.strangers = devices, strangers
+        self.Device: Any = lambda index: self._device(index)
+        self.Device.get_all_devices = lambda: [self._device(index) for index in range(devices)]
         self.used = 0
         self.kept: dict[int, Any] = {}
+        self.device_of: dict[int, int] = {}  # of memory, by its address
+        self.pools: dict[int, Any] = {}
         self.current = threading.local()
         self.launched: list[tuple[Any, ...]] = []
+        self.loaded: list[tuple[int, Any]] = []  # the GPU that was current, and the function
         self.attributes: list[tuple[Any, ...]] = []
 
-    def Device(self, index: int) -> Any:  # noqa: N802
-        assert index == 0
+    def _device(self, index: int) -> Any:
+        assert 0 <= index < self.devices
         return SimpleNamespace(
+            device_id=index,
+            can_access_peer=lambda other: (index, other.device_id) not in self.strangers,
             name=self.name,
             compute_capability=self.capability,
             properties=SimpleNamespace(multiprocessor_count=5),
-            set_current=lambda: setattr(self.current, "ready", True),
+            set_current=lambda: (setattr(self.current, "ready", True), setattr(self.current, "index", index)),
             create_stream=lambda: self._needs_context(Stream),
             create_event=lambda: self._needs_context(Event),
             sync=lambda: None,
@@ -111,7 +121,15 @@ class FakeCuda:
 
     def DeviceMemoryResource(self, device: Any, options: Any) -> Any:  # noqa: N802
         attributes = SimpleNamespace(reserved_mem_current=0, used_mem_current=0)
-        return SimpleNamespace(allocate=self._allocate, attributes=attributes)
+
+        def allocate(size: int, *, stream: Any) -> Buffer:
+            buffer = self._allocate(size, stream=stream)
+            self.device_of[buffer.handle] = device.device_id
+            return buffer
+
+        pool = SimpleNamespace(allocate=allocate, attributes=attributes, peer_accessible_by=())
+        self.pools[device.device_id] = pool
+        return pool
 
     def LegacyPinnedMemoryResource(self) -> Any:  # noqa: N802
         return SimpleNamespace(allocate=lambda size: self._allocate(size, stream=None))
@@ -143,6 +161,10 @@ class FakeCuda:
             self.launched.append((*arguments[:-1], pointers[0]))
             return (0,)
 
+        def load(function: Any) -> tuple[int]:
+            self.loaded.append((self.current.index, function))
+            return (0,)
+
         def set_attribute(*arguments: Any) -> tuple[int]:
             self.attributes.append(arguments)
             return (0,)
@@ -158,6 +180,7 @@ class FakeCuda:
             cuMemcpy2DAsync=copy_rows,
             CUkernel=int, CUfunction=int, cuMemGetInfo=lambda: (0, self.memory - self.used, self.memory),
             cuLaunchCooperativeKernel=launch, cuKernelSetAttribute=set_attribute,
+            cuKernelGetFunction=lambda kernel: (0, kernel), cuFuncLoad=load,
             CUfunction_attribute=SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared"),
         )  # fmt: skip
 
@@ -177,5 +200,5 @@ def fake_gpu(gpu: FakeCuda) -> Iterator[FakeCuda]:
 
 
 def _forget() -> None:
-    for cached in (driver._require_hopper, driver._pool, driver._memory_stream):
+    for cached in (driver._require_hopper, driver._pool_of, driver._memory_stream_of):
         cached.cache_clear()

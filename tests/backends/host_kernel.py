@@ -13,10 +13,11 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import c_char_p, c_int32, c_int64, c_uint64
+from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -58,29 +59,43 @@ class Schedule:
 
 
 class HostKernel:
-    """Takes the place of driver.Kernel: a launch returns when the kernel has ended."""
+    """Takes the place of driver.Kernel. What has been launched runs, all ranks at once, when somebody asks for it."""
 
     schedule = Schedule()  # of the launches to come, of all kernels
     steps = 0  # of the latest launch
+    waiting: ClassVar[list[tuple[str, int, ctypes.Structure]]] = []  # library, blocks and parameters of each
 
     def __init__(self, library: bytes, name: str, shared_bytes: int) -> None:
-        self._run = ctypes.CDLL(library.decode()).run_on_host
-        self._run.restype = c_char_p
+        self._library = library.decode()
         self.stream, self.launches = Stream(), 0
 
+    def load_now(self) -> None:
+        pass
+
     def launch(self, blocks: int, threads: int, parameters: ctypes.Structure) -> None:
-        schedule, steps = HostKernel.schedule, c_int64()
-        options = OptionsStruct(**{name: getattr(schedule, name) for name in Schedule.__slots__})
         self.stream.sync()
         self.launches += 1
-        size = c_int64(ctypes.sizeof(parameters))
-        fault = self._run(ctypes.byref(parameters), size, blocks, ctypes.byref(options), ctypes.byref(steps))
+        HostKernel.waiting.append((self._library, blocks, parameters))
+
+    def finished(self) -> bool:
+        started, HostKernel.waiting = HostKernel.waiting, []
+        if started:
+            self._run(started)
+        return True
+
+    def _run(self, started: list[tuple[str, int, ctypes.Structure]]) -> None:
+        library, blocks, first = started[0]
+        assert all(other[:2] == (library, blocks) for other in started), "ranks that are built alike"
+        run = ctypes.CDLL(library).run_on_host
+        run.restype = c_char_p
+        schedule, steps = HostKernel.schedule, c_int64()
+        options = OptionsStruct(**{name: getattr(schedule, name) for name in Schedule.__slots__})
+        pointers = (c_void_p * len(started))(*(ctypes.addressof(parameters) for _, _, parameters in started))
+        size = c_int64(ctypes.sizeof(first))
+        fault = run(pointers, len(started), size, blocks, ctypes.byref(options), ctypes.byref(steps))
         HostKernel.steps = steps.value
         if fault is not None:
             raise AssertionError(f"{schedule}: {fault.decode()}")
-
-    def finished(self) -> bool:
-        return True
 
 
 def build(header: str, folder: Path) -> bytes:
@@ -114,4 +129,5 @@ def host_gpu(folder: Path, units_per_split: int = 8) -> Iterator[FakeCuda]:
         patch.setattr(module, "plan_header", partial(plan_header, units_per_split=units_per_split))
         patch.setattr(module, "compile_kernel", lambda text: build(text, folder))
         patch.setattr(HostKernel, "schedule", Schedule())
+        patch.setattr(HostKernel, "waiting", [])
         yield gpu

@@ -11,6 +11,7 @@ import pytest
 from families import Case
 from monotape.backends.cuda.compilation import ARCHITECTURE, KERNELS, STANDARD, cuda_core
 from monotape.backends.cuda.header import kv_unit_bytes, plan_header
+from monotape.backends.cuda.links import MOST_RANKS, InboxStruct, RanksStruct
 from monotape.backends.cuda.params import (
     MATRIX_STAGES,
     MAX_SPLITS,
@@ -34,6 +35,7 @@ from shapes import SHAPES
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "Params": ParamsStruct, "Rows": RowsStruct, "HostStatus": StatusStruct, "Sampling": SamplingStruct,
+    "Ranks": RanksStruct, "Inbox": InboxStruct,
 }  # fmt: skip
 CASES = {
     "llama-3.2-1b on 132": (SHAPES["llama-3.2-1b"], 132),
@@ -64,7 +66,8 @@ def _expected(exchange: int, unit_bytes: int) -> dict[str, int]:
     found = {
         "sizeof(Exchange)": exchange, "kUnitBytes": unit_bytes, "kUnitPositions": UNIT, "kThreads": THREADS,
         "kMatrixStages": MATRIX_STAGES, "kTracedStages": TRACED_STAGES, "sizeof(Span)": 16, "sizeof(TilePlace)": 16,
-        "kSamplerWords": SAMPLER_WORDS, f"kMaxSplits > {MAX_SPLITS}": 0,
+        "kSamplerWords": SAMPLER_WORDS, f"kMaxSplits > {MAX_SPLITS}": 0, "kMostRanks": MOST_RANKS,
+        "sizeof(RankStep)": 16, "sizeof(LinkWord)": 8,
     }  # fmt: skip
     found |= {f"int(Stage::{stage})": number for number, stage in enumerate(STAGES)}
     for name, struct in STRUCTS.items():

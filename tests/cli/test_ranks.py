@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from backends.cpu_cases import PROMPT
+from backends.fake_cuda import FakeCuda, fake_gpu
 from backends.rank_cases import make_eight
 from cli.test_bad_input import change_config, run
 from lane_models import make_laneformer
@@ -93,11 +94,22 @@ def test_every_command_with_an_engine_has_the_flags(command: str) -> None:
     assert (options.tp, options.emulate_ranks) == (None, False)
 
 
-def test_a_gpu_is_one_rank_yet(eight: Path) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "message"),
+    [
+        (FakeCuda(), "2 ranks were asked for, but this machine has 1 GPU."),
+        (FakeCuda(devices=2, strangers=((1, 0),)), "GPU 1 cannot reach the memory of GPU 0"),
+    ],
+)
+def test_gpus_that_cannot_be_the_ranks_are_refused_before_anything_is_loaded(
+    eight: Path, gpu: FakeCuda, message: str
+) -> None:
     checkpoint = open_checkpoint(eight)
     spec = spec_from_config(checkpoint.config)
-    with pytest.raises(BackendUnavailable, match="runs one rank yet, and 2 were asked for"):
+    with fake_gpu(gpu), pytest.raises(BackendUnavailable, match=message) as caught:
         load_backend("cuda", spec, checkpoint, context=64, tp=2)
+    assert caught.value.hint
+    assert gpu.used == 0
 
 
 def test_the_hint_lists_what_can_be(capsys: Captured, eight: Path) -> None:

@@ -69,13 +69,17 @@ def test_ranks_go_to_the_cores_with_a_note_where_a_gpu_was_passed_over(
     assert choose_backend("auto", ranks=2) == "cpu"
     assert not caplog.records
     gpu(None)
-    assert choose_backend("auto", ranks=2) == "cpu"
-    assert caplog.messages == ["The CUDA backend runs one rank yet, and 2 were asked for. Using the CPU."]
-    opened = open_checkpoint(checkpoint("llama-tied"))
-    spec = spec_from_config(opened.config)
-    plan = planned("auto", spec, opened, dtype="auto", context=64, workers=None, tp=2)
-    assert (plan.machine.kind, len(plan.ranks)) == ("cpu", 2)
-    assert kv_budget_for(EngineConfig(tp=2), spec) == EngineConfig().kv_budget
+    with fake_gpu(FakeCuda()):
+        assert choose_backend("auto", ranks=2) == "cpu"
+        assert caplog.messages == ["2 ranks were asked for, but this machine has 1 GPU. Using the CPU."]
+        opened = open_checkpoint(checkpoint("llama-tied"))
+        spec = spec_from_config(opened.config)
+        plan = planned("auto", spec, opened, dtype="auto", context=64, workers=None, tp=2)
+        assert (plan.machine.kind, len(plan.ranks)) == ("cpu", 2)
+        assert kv_budget_for(EngineConfig(tp=2), spec) == EngineConfig().kv_budget
+        assert choose_backend("auto", ranks=2, emulate_ranks=True) == "cuda"
+    with fake_gpu(FakeCuda(devices=2)):
+        assert choose_backend("auto", ranks=2) == "cuda"
 
 
 def test_an_explicit_backend_is_taken_at_its_word(gpu: Any) -> None:

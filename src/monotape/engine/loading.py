@@ -9,6 +9,7 @@ from pathlib import Path
 from monotape.backends.protocol import Backend
 from monotape.compiler.compile import compile_plan
 from monotape.compiler.split import lanes_for
+from monotape.engine.devices import check_devices
 from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Format, Machine, Plan
@@ -42,11 +43,10 @@ def load_backend(
     they always share the machine.
     """
     ranks = lanes_for(spec, tp).count
-    chosen = choose_backend(name, dtype, workers, ranks)
+    chosen = choose_backend(name, dtype, workers, ranks, emulate_ranks)
     if chosen == "cuda":
-        _require_one_gpu(ranks, emulate_ranks)
         try:
-            return _load_cuda(spec, checkpoint, dtype, context, workers, progress)
+            return _load_cuda(spec, checkpoint, dtype, context, workers, progress, ranks, emulate_ranks)
         except UnsupportedModel as error:
             if name != "auto":
                 raise
@@ -62,7 +62,9 @@ def load_backend(
     return _load_reference(spec, plan, checkpoint)
 
 
-def choose_backend(name: str, dtype: str = "auto", workers: int | None = None, ranks: int = 1) -> str:
+def choose_backend(
+    name: str, dtype: str = "auto", workers: int | None = None, ranks: int = 1, emulate_ranks: bool = False
+) -> str:
     """ "auto" is a Hopper GPU where there is one and it can do what was asked for, else the cores."""
     if name not in BACKENDS:
         raise UsageError(
@@ -79,7 +81,7 @@ def choose_backend(name: str, dtype: str = "auto", workers: int | None = None, r
 
     reason = why_not()
     if reason is None:
-        reason = _why_not_ranks(ranks)
+        reason = _why_not_ranks(ranks, emulate_ranks)
     if reason:
         _note(f"{reason} Using the CPU.")
     return "cuda" if reason is None else "cpu"
@@ -118,19 +120,21 @@ def plan_for(
     return compile_plan(spec, machine, choose_format(dtype, spec, checkpoint), context=context, ranks=tp)
 
 
-def _why_not_ranks(ranks: int, emulated: bool = False) -> str | None:
-    """Why a GPU cannot be so many ranks; None if it can."""
+def _why_not_ranks(ranks: int, emulated: bool) -> str | None:
+    """Why this machine's GPUs cannot be so many ranks; None if they can."""
+    try:
+        _require_gpus(ranks, emulated)
+    except BackendUnavailable as error:
+        return error.message
+    return None
+
+
+def _require_gpus(ranks: int, emulated: bool) -> None:
     if ranks == 1:
-        return None
-    where = " of one GPU" if emulated else ""
-    return f"The CUDA backend runs one rank yet, and {ranks} were asked for{where}."
+        return
+    from monotape.backends.cuda.driver import can_reach, device_count
 
-
-def _require_one_gpu(ranks: int, emulated: bool) -> None:
-    if reason := _why_not_ranks(ranks, emulated):
-        raise BackendUnavailable(
-            reason, "Use --backend cpu, where ranks are groups of threads, or leave out --tp."
-        )
+    check_devices(ranks, device_count(), can_reach, emulated=emulated)
 
 
 def choose_format(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format:
@@ -170,14 +174,24 @@ def _load_cuda(
     context: int,
     workers: int | None,
     progress: Progress | None,
+    ranks: int = 1,
+    emulated: bool = False,
 ) -> Backend:
     if workers is not None:
         raise UsageError(
             "The CUDA backend runs on all multiprocessors.", "Leave out --workers, or use --backend cpu."
         )
     fmt = gpu_format(dtype, spec, checkpoint)
-    from monotape.backends.cuda.backend import CudaBackend
+    _require_gpus(ranks, emulated)
     from monotape.backends.cuda.driver import processors
+
+    if ranks > 1:
+        from monotape.backends.cuda.ranked import RankedCudaBackend
+
+        plan = gpu_plan(spec, processors() // (ranks if emulated else 1), context, fmt, ranks)
+        devices = [0] * ranks if emulated else list(range(ranks))
+        return RankedCudaBackend.load(spec, plan, checkpoint, progress, devices=devices)
+    from monotape.backends.cuda.backend import CudaBackend
 
     return CudaBackend.load(spec, gpu_plan(spec, processors(), context, fmt), checkpoint, progress)
 

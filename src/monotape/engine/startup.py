@@ -64,7 +64,7 @@ def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
 def kv_budget_for(config: EngineConfig, spec: ModelSpec) -> int:
     """Bytes of KV that may be kept: what was asked for, or a share of the memory where the KV will lie."""
     ranks = lanes_for(spec, config.tp).count
-    chosen = choose_backend(config.backend, config.dtype, config.workers, ranks)
+    chosen = choose_backend(config.backend, config.dtype, config.workers, ranks, config.emulate_ranks)
     if config.kv_bytes is not None or chosen != "cuda":
         return config.kv_budget
     from monotape.backends.cuda.driver import memory_free_and_total

@@ -3,6 +3,7 @@
 // cancels a request comes in. In every worker it is the watchdog: a stage that does not end, or a NaN, ends the request.
 #pragma once
 #include "consumer.h"
+#include "ranks.h"
 
 namespace monotape {
 
@@ -32,8 +33,8 @@ class Clerk {
       }
       report_nan_place();
       if (progress != shared_.progress) progress = shared_.progress, since = clock_ns();
-      else if (clock_ns() - since > params_.deadline_ns) give_up();
-      if (read_counter(&params_.exchange->healthy) == 0) stop_waiting();
+      else if (clock_ns() - since > deadline_ns()) give_up();
+      if (read_flag(&params_.exchange->healthy) == 0) stop_waiting();
       rest(500);
     }
     fence_block();
@@ -54,13 +55,24 @@ class Clerk {
     }
   }
 
+  // Who waits for another rank gives up first: it knows which one.
+  __device__ int64_t deadline_ns() const {
+    if constexpr (kRanks == 1) return params_.deadline_ns;
+    return owed() ? params_.deadline_ns : 2 * params_.deadline_ns;
+  }
+
+  __device__ bool owed() const { return kRanks > 1 && shared_.owed_progress == shared_.progress; }
+
   // Past the deadline all workers stop, and each says what it waited for: who is furthest behind knows the cause.
   __device__ void give_up() {
     claim_host_word(&params_.status->finish, static_cast<int>(Finish::deadline_fault));
     mark_unhealthy(&params_.exchange->healthy);
   }
   __device__ void stop_waiting() {
-    if (!shared_.failed && shared_.awaited_progress == shared_.progress)
+    if (!shared_.failed && owed())
+      params_.exchange->waits[blockIdx.x] =
+          make_int4(shared_.position, shared_.owed_layer, shared_.owed_stage, shared_.owed_word);
+    else if (!shared_.failed && shared_.awaited_progress == shared_.progress)
       params_.exchange->waits[blockIdx.x] =
           make_int4(shared_.position, shared_.awaited_layer, shared_.awaited_stage, shared_.awaited_word);
     fence_block();

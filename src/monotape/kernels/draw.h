@@ -10,9 +10,13 @@ namespace monotape {
 __device__ __forceinline__ bool draw(Consumer& c, const Sampling& s, SelectScratch& scratch, SamplerState& state, uint4* words,
                                      int position, int produced) {
   c.begin(Stage::sample, kLayers);
-  if (c.thread == 0) c.shared.waiting = 1;  // words are polled all the time
+  c.set_pace(kPolling);  // words are polled all the time
   Team team(c, scratch, state, words);
   const float* values = c.params.logits;
+  if constexpr (kRanks > 1) {
+    collect_logits(c);
+    if (!c.meet()) return false;
+  }
   if (adjusts(s, produced)) {
     if (!adjust(team, s, values, c.params.stop_ids, c.params.stop_count, produced)) return false;
     values = s.adjusted;

@@ -41,6 +41,12 @@ __device__ __forceinline__ Angles angles_of(const Params& params, int position) 
   return {params.cosines + at, params.sines + at};
 }
 
+__device__ __forceinline__ void load8(const float* from, float (&out)[8]) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+  out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
+  out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
+}
+
 // From raw words to the finished head.
 __device__ __forceinline__ Head finish_head(const uint4 (&word)[HeadWords::count], int column, const float* gain,
                                             Angles angles, float scale) {
@@ -69,16 +75,16 @@ __device__ __forceinline__ Head finish_head(const uint4 (&word)[HeadWords::count
       unpack8(word[4 * b < kRopeHalfWords ? (b + kRopeHalfWords / 4) % own : 4 * b < 2 * kRopeHalfWords ? b - kRopeHalfWords / 4 : b], other);
     else unpack8(word[own + b], other);
     const bool real = number < kHeadWords, rotates = number < 2 * kRopeHalfWords, first = number < kRopeHalfWords;
+    float cosine[8], sine[8];
+    load8(angles.cosines + (rotates ? (first ? number : number - kRopeHalfWords) * 8 : 0), cosine);
+    load8(angles.sines + (rotates ? (first ? number : number - kRopeHalfWords) * 8 : 0), sine);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       const int d = number * 8 + i;
       float mine = value[i], theirs = other[i];
       if constexpr (kQkNorm)
         if (real) mine *= inverse * gain[d], theirs *= inverse * gain[HeadWords::partner(number) * 8 + i];
-      if (rotates) {
-        const int angle = first ? d : d - kRopeHalf;
-        mine = mine * angles.cosines[angle] + (first ? -theirs : theirs) * angles.sines[angle];
-      }
+      if (rotates) mine = mine * cosine[i] + (first ? -theirs : theirs) * sine[i];
       value[i] = mine * scale;
     }
     head.block[b] = pack8(value);

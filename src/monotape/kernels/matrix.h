@@ -12,8 +12,10 @@ namespace monotape {
 struct Matrix {
   Stage stage;
   int layer, blocks, words;  // blocks of k, and words of the input: the last block may be padded
+  int in_page;               // tiles that share a page; 1: a tile takes one or more
   const uint4* input;   // words of the exchange
   const float* gain;    // of the norm; null: the input is not normalised
+  uint4* output;        // where this worker's first word goes; null: not into the exchange
 };
 
 // Warp w has the blocks w, w + 8, w + 16 ... of k. A lane polls word lane % 4 of every eighth of them.
@@ -21,15 +23,27 @@ constexpr int kRounds = 4;  // words that a lane polls together
 constexpr int kNormRounds = divide_up(k_blocks(Stage::qkv), kWarps * 8);
 static_assert(kNormRounds <= kRounds, "a normalised input is polled at once");
 
+// Tiles that share a page, at least one. (Divisions of constants: a stage is known only when it runs.)
+__device__ constexpr int tiles_in_page(Stage s) {
+  return s == Stage::output ? larger(1, kPageBlocks / k_blocks(Stage::output))
+         : s == Stage::down ? larger(1, kPageBlocks / k_blocks(Stage::down))
+                            : larger(1, kPageBlocks / k_blocks(Stage::qkv));
+}
+// Whether no stage has a page that is not full: then nobody needs to look.
+constexpr bool kWholePages = k_blocks(Stage::qkv) % kPageBlocks == 0 && k_blocks(Stage::output) % kPageBlocks == 0 &&
+                             k_blocks(Stage::down) % kPageBlocks == 0;
+
 __device__ __forceinline__ int input_word(Consumer& c, int round) {
   return ((round * 8 + c.row()) * kWarps + c.warp()) * 4 + c.column();
 }
 
+// A word in the order in which products want it: its first and third pair, then its second and fourth.
+__device__ __forceinline__ uint4 in_halves(uint4 word) { return make_uint4(word.x, word.z, word.y, word.w); }
+
 // Polls this warp's words of the input and leaves them in shared memory, in the order of k, multiplied by the norm's
-// gain. Returns the warp's sum of squares, taken before the gain.
+// gain. Returns the lane's sum of squares, taken before the gain.
 __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
-  // Polls must not queue behind pages. But while others attend there is time to fill the ring; then it is quiet anyway.
-  if (c.thread == 0) c.shared.waiting = matrix.stage != Stage::output || kQuietAttention;
+  c.set_pace(matrix.stage == Stage::output ? kAttending : kPolling);
   const int words = matrix.blocks * 4;
   float gains[kNormRounds * 8];
 #pragma unroll
@@ -37,7 +51,7 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
     const int at = input_word(c, i / 8) * 8 + i % 8;
     gains[i] = matrix.gain && at < kWidth ? matrix.gain[at] : 1;
   }
-  Patience patience(c.shared, matrix.stage, matrix.layer);
+  Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
   float squares = 0;
 #pragma unroll 1
   for (int first = 0; first * kWarps * 8 < matrix.blocks; first += kRounds) {
@@ -64,42 +78,50 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
         word[r] = pack8(value);
       }
       const int at = input_word(c, first + r);
-      if (at < words) c.shared.x[at] = at < matrix.words ? word[r] : make_uint4(0, 0, 0, 0);
+      if (at < words) c.shared.x[at] = at < matrix.words ? in_halves(word[r]) : make_uint4(0, 0, 0, 0);
     }
   }
-  if (c.thread == 0) c.shared.waiting = 0;
-#pragma unroll
-  for (int o = 16; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
+  c.set_pace(kWorking);
   __syncwarp();
   return squares;
 }
 
-// One tile: eight rows times the input, this warp's blocks only. x is row 0 of the operand, the other rows are zero, so
-// lanes 0 to 3 end up with two results each.
-__device__ __forceinline__ float2 multiply_tile(Consumer& c, const Matrix& matrix, int tile, int count) {
+// A batch of tiles, eight rows each, times the input: this warp's blocks only, into the buffer of sums. All of a warp's
+// time goes into this loop, so it is short. `meanwhile` is called once something is under way.
+//
+// Weights are the first operand of a product, which has 16 rows: eight rows of the tile with a half of each lane's
+// values, and the same eight with the other half. The input's halves are columns 0 and 1 of the other operand, so one
+// product takes a whole block, and row r's result is the sum of two values in lane 4r.
+template <class Meanwhile>
+__device__ __forceinline__ void multiply_batch(Consumer& c, const Matrix& matrix, int batch, bool final, int& in_page,
+                                               Meanwhile meanwhile) {
   constexpr int kBlocksAtOnce = kPageBlocks / kWarps;
-  float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
-  const bool whole = matrix.blocks <= kPageBlocks;  // short tiles share a page, long ones take several
-  const int tiles = whole ? kPageBlocks / matrix.blocks : 1, in_page = whole ? tile % tiles : 0;
+  const uint2* input = reinterpret_cast<const uint2*>(c.shared.x) + c.warp() * 8 + c.column() * 2 + c.row() % 2;
+  uint2 x[kBlocksAtOnce];
 #pragma unroll 1
-  for (int first = 0; first < matrix.blocks; first += kPageBlocks) {
-    const uint4* page = c.pages.take() + in_page * matrix.blocks * kBlockWords + c.lane();
-    uint4 w[kBlocksAtOnce], x[kBlocksAtOnce];
+  for (int tile = 0; tile < batch; tile++) {
+    float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+#pragma unroll 1
+    for (int first = 0; first < matrix.blocks; first += kPageBlocks) {
+      const uint4* page = c.pages.take(c.lost) + (in_page * matrix.blocks + c.warp()) * kBlockWords + c.lane();
+      const auto there = [&](int i) { return kWholePages || first + i * kWarps + c.warp() < matrix.blocks; };
+      uint4 w[kBlocksAtOnce];
 #pragma unroll
-    for (int i = 0; i < kBlocksAtOnce; i++) {
-      const int block = i * kWarps + c.warp();
-      const bool there = first + block < matrix.blocks;
-      w[i] = there ? page[block * kBlockWords] : make_uint4(0, 0, 0, 0);
-      x[i] = there && c.lane() < 4 ? c.shared.x[(first + block) * 4 + c.lane()] : make_uint4(0, 0, 0, 0);
-    }
-    if (!whole || in_page == tiles - 1 || tile == count - 1) c.pages.give_back(c.lane());
+      for (int i = 0; i < kBlocksAtOnce; i++) w[i] = there(i) ? page[i * kWarps * kBlockWords] : make_uint4(0, 0, 0, 0);
+      if (tile == 0 || matrix.blocks > kPageBlocks) {
 #pragma unroll
-    for (int i = 0; i < kBlocksAtOnce; i++) {
-      multiply_accumulate(even, x[i].x, 0, x[i].y, 0, w[i].x, w[i].y);
-      multiply_accumulate(odd, x[i].z, 0, x[i].w, 0, w[i].z, w[i].w);
+        for (int i = 0; i < kBlocksAtOnce; i++) x[i] = there(i) ? input[(first + i * kWarps) * 8] : make_uint2(0, 0);
+      }
+      const bool page_ends = in_page == matrix.in_page - 1 || (final && tile == batch - 1);
+      if (page_ends) c.pages.give_back(c.lane(), c.lost);
+      in_page = page_ends ? 0 : in_page + 1;
+#pragma unroll
+      for (int i = 0; i < kBlocksAtOnce; i++)
+        multiply_accumulate(i % 2 ? odd : even, w[i].x, w[i].y, w[i].z, w[i].w, x[i].x, x[i].y);
+      if (tile == 0 && first == 0) meanwhile();
     }
+    if (c.column() == 0) c.shared.sums[c.buffer][tile][c.warp()][c.row()] = (even[0] + even[3]) + (odd[0] + odd[3]);
   }
-  return make_float2(even[0] + odd[0], even[1] + odd[1]);
 }
 
 // Runs the stage: resets() when it may, then ending(tile, row of the tile, value, whether it is real) for
@@ -107,6 +129,7 @@ __device__ __forceinline__ float2 multiply_tile(Consumer& c, const Matrix& matri
 template <class Resets, class Ending>
 __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Resets resets, Ending ending) {
   const int count = c.span(matrix.stage).count;
+  c.steps++;
   if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
   c.begin(matrix.stage, matrix.layer);
   // Who has read this turn's residual stream need not wait for more to reset the words of `output`: the wait for what is
@@ -114,26 +137,26 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Re
   const bool early = matrix.stage == Stage::output && c.span(Stage::qkv).count > 0;
   Reset reset;
   if (early) reset = resets();
-  const float squares = read_input(c, matrix);
+  float squares = read_input(c, matrix);
   c.trace.arrived();
-  if (!early) reset = resets();
+  int in_page = 0;
 #pragma unroll 1
   for (int first = 0; first < count; first += kBatchTiles, c.buffer ^= 1) {
     const int batch = smaller(count - first, kBatchTiles);
     const int mine = c.thread / kTileRows, row = c.thread % kTileRows;  // the tile and row that this thread will finish
-#pragma unroll 1
-    for (int t = 0; t < batch; t++) {
-      const float2 rows = multiply_tile(c, matrix, first + t, count);
-      if (c.lane() < 4) *reinterpret_cast<float2*>(&c.shared.sums[c.buffer][t][c.warp()][2 * c.lane()]) = rows;
-    }
+    multiply_batch(c, matrix, batch, first + batch == count, in_page, [&] {
+      if (first > 0) return;
+      if (!early) reset = resets();
+      squares = warp_sum(squares);
+    });
     if (c.lane() == 0) c.shared.squares[c.buffer][c.warp()] = squares;
-    if (first == 0) reset.confirm(c.shared);
+    if (first == 0) reset.confirm(c.shared, c.lost);
     if (!c.meet()) return false;
     if (c.thread < divide_up(batch * kTileRows, 32) * 32) {
       float total = 0, y = 0;
 #pragma unroll
       for (int w = 0; w < kWarps; w++) total += c.shared.squares[c.buffer][w], y += c.shared.sums[c.buffer][mine][w][row];
-      if (matrix.gain) y *= rsqrtf(total / kWidth + kNormEps);
+      if (matrix.gain) y *= rsqrtf(total * (1.0f / kWidth) + kNormEps);
       if (mine < batch && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
       ending(first + mine, row, y, mine < batch);
     }

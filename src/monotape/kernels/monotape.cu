@@ -29,7 +29,7 @@ __device__ void keep_token_logits(Consumer& c, int row) {
   const Span& span = c.span(Stage::head);
   const int first = span.first * kTileRows, end = smaller(kVocab, first + span.count * kTileRows);
   for (int id = first + c.thread; id < end; id += kConsumers)
-    c.params.logits_out[static_cast<int64_t>(row) * kVocab + id] = c.params.logits[id];
+    c.params.logits_out[static_cast<int64_t>(row) * kAllVocab + first_id(c.params) + id] = c.params.logits[first_id(c.params) + id];
 }
 
 __device__ void begin_playing(Consumer& c, int position, bool head_first) {
@@ -97,13 +97,17 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kRingPages; i++) barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], kWarps);
     barrier_init_fence();
-    shared.waiting = shared.done = shared.playing = shared.mailed = shared.delivered = shared.cancel = 0;
+    shared.pace = shared.done = shared.playing = shared.mailed = shared.delivered = shared.cancel = 0;
     shared.finish = shared.failed = shared.position = shared.progress = 0;
     shared.nan_place = shared.awaited_progress = -1;
+    if constexpr (kRanks > 1) shared.owed_progress = -1;
     shared.sampler = {0, {0, 0, 0}};
     shared.own_count[0] = shared.own_count[1] = shared.barriers = 0;
   }
   if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = params.spans[blockIdx.x * kMatrixStages + threadIdx.x];
+  for (int layer = threadIdx.x; layer < kLayers; layer += kThreads) shared.windows[layer] = params.windows[layer];
+  if constexpr (kRanks > 1)
+    for (int i = threadIdx.x; i < kSteps; i += kThreads) shared.steps[i] = params.ranks.steps[i];
   __syncthreads();
   if (threadIdx.x == kConsumers) Producer(shared, params).play(blockIdx.x);
   if (threadIdx.x == kConsumers + 32) Clerk(shared, params).work();

@@ -18,7 +18,7 @@ __device__ inline bool all_meet(Consumer& c, int layer) {
     const int barriers = ++c.shared.barriers;
     c.shared.progress = c.shared.progress + 1;
     raise_counter(&c.params.exchange->counter);
-    Patience patience(c.shared, Stage::rows, layer);
+    Patience patience(c.shared, c.lost, Stage::rows, layer);
     while (static_cast<int>(read_counter(&c.params.exchange->counter)) < barriers * kWorkers - 1)
       if (!patience.more(barriers)) break;
   }
@@ -55,8 +55,7 @@ __device__ inline void normalise_rows(Consumer& c, Chunk chunk, const float* gai
       const float value = load_row_value(in + k);
       squares += value * value;
     }
-#pragma unroll
-    for (int o = 16; o; o >>= 1) squares += __shfl_xor_sync(~0u, squares, o);
+    squares = warp_sum(squares);
     const float scale = rsqrtf(squares / kWidth + kNormEps);
 #pragma unroll 2
     for (int word = c.lane(); word < kWidthWords; word += 32) {

@@ -34,7 +34,7 @@ __device__ __forceinline__ void keep_activation(Consumer& c, int row, int tile, 
   if (tile % 2) return;  // the tile beside has the values that this one's are multiplied with
   const int k = tile / 2 * kTileRows + 2 * c.column();
   uint32_t* word = reinterpret_cast<uint32_t*>(c.params.rows.activation + block_word(row, k / 8, k_blocks(Stage::down)));
-  word[c.column()] = pack_pair(y[0] / (1 + __expf(-y[0])) * up[0], y[1] / (1 + __expf(-y[1])) * up[1]);
+  word[c.column()] = pack_pair(__fdividef(y[0], 1 + __expf(-y[0])) * up[0], __fdividef(y[1], 1 + __expf(-y[1])) * up[1]);
 }
 __device__ __forceinline__ void add_to_residual(Consumer& c, int row, int tile, const float* y) {
   const int column = tile * kTileRows + 2 * c.column();

@@ -1,18 +1,10 @@
 // From logits to the next token.
 #pragma once
 #include "clerk.h"
+#include "ranks_sample.h"
 
 namespace monotape {
 
-struct Candidate {
-  float score;
-  int id;
-};
-// A NaN beats everything, so that it is noticed; among equals the lower id is better.
-__device__ __forceinline__ bool better(Candidate a, Candidate b) {
-  return a.score != a.score || (b.score == b.score && (a.score > b.score || (a.score == b.score && a.id < b.id)));
-}
-__device__ __forceinline__ Candidate nobody() { return {-infinity(), 0x7fffffff}; }
 __device__ __forceinline__ Candidate best_of_warp(Candidate mine) {
 #pragma unroll
   for (int o = 16; o; o >>= 1) {
@@ -26,7 +18,7 @@ __device__ __forceinline__ Candidate best_of_warp(Candidate mine) {
 // wants to stop. Whoever has seen the words knows that all workers are done with this token. If a place for it is given,
 // in shared memory, the chosen token's own logit goes along.
 __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen_logit = nullptr) {
-  if (c.thread == 0) c.shared.waiting = 1;
+  c.set_pace(kPolling);
   mine = best_of_warp(mine);
   if (c.lane() == 0) c.shared.best_value[c.warp()] = mine.score, c.shared.best_id[c.warp()] = mine.id;
   if (!c.meet()) return false;
@@ -35,7 +27,7 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
     mine = best_of_warp(mine);
     uint4(*candidates)[kWorkers] = c.params.exchange->candidates;
     if (c.lane() == 0) {
-      const float logit = chosen_logit && mine.id < kVocab ? c.params.logits[mine.id] : 0;
+      const float logit = chosen_logit && mine.id < kAllVocab ? c.params.logits[mine.id] : 0;
       store_word(&candidates[c.sample_turn % 3][blockIdx.x],
                  make_uint4(__float_as_uint(mine.score), mine.id, blockIdx.x == 0 && c.shared.cancel, __float_as_uint(logit)));
     }
@@ -44,7 +36,7 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
     uint4 word[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; i++) index[i] = c.lane() + 32 * i < kWorkers ? c.lane() + 32 * i : -1;
-    Patience patience(c.shared, Stage::sample, kLayers);
+    Patience patience(c.shared, c.lost, Stage::sample, kLayers);
     poll(candidates[c.sample_turn % 3], index, word, patience);
     mine = nobody();
 #pragma unroll
@@ -58,11 +50,20 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
       for (int i = 0; i < kCount; i++)
         if (index[i] >= 0 && static_cast<int>(word[i].y) == mine.id) *chosen_logit = __uint_as_float(word[i].w);
     }
+    int stop = word[0].z;
+    if constexpr (kRanks > 1) {
+      __syncwarp();
+      const Choice told = {mine.score, mine.id, __shfl_sync(~0u, stop, 0), chosen_logit ? *chosen_logit : 0};
+      const auto beats = [](float a, int id_a, float b, int id_b) { return better({a, id_a}, {b, id_b}); };
+      const Choice best = agree(c, told, beats);
+      mine = {best.score, best.id}, stop = best.stop;
+      if (chosen_logit && c.lane() == 0) *chosen_logit = best.logit;
+    }
     if (c.lane() == 0) {
       // Everybody has read the words of the turn before: they published these after it.
       store_word(&candidates[(c.sample_turn + 2) % 3][blockIdx.x], not_yet());
       c.shared.next_token = mine.score == mine.score ? mine.id : -1;
-      c.shared.stopping = word[0].z;
+      c.shared.stopping = stop;
     }
   }
   const bool good = c.meet();
@@ -72,15 +73,8 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
 
 __device__ __forceinline__ bool choose(Consumer& c) {
   c.begin(Stage::sample, kLayers);
-  const Span& span = c.span(Stage::head);
-  const int first = span.first * kTileRows, end = smaller(kVocab, first + span.count * kTileRows);
-  Candidate mine = nobody();
-  for (int id = first + c.thread; id < end; id += kConsumers) {
-    const Candidate other = {c.params.logits[id], id};
-    if (better(other, mine)) mine = other;
-  }
   c.trace.arrived();
-  const bool good = elect(c, mine);
+  const bool good = elect(c, c.best);
   c.trace.end();
   return good;
 }

@@ -1,6 +1,7 @@
 // The workers of the kernel as a team that select.h can work with: consumer threads, and words through the L2.
 #pragma once
 #include "consumer.h"
+#include "ranks_sample.h"
 #include "select.h"
 
 namespace monotape {
@@ -15,8 +16,8 @@ class Team {
 
   __device__ __forceinline__ Team(Consumer& c, SelectScratch& scratch, SamplerState& state, uint4* words)
       : thread(c.thread),
-        first(c.span(Stage::head).first * kTileRows),
-        end(smaller(kVocab, first + c.span(Stage::head).count * kTileRows)),
+        first(drawn_from(c)),
+        end(drawn_until(c)),
         c_(c), scratch_(scratch), state_(state), words_(words), turn_(state.turn) {}
 
   __device__ __forceinline__ SelectScratch& scratch() { return scratch_; }
@@ -74,7 +75,7 @@ class Team {
   template <class WordAt>
   __device__ __forceinline__ void publish(int count, WordAt word_at) {
     if (c_.warp() != 0) return;
-    taken_back_.confirm(c_.shared);
+    taken_back_.confirm(c_.shared, c_.lost);
     __syncwarp();
     uint4* mine = slot(turn_) + blockIdx.x * kSamplerWords;
 #pragma unroll 1
@@ -84,7 +85,7 @@ class Team {
   }
   template <int Count>
   __device__ __forceinline__ void collect(const int (&index)[Count], uint4 (&word)[Count]) {
-    Patience patience(c_.shared, Stage::sample, kLayers);
+    Patience patience(c_.shared, c_.lost, Stage::sample, kLayers);
     poll(slot(turn_), index, word, patience);
   }
   __device__ __forceinline__ void end_turn() {
@@ -92,7 +93,7 @@ class Team {
       uint4* mine = slot(turn_ + 2) + blockIdx.x * kSamplerWords;  // the turn before this one
 #pragma unroll 1
       for (int i = c_.lane(); i < state_.written[(turn_ + 2) % 3]; i += 32) {
-        if (i >= 32) taken_back_.confirm(c_.shared);
+        if (i >= 32) taken_back_.confirm(c_.shared, c_.lost);
         taken_back_.begin(mine + i);
       }
     }

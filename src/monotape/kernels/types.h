@@ -86,6 +86,41 @@ struct Rows {  // activations of a prefill's chunk; 16-bit ones in blocks of 8 r
   uint4* activation;
 };
 
+// Between ranks: see ranks.h. A word is 64 bits, a value and a number; experiments with slow links add when it was sent.
+constexpr int kMostRanks = 8;
+constexpr int kLinkParts = kLinkDelay ? 2 : 1;
+static_assert(kRanks <= kMostRanks && kRanks <= kWarps, "ranks that one warp can hear at once");
+struct alignas(8 * kLinkParts) LinkWord {
+  uint64_t part[kLinkParts];
+};
+constexpr int kLinkWidth = kWidthWords * 8;
+enum class HeadInput : int { own = 0, mean, sum };  // plan/types.py: head_input
+constexpr HeadInput kHeadInput = static_cast<HeadInput>(kHeadInputNumber);
+
+struct alignas(16) RankStep {  // plan/types.py: Step. Modules are told as the number of their send in a token, from 1
+  float own;
+  int sends, folds;  // 0: nothing
+  int whole;
+};
+
+struct Inbox {  // of one rank, which all ranks write to; for a sender, its own part of each
+  LinkWord* sums;     // [slots][from][width]
+  LinkWord* lanes;    // [2][from][width]
+  LinkWord* squares;  // [2][from][workers]
+  LinkWord* choices;  // [2][from][score, id, stop, logit]
+  LinkWord* logits;   // [2][vocab of all]
+};
+
+struct Ranks {
+  Inbox inbox[kMostRanks];  // this rank's parts of all ranks' inboxes
+  Inbox own;                // all of its own
+  const RankStep* steps;  // [kSteps]
+  int64_t link_delay_ns;  // only where kLinkDelay
+  int rank, first_id;     // this one, and where its part of the vocabulary begins
+  uint32_t peers, spare;  // the others, a bit each
+  uint32_t first_send, first_token;  // numbers that no request before has used
+};
+
 struct Params {
   const uint8_t* tapes;
   const int64_t* tape_start;    // [workers]
@@ -105,8 +140,8 @@ struct Params {
   uint8_t* kv;                  // [layers][kv_heads][units]
   Exchange* exchange;
   Rows rows;
-  float* logits;                // [vocab padded]
-  float* logits_out;            // [prompt - cached][vocab], null unless logits are asked for
+  float* logits;                // [vocab of all ranks, padded]
+  float* logits_out;            // [prompt - cached][vocab of all ranks], null unless logits are asked for
   HostStatus* status;
   const int* prompt;
   const int* stop_ids;
@@ -121,6 +156,7 @@ struct Params {
   int trace_tokens;
   Sampling sampling;
   uint4* sampler_words;         // [3][workers][kSamplerWords]; all ones before a launch that samples
+  Ranks ranks;
 };
 
 }  // namespace monotape

@@ -27,6 +27,9 @@ struct alignas(8) uint2 {
 struct alignas(8) float2 {
   float x, y;
 };
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
@@ -54,7 +57,9 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline int __clz(unsigned v) { return v ? __builtin_clz(v) : 32; }
 inline float __expf(float v) { return expf(v); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1 / sqrtf(v); }
 
 namespace host {

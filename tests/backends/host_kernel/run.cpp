@@ -9,15 +9,15 @@ host::Machine* host::machine;
 
 namespace {
 
-const monotape::Params* params;
+const monotape::Params* const* params;  // one a rank that runs
 
 void body() {
-  monotape_request(*params);
+  monotape_request(*params[host::machine->current->block / monotape::kWorkers]);
   host::machine->end();
 }
 
 void enter(host::Fiber& fiber) {
-  threadIdx.x = static_cast<unsigned>(fiber.thread), blockIdx.x = static_cast<unsigned>(fiber.block);
+  threadIdx.x = static_cast<unsigned>(fiber.thread), blockIdx.x = static_cast<unsigned>(fiber.block % monotape::kWorkers);
   host_memory = reinterpret_cast<unsigned char(*)[]>(host::machine->shared_memory(fiber.block));
 }
 
@@ -25,17 +25,18 @@ void landed(uint64_t* barrier, uint32_t bytes) { monotape::change_barrier(barrie
 
 }  // namespace
 
-// Null: everybody has come to the end; else what went wrong. `steps` is how many turns that took.
-extern "C" const char* run_on_host(const void* parameters, int64_t bytes, int workers, const host::Options* options,
-                                   int64_t* steps) {
+// Null: everybody has come to the end; else what went wrong. `steps` is how many turns that took. Ranks are launches that
+// run at the same time, on blocks of their own.
+extern "C" const char* run_on_host(const void* const* parameters, int ranks, int64_t bytes, int workers,
+                                   const host::Options* options, int64_t* steps) {
   static std::string fault;
   if (bytes != sizeof(monotape::Params)) return "The parameters are laid out otherwise.";
   if (workers != monotape::kWorkers) return "The kernel was built for another number of workers.";
-  params = static_cast<const monotape::Params*>(parameters);
-  host::Machine machine(workers, sizeof(monotape::Shared), *options);
+  params = reinterpret_cast<const monotape::Params* const*>(parameters);
+  host::Machine machine(ranks * workers, sizeof(monotape::Shared), *options);
   host::machine = &machine;
   machine.body = body, machine.enter = enter, machine.landed = landed;
-  machine.cancel_flag = &params->status->cancel;
+  machine.cancel_flag = &params[0]->status->cancel;
   machine.run();
   *steps = static_cast<int64_t>(machine.turns());
   fault = machine.fault;

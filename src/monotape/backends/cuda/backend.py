@@ -1,22 +1,33 @@
-"""The CUDA backend: one cooperative launch runs a whole request on every multiprocessor of a Hopper GPU."""
+"""The CUDA backend: one cooperative launch runs a whole request on every multiprocessor of a Hopper GPU.
+
+Of several ranks (see ranked.py) each is a backend of this kind.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
 from monotape.backends.cuda import rows
-from monotape.backends.cuda.driver import DeviceMemory, Kernel, compile_kernel, device, memory_free_and_total
+from monotape.backends.cuda.blame import Wait, sentence, waits_of
+from monotape.backends.cuda.driver import (
+    DeviceMemory,
+    Kernel,
+    compile_kernel,
+    device,
+    device_index,
+    memory_free_and_total,
+)
 from monotape.backends.cuda.generation import CudaGeneration, Launch
 from monotape.backends.cuda.header import SHARED_MEMORY, plan_header
+from monotape.backends.cuda.links import InboxMemory, Numbers, inbox_bytes, sends_of, step_table
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.memory import memory_plan, require_memory
 from monotape.backends.cuda.params import (
-    STAGE_ORDER,
     STAGES,
     THREADS,
     TRACED_STAGES,
@@ -26,6 +37,7 @@ from monotape.backends.cuda.params import (
     sampler_bytes,
     span_table,
 )
+from monotape.backends.cuda.rank_view import first_id, rank_plan, rank_spec
 from monotape.backends.cuda.request import RequestMemory
 from monotape.backends.cuda.sampling import SamplingMemory, has_penalties
 from monotape.backends.cuda.sequence import CudaSequence
@@ -43,23 +55,27 @@ _KEPT_LOGITS = 16  # rows; more of them are asked for by tests and scores, a few
 
 
 class CudaBackend:
-    """A model on one GPU."""
+    """A model on one GPU, or one rank of it."""
 
     name = "cuda"
 
-    def __init__(self, spec: ModelSpec, plan: Plan, model: LoadedModel, cubin: bytes) -> None:
-        self.spec, self.plan = spec, plan
+    def __init__(
+        self, spec: ModelSpec, plan: Plan, model: LoadedModel, cubin: bytes, *, rank: int = 0,
+        link_delay: bool = False,
+    ) -> None:  # fmt: skip
+        self.spec, self.plan, self.rank, self.device = spec, plan, rank, device_index()
+        self._own_spec, self._own_plan = rank_spec(spec, plan, rank), rank_plan(plan, rank)
         self.kernel = Kernel(cubin, KERNEL_NAME, SHARED_MEMORY)
         self.request_memory = RequestMemory(plan.context)
         self._trace_kernel: Kernel | None = None
         self._launch: Launch | None = None
         self._lock = threading.RLock()
-        places, first_places = place_table(plan)
+        places, first_places = place_table(self._own_plan)
         self._memories = {
             **model.memories,
-            "spans": DeviceMemory.of(span_table(plan)),
+            "spans": DeviceMemory.of(span_table(self._own_plan)),
             "places": DeviceMemory.of(places),
-            "exchange": DeviceMemory(exchange_bytes(spec, plan)),
+            "exchange": DeviceMemory(exchange_bytes(self._own_spec, plan)),
             "logits": DeviceMemory(4 * (spec.vocab + 8)),
             "sampler_words": DeviceMemory(sampler_bytes(plan)),
         }
@@ -68,26 +84,61 @@ class CudaBackend:
             setattr(self._params, name, memory.pointer)
         self._adjusted, self._counts = DeviceMemory(4 * spec.vocab), DeviceMemory(4 * spec.vocab)
         self._logits_out = DeviceMemory(4 * _KEPT_LOGITS * spec.vocab)
-        self._params.chunk = rows.chunk_for(plan.context)
-        self._params.rows, self._row_memories = rows.allocate(spec, self._params.chunk)
+        self._params.chunk = chunk_of(plan)
+        self._row_memories: list[DeviceMemory] = []
+        if self._params.chunk:
+            self._params.rows, self._row_memories = rows.allocate(spec, self._params.chunk)
         self._params.first_place[:] = first_places
         self._params.deadline_ns = DEADLINE_NS
         windows = [window or 0 for window in spec.windows]
         self._params.widest_window = max(windows) if all(windows) else 0
+        self.inbox: InboxMemory | None = None
+        if plan.steps:
+            self._open_inbox(link_delay)
+
+    def _open_inbox(self, link_delay: bool) -> None:
+        self.inbox, self._numbers = InboxMemory(self.spec, self.plan, link_delay=link_delay), Numbers()
+        self._steps = DeviceMemory.of(step_table(self.plan))
+        ranks = self._params.ranks
+        ranks.rank, ranks.first_id = self.rank, first_id(self.plan, self.rank)
+        ranks.peers = (1 << len(self.plan.ranks)) - 1 & ~(1 << self.rank)
+        ranks.steps, ranks.own = self._steps.pointer, self.inbox.struct()
+
+    def memories_of(self, names: Sequence[str]) -> dict[str, DeviceMemory]:
+        return {name: self._memories[name] for name in names}
+
+    def connect(self, inboxes: Sequence[InboxMemory]) -> None:
+        """To the inboxes of all ranks, its own included."""
+        for number, inbox in enumerate(inboxes):
+            self._params.ranks.inbox[number] = inbox.struct(self.rank)
+
+    def loop_back(self) -> None:
+        """A rank alone: what it tells its peers comes back to itself, as if each of them had sent it."""
+        assert self.inbox is not None
+        for number in range(len(self.plan.ranks)):
+            self._params.ranks.inbox[number] = self.inbox.struct(number)
+
+    def delay_links(self, nanoseconds: int) -> None:
+        """For experiments, in a kernel that was built for it: words count only so long after they were sent."""
+        self._params.ranks.link_delay_ns = nanoseconds
 
     @classmethod
     def load(
-        cls, spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None
-    ) -> CudaBackend:
-        header = plan_header(spec, plan)  # a model that the kernel does not run is refused before all else
-        working = exchange_bytes(spec, plan) + sum(rows.sizes(spec, rows.chunk_for(plan.context)).values())
-        require_memory(memory_plan(spec, plan, plan.context, working), memory_free_and_total()[0])
+        cls, spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None, *,
+        rank: int = 0, shared: Mapping[str, DeviceMemory] | None = None, link_delay: bool = False,
+    ) -> CudaBackend:  # fmt: skip
+        # A model that the kernel does not run is refused before all else.
+        header = plan_header(spec, plan, rank=rank, link_delay=link_delay)
+        own_spec, own_plan = rank_spec(spec, plan, rank), rank_plan(plan, rank)
+        working = exchange_bytes(own_spec, plan) + sum(rows.sizes(spec, chunk_of(plan)).values())
+        working += inbox_bytes(spec, plan, link_delay=link_delay) if plan.steps else 0
+        require_memory(memory_plan(own_spec, own_plan, plan.context, working), memory_free_and_total()[0])
         beside = ThreadPoolExecutor(1, "compile")
         try:
             cubin = beside.submit(compile_kernel, header)
-            model = load_model(spec, plan, checkpoint, progress)
+            model = load_model(spec, own_plan, checkpoint, progress, shared)
             try:
-                return cls(spec, plan, model, cubin.result())
+                return cls(spec, plan, model, cubin.result(), rank=rank, link_delay=link_delay)
             except BaseException:
                 for memory in model.memories.values():
                     memory.close()  # the exception's traceback would keep them
@@ -96,7 +147,7 @@ class CudaBackend:
             beside.shutdown(wait=False)
 
     def new_sequence(self) -> CudaSequence:
-        return CudaSequence(self.spec, self.plan.context)
+        return CudaSequence(self._own_spec, self.plan.context)
 
     def start(self, job: Job, sequence: KvSequence) -> CudaGeneration:
         assert isinstance(sequence, CudaSequence), "a sequence of another backend"
@@ -106,10 +157,15 @@ class CudaBackend:
         self, job: Job, sequence: CudaSequence, *, chunk: int | None = None, logits_out: int = 0,
         kernel: Kernel | None = None, trace: DeviceMemory | None = None,
     ) -> Launch:  # fmt: skip
-        """Launches a job. `chunk` 0 takes the prompt along the path of decoding, one token at a time.
+        """Launches a job. `chunk` 0 takes the prompt along the path of decoding, one token at a time."""
+        prepared = self.prepare(job, sequence, chunk=chunk, logits_out=logits_out, kernel=kernel, trace=trace)
+        return self.launch(*prepared)
 
-        All of it is queued on the kernel's stream, without waiting for anything.
-        """
+    def prepare(
+        self, job: Job, sequence: CudaSequence, *, chunk: int | None = None, logits_out: int = 0,
+        kernel: Kernel | None = None, trace: DeviceMemory | None = None,
+    ) -> tuple[Launch, ParamsStruct]:  # fmt: skip
+        """All that comes before the launch is queued on the kernel's stream, without waiting for anything."""
         assert self._memories, "a closed backend"
         assert job.cached <= sequence.length and job.cached < len(job.prompt)
         with self._lock:
@@ -124,16 +180,29 @@ class CudaBackend:
             if sampling.struct.active:
                 self._memories["sampler_words"].fill(0xFF, kernel.stream)
             params.kv, params.kv_units, params.logits_out = sequence.pointer, sequence.units, logits_out
-            if chunk is not None:
+            if chunk is not None and not self.plan.steps:
                 params.chunk = chunk
             if trace is not None:
                 params.trace, params.trace_tokens = trace.pointer, job.max_tokens
             self.request_memory.begin(job, params, kernel.stream, whole_prompt=has_penalties(job))
             self._memories["exchange"].fill(0xFF, kernel.stream)
-            launch = Launch(self, kernel, job, sequence, sampling)
-            kernel.launch(self.plan.machine.workers, THREADS, params)
+            if self.inbox is not None:
+                self._take_numbers(params)
+            return Launch(self, kernel, job, sequence, sampling), params
+
+    def launch(self, launch: Launch, params: ParamsStruct) -> Launch:
+        with self._lock:
+            launch.kernel.launch(self.plan.machine.workers, THREADS, params)
             self._launch = launch
             return launch
+
+    def _take_numbers(self, params: ParamsStruct) -> None:
+        """Of as many tokens as any request has, so that all ranks count alike."""
+        assert self.inbox is not None and params.ranks.inbox[0].sums, "a rank that nobody has connected"
+        if self._numbers.used_up:
+            self._numbers.start_again([self.inbox])
+        numbers = self._numbers.take(self.plan.context + 1, sends_of(self.plan))
+        params.ranks.first_send, params.ranks.first_token = numbers
 
     def _require_idle(self) -> None:
         if self._launch is not None and not self._launch.collect():
@@ -167,34 +236,31 @@ class CudaBackend:
                 "Give a shorter prompt, or fewer tokens.",
             )
         if self._trace_kernel is None:
-            header = plan_header(self.spec, self.plan, trace=True)
+            link_delay = self.inbox is not None and self.inbox.link_delay
+            header = plan_header(self.spec, self.plan, rank=self.rank, trace=True, link_delay=link_delay)
             self._trace_kernel = Kernel(compile_kernel(header), KERNEL_NAME, SHARED_MEMORY)
         slots = self.spec.layers * TRACED_STAGES + 2
         clocks = np.zeros((self.plan.machine.workers, count, slots, 3), np.int64)
         memory = DeviceMemory.of(clocks)
         job = Job(tuple(prompt), 0, count)
         self.begin(job, self.new_sequence(), kernel=self._trace_kernel, trace=memory).finish()
-        read = stage_bytes_of(self.plan, len(prompt) + count // 2)
+        read = stage_bytes_of(self._own_plan, len(prompt) + count // 2)
         return records_of(memory.read(clocks)[:, 1:], self.spec.layers, STAGES[:TRACED_STAGES], read)
+
+    def waits(self) -> list[Wait]:
+        """After a deadline: what its workers had waited for."""
+        exchange = self._memories["exchange"].read(np.empty(self._memories["exchange"].bytes, np.uint8))
+        table = exchange[-16 * self.plan.machine.workers :].view(np.int32).reshape(-1, 4)
+        return waits_of(self.rank, table)
 
     def blame(self) -> str:
         """After a deadline: what the worker that was furthest behind had waited for."""
-        exchange = self._memories["exchange"].read(np.empty(self._memories["exchange"].bytes, np.uint8))
-        waits = exchange[-16 * self.plan.machine.workers :].view(np.int32).reshape(-1, 4)
-        waiting = [(int(position), int(layer), STAGE_ORDER[stage], stage, worker, int(word))
-                   for worker, (position, layer, stage, word) in enumerate(waits) if stage >= 0]  # fmt: skip
-        if not waiting:
-            return "The kernel ran into its deadline, and no worker says what it waited for."
-        position, layer, _, stage, worker, word = min(waiting)
-        return (
-            f"Worker {worker} waited too long for word {word} of the input of stage {STAGES[stage]} in layer {layer}, "
-            f"at position {position}."
-        )
+        return sentence(self.waits(), len(self.plan.ranks))
 
     def lose_word_of(self, stage: str) -> None:
         """For tests of the deadline: takes its tiles of a stage away from one worker, whose words then never come."""
-        spans = span_table(self.plan)
-        index = [stage.name for stage in self.plan.ranks[0].stages].index(stage)
+        spans = span_table(self._own_plan)
+        index = [stage.name for stage in self._own_plan.ranks[0].stages].index(stage)
         spans[int(np.flatnonzero(spans["count"][:, index])[0]), index]["count"] = 0
         self._memories["spans"] = DeviceMemory.of(spans)
         self._params.spans = self._memories["spans"].pointer
@@ -209,3 +275,11 @@ class CudaBackend:
                 memory.close()
             self._memories.clear()
             self.request_memory.close()
+            if self.inbox is not None:
+                self.inbox.close()
+                self._steps.close()
+
+
+def chunk_of(plan: Plan) -> int:
+    """Rows of a prefill's pass. Several ranks take a prompt as they take any token, one by one."""
+    return 0 if plan.steps else rows.chunk_for(plan.context)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,10 +29,14 @@ from monotape.backends.cuda.detection import HOPPER
 from monotape.errors import BackendError, BackendUnavailable, ResourceError
 
 __all__ = [
-    "KERNELS", "DeviceMemory", "Kernel", "PinnedMemory", "ResourceUsage", "compile_kernel", "device", "device_name",
-    "driver_errors", "memory_free_and_total", "new_event", "new_stream", "processors", "resource_usage",
+    "KERNELS", "DeviceMemory", "Kernel", "PinnedMemory", "ResourceUsage", "allow_peers", "can_reach", "compile_kernel",
+    "device", "device_count", "device_index", "device_name", "driver_errors", "memory_free_and_total", "new_event",
+    "new_stream", "on_device", "processors", "resource_usage",
 ]  # fmt: skip
 _thread = threading.local()
+# Kernels of several ranks wait for each other, so their streams must not share one of the few queues that a context
+# has by default. The driver reads this when it starts.
+_CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 @contextlib.contextmanager
@@ -65,22 +70,64 @@ def _check(result: tuple[Any, ...]) -> Any:
     raise BackendError(f"The CUDA driver says {getattr(status, 'name', status)}.", "Run `monotape doctor`.")
 
 
+def device_index() -> int:
+    """Which GPU this thread works on; the first, unless `on_device` says otherwise."""
+    return getattr(_thread, "index", 0)
+
+
+@contextlib.contextmanager
+def on_device(index: int) -> Iterator[None]:
+    """Everything within is about another GPU."""
+    before = device_index()
+    _thread.index = index
+    try:
+        yield
+    finally:
+        _thread.index = before
+
+
 def device() -> Any:
-    """The first GPU, its context made current in this thread. Anything but a Hopper is refused."""
-    _require_hopper()
-    gpu = cuda_core().Device(0)
-    if not getattr(_thread, "ready", False):
+    """This thread's GPU, its context made current. Anything but a Hopper is refused."""
+    index = device_index()
+    _require_hopper(index)
+    gpu = cuda_core().Device(index)
+    if getattr(_thread, "current", None) != index:
         with driver_errors():
             gpu.set_current()
-        _thread.ready = True
+        _thread.current = index
     return gpu
 
 
+def device_count() -> int:
+    """GPUs of this machine; 0 where there is no driver."""
+    try:
+        return len(cuda_core().Device.get_all_devices())
+    except BackendUnavailable:
+        raise
+    except Exception:  # no driver at all: each layer has its own exception for that
+        return 0
+
+
+def can_reach(one: int, other: int) -> bool:
+    """Whether GPU `one` can write into the memory of GPU `other`."""
+    core = cuda_core()
+    with driver_errors():
+        return bool(core.Device(one).can_access_peer(core.Device(other)))
+
+
+def allow_peers(count: int) -> None:
+    """The first `count` GPUs may write into each other's memory from here on."""
+    for index in range(count):
+        with on_device(index), driver_errors():
+            _pool().peer_accessible_by = [other for other in range(count) if other != index]
+
+
 @cache
-def _require_hopper() -> None:
+def _require_hopper(index: int) -> None:
+    os.environ.setdefault(*_CONNECTIONS)
     core = cuda_core()
     try:
-        gpu = core.Device(0)
+        gpu = core.Device(index)
         capability, name = tuple(gpu.compute_capability), gpu.name
     except Exception as error:  # no device, or no driver at all: each layer has its own exception for that
         raise BackendUnavailable(
@@ -124,16 +171,24 @@ def new_event() -> Any:
 
 
 @cache
-def _pool() -> Any:
-    """A pool of our own: unlike the process's default one it gives memory back when nothing uses it."""
+def _pool_of(index: int) -> Any:
     core = cuda_core()
     with driver_errors():
         return core.DeviceMemoryResource(device(), core.DeviceMemoryResourceOptions())
 
 
+def _pool() -> Any:
+    """A pool of our own: unlike the process's default one it gives memory back when nothing uses it."""
+    return _pool_of(device_index())
+
+
 @cache
-def _memory_stream() -> Any:
+def _memory_stream_of(index: int) -> Any:
     return new_stream()
+
+
+def _memory_stream() -> Any:
+    return _memory_stream_of(device_index())
 
 
 class DeviceMemory:
@@ -141,7 +196,7 @@ class DeviceMemory:
 
     def __init__(self, count: int) -> None:
         device()
-        self.bytes = count
+        self.bytes, self._device = count, device_index()
         with driver_errors():
             self._buffer = _pool().allocate(max(count, 16), stream=_memory_stream())
             _memory_stream().sync()  # from here on every stream may use it
@@ -154,11 +209,12 @@ class DeviceMemory:
         return memory
 
     def write(self, array: NDArray[Any], offset: int = 0) -> None:
-        device()
         contiguous = np.ascontiguousarray(array)
-        if contiguous.nbytes:
-            self.copy_in(contiguous.ctypes.data, contiguous.nbytes, offset, _memory_stream())
-            _memory_stream().sync()
+        with on_device(self._device):
+            device()
+            if contiguous.nbytes:
+                self.copy_in(contiguous.ctypes.data, contiguous.nbytes, offset, _memory_stream())
+                _memory_stream().sync()
 
     def copy_in(self, host_pointer: int, count: int, offset: int, stream: Any) -> None:
         """Starts a copy from host memory, which must stay as it is until `stream` has come to its end."""
@@ -168,10 +224,10 @@ class DeviceMemory:
             view(self.pointer + offset, count).copy_from(view(host_pointer, count), stream=stream)
 
     def read(self, array: NDArray[Any]) -> NDArray[Any]:
-        device()
         assert array.flags.c_contiguous and array.nbytes <= self.bytes
         view = cuda_core().Buffer.from_handle
-        with driver_errors():
+        with on_device(self._device), driver_errors():
+            device()
             host = view(array.ctypes.data, array.nbytes)
             host.copy_from(view(self.pointer, array.nbytes), stream=_memory_stream())
             _memory_stream().sync()
@@ -179,8 +235,8 @@ class DeviceMemory:
 
     def fill(self, byte: int, stream: Any = None) -> None:
         """In the order of `stream`; without one, done when this returns."""
-        device()
-        with driver_errors():
+        with on_device(self._device), driver_errors():
+            device()
             self._buffer.fill(byte, stream=stream or _memory_stream())
             if stream is None:
                 _memory_stream().sync()
@@ -188,22 +244,24 @@ class DeviceMemory:
     def copy_rows(self, source: DeviceMemory, source_pitch: int, pitch: int, width: int, rows: int) -> None:
         """Rows that lie `source_pitch` apart there and `pitch` apart here. cuda-core copies only whole buffers."""
         driver = _bindings()
-        device()
         copy = driver.CUDA_MEMCPY2D()
         copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
         copy.srcDevice, copy.srcPitch = source.pointer, source_pitch
         copy.dstDevice, copy.dstPitch = self.pointer, pitch
         copy.WidthInBytes, copy.Height = width, rows
-        stream = _memory_stream()
-        _check((*driver.cuMemcpy2DAsync(copy, stream.handle), None))
-        stream.sync()
+        with on_device(self._device):
+            device()
+            stream = _memory_stream()
+            _check((*driver.cuMemcpy2DAsync(copy, stream.handle), None))
+            stream.sync()
 
     def close(self) -> None:
         """Gives the memory back; nothing happens the second time."""
         buffer, self._buffer, self.pointer = getattr(self, "_buffer", None), None, 0
         if buffer is not None:
-            device().sync()  # a pool hands memory on at once, even while a kernel still reads it
-            buffer.close()
+            with on_device(self._device):
+                device().sync()  # a pool hands memory on at once, even while a kernel still reads it
+                buffer.close()
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
@@ -244,7 +302,7 @@ class Kernel:
         with driver_errors():
             self._code = cuda_core().ObjectCode.from_cubin(cubin)
             self._kernel = self._code.get_kernel(name)
-        self.stream, self._done = new_stream(), new_event()
+        self.stream, self._done, self._device = new_stream(), new_event(), device_index()
         self.launches = 0
         self._shared_bytes = shared_bytes
         self._allow_shared_memory(shared_bytes)
@@ -255,31 +313,41 @@ class Kernel:
         kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _check(driver.cuKernelSetAttribute(kind, count, driver.CUkernel(int(self._kernel.handle)), 0))
 
+    def load_now(self) -> None:
+        """Puts the code onto the GPU. Otherwise the first launch does, and may wait for all that runs there: for ever,
+        if that waits for this."""
+        driver = _bindings()
+        with on_device(self._device):
+            device()
+            function = _check(driver.cuKernelGetFunction(driver.CUkernel(int(self._kernel.handle))))
+            _check((*driver.cuFuncLoad(function), None))
+
     def launch(self, blocks: int, threads: int, parameters: ctypes.Structure) -> None:
         """All blocks are resident together, or the launch fails.
 
         Through cuda.bindings because cuda-core's `launch` refuses a structure as an argument.
         """
         driver = _bindings()
-        device()
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
-        _check(
-            driver.cuLaunchCooperativeKernel(
-                driver.CUfunction(int(self._kernel.handle)), blocks, 1, 1, threads, 1, 1, self._shared_bytes,
-                self.stream.handle, ctypes.addressof(pointers),
-            )
-        )  # fmt: skip
-        self.launches += 1
-        with driver_errors():
-            self.stream.record(self._done)
+        with on_device(self._device):
+            device()
+            _check(
+                driver.cuLaunchCooperativeKernel(
+                    driver.CUfunction(int(self._kernel.handle)), blocks, 1, 1, threads, 1, 1, self._shared_bytes,
+                    self.stream.handle, ctypes.addressof(pointers),
+                )
+            )  # fmt: skip
+            self.launches += 1
+            with driver_errors():
+                self.stream.record(self._done)
 
     def finished(self) -> bool:
         """Whether the latest launch has ended; a fault of it is raised here."""
-        device()
-        with driver_errors():
+        with on_device(self._device), driver_errors():
+            device()
             return bool(self._done.is_done)
 
     def wait(self) -> None:
-        device()
-        with driver_errors():
+        with on_device(self._device), driver_errors():
+            device()
             self.stream.sync()

@@ -7,10 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monotape.backends.cuda.driver import Kernel
-from monotape.backends.cuda.params import STAGES
+from monotape.backends.cuda.params import STAGE_ORDER, STAGES
 from monotape.backends.cuda.sampling import SamplingMemory
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import FinishReason, Job, Token
@@ -18,6 +18,7 @@ from monotape.errors import BackendError, DeadlineFault, NumericalFault
 
 if TYPE_CHECKING:
     from monotape.backends.cuda.backend import CudaBackend
+    from monotape.backends.cuda.ranked import RankedLaunch
 
 _FINISH: dict[int, FinishReason] = {1: "stop", 2: "length", 3: "cancelled"}
 _RUNNING, _NUMERICAL, _DEADLINE = 0, 4, 5
@@ -37,9 +38,13 @@ class Launch:
         self.tokens: list[Token] = []
         self.finish_reason: FinishReason | None = None
         self.fault: BackendError | None = None
+        self.fault_place: tuple[int, int] = (
+            0,
+            0,
+        )  # layer and order of the stage, of values that are not numbers
         self.ended = False
         self.start_ns = 0
-        self._backend, self._kernel, self._job = backend, kernel, job
+        self._backend, self.kernel, self._job = backend, kernel, job
         self._sequence, self._sampling = sequence, sampling
         self._memory = backend.request_memory
         self._polls = 0
@@ -69,7 +74,7 @@ class Launch:
 
     def _end_if_over(self) -> None:
         try:
-            if not self._kernel.finished():
+            if not self.kernel.finished():
                 return
             self._take_tokens()
             self.start_ns = self._memory.status.start_ns
@@ -89,6 +94,7 @@ class Launch:
     def _find_fault(self) -> BackendError | None:
         status = self._memory.status
         if status.finish == _NUMERICAL:
+            self.fault_place = (status.layer, STAGE_ORDER[status.stage])
             inside = status.layer < self._backend.spec.layers
             place = f"Stage {STAGES[status.stage]}" + (f" of layer {status.layer}" if inside else "")
             return NumericalFault(
@@ -136,10 +142,10 @@ class CudaGeneration:
     """Iterating yields the tokens; the launch goes on while nobody does. Dropped half-way, it is cancelled."""
 
     def __init__(
-        self, backend: CudaBackend, job: Job, sequence: CudaSequence, chunk: int | None = None
-    ) -> None:
+        self, backend: Any, job: Job, sequence: Any, chunk: int | None = None
+    ) -> None:  # of one rank or of several, with a sequence of that kind
         before = time.perf_counter_ns()
-        self._launch = backend.begin(job, sequence, chunk=chunk)
+        self._launch: Launch | RankedLaunch = backend.begin(job, sequence, chunk=chunk)
         self.launch_ns = time.perf_counter_ns() - before  # of the host, all before the kernel's own start
 
     @property

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from monotape.backends.cuda.links import MOST_RANKS, keeps_own, sends_of
+from monotape.backends.cuda.rank_view import rank_plan, rank_spec
 from monotape.errors import UnsupportedModel
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Format, Plan
@@ -10,59 +14,111 @@ SHARED_MEMORY = 227 * 1024  # what a block may have on Hopper
 BLOCK_BYTES = 512  # 8 rows of 32 values
 _WARPS, _BATCH_TILES, _BLOCK_K = 8, 24, 32
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
+_HEAD_INPUTS = ("own", "mean", "sum")  # kernels/types.h: HeadInput
 
 
 def plan_header(
     spec: ModelSpec,
     plan: Plan,
     *,
+    rank: int = 0,
+    link_delay: bool = False,
     trace: bool = False,
-    few: int = 1,
-    many: int = 4,
+    in_flight: InFlight | None = None,
     units_per_split: int = 8,
-    quiet_attention: bool = False,
     prefill: bool = True,
 ) -> str:
-    """plan.h for this model on this machine."""
+    """plan.h for one rank of this model. With `link_delay` words between ranks can be made late."""
+    ranks = rank_constants(spec, plan)
+    spec, plan = rank_spec(spec, plan, rank), rank_plan(plan, rank)
     check_supported(spec, plan)
-    rank = plan.ranks[0]
-    width_tiles = max(span.count for span in rank.layer_stages[1].spans)
+    width_tiles = max(span.count for span in plan.ranks[0].layer_stages[1].spans)
     blocks = page_blocks(spec, plan)
     constants = {
         "kWorkers": plan.machine.workers, "kLayers": spec.layers, "kWidth": spec.width, "kHeads": spec.heads,
         "kKvHeads": spec.kv_heads, "kHeadDim": spec.head_dim, "kFfn": spec.ffn, "kVocab": spec.vocab,
         "kRopeDims": spec.rope.dims, "kMostWidthTiles": max(1, width_tiles), "kPageBlocks": blocks,
         "kRingPages": ring_pages(spec, plan, blocks), "kUnitsPerSplit": units_per_split,
-        "kMostOwnWords": own_words(spec, plan), "kMostBlocks": most_blocks(plan),
+        "kMostOwnWords": own_words(spec, plan), "kMostBlocks": most_blocks(plan), **ranks,
     }  # fmt: skip
     lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines += [
         f"constexpr float kNormEps = {spec.norm_eps!r}f, kAttentionScale = {spec.attention_scale!r}f;",
         f"constexpr bool kQkvBias = {str(spec.qkv_bias).lower()}, kQkNorm = {str(spec.qk_norm).lower()};",
         f"constexpr bool kFloat16 = {str(plan.format is Format.F16).lower()};",
-        # Copies in flight: few while consumers poll the exchange, which must not queue behind them; then many.
-        f"constexpr int kFewInFlight = {few}, kManyInFlight = {many};",
-        f"constexpr bool kQuietAttention = {str(quiet_attention).lower()};",
-        f"constexpr bool kPrefill = {str(prefill).lower()};",  # without: for a look at the decode path alone
+        *(in_flight or pages_in_flight(blocks)).lines(),
+        # Without: for a look at the decode path alone, and where ranks take a prompt token by token.
+        f"constexpr bool kPrefill = {str(prefill and ranks['kRanks'] == 1).lower()};",
+        f"constexpr bool kKeepsOwn = {str(keeps_own(plan)).lower()}, kLinkDelay = {str(link_delay).lower()};",
         f"constexpr bool kTrace = {str(trace).lower()};",
     ]
     return "#pragma once\nnamespace monotape {\n" + "\n".join(lines) + "\n}  // namespace monotape\n"
 
 
+def rank_constants(spec: ModelSpec, plan: Plan) -> dict[str, int]:
+    """What the kernel knows of its peers."""
+    if len(plan.ranks) > MOST_RANKS:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run {len(plan.ranks)} ranks.",
+            f"Use --tp {MOST_RANKS} or fewer, or --backend cpu.",
+        )
+    if plan.head_input not in _HEAD_INPUTS:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run a head that reads the lanes' '{plan.head_input}'.",
+            "Use --backend cpu.",
+        )
+    return {
+        "kRanks": len(plan.ranks), "kAllVocab": spec.vocab, "kSlots": max(1, plan.slots),
+        "kSends": max(1, sends_of(plan)), "kSteps": max(1, len(plan.steps)),
+        "kLateFolds": max(0, len(plan.steps) - 2 * plan.layers),
+        "kHeadInputNumber": _HEAD_INPUTS.index(plan.head_input),
+    }  # fmt: skip
+
+
 def page_blocks(spec: ModelSpec, plan: Plan) -> int:
-    """Blocks of a page: the size that leaves the least of the ring empty, weighted by what each stage streams."""
+    """Blocks of a page: the size that leaves the least of the ring empty, weighted by what each stage streams.
+
+    Every page costs the same to hand over: as much as if it were five blocks longer.
+    """
     unit = kv_unit_bytes(spec) // BLOCK_BYTES
 
-    def wasted(size: int) -> float:
-        waste = 0.0
+    def filled(size: int) -> float:
+        total = used = 0.0
         for stage in plan.ranks[0].layer_stages:
             blocks = stage.padded_k // _BLOCK_K
             pieces = -(-blocks // size)
-            used = blocks / (pieces * size) if pieces > 1 else size // blocks * blocks / size
-            waste += (1 - used) * stage.tiles * blocks
-        return waste
+            share = blocks / (pieces * size) if pieces > 1 else size // blocks * blocks / size
+            total += stage.tiles * blocks
+            used += stage.tiles * blocks * share
+        return used / total
 
-    return min((size for size in (32, 40, 24) if size >= unit), key=wasted)
+    def worth(size: int) -> float:
+        ring = ring_pages(spec, plan, size) * size * BLOCK_BYTES / SHARED_MEMORY
+        return filled(size) * ring - 5 / size
+
+    return max((size for size in range(24, 81, 8) if size >= unit), key=worth)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Pages that are being copied at once, by what the consumers do."""
+
+    now: int  # they work, and need these pages
+    ahead: int  # they work, and need others: other workers may need the memory more
+    polling: int  # they poll words, which must not queue behind pages
+    attending: int  # the same, while others attend: there is time to fill the ring
+
+    def lines(self) -> list[str]:
+        return [
+            f"constexpr int kInFlightNow = {self.now}, kInFlightAhead = {self.ahead};",
+            f"constexpr int kInFlightPolling = {self.polling}, kInFlightAttending = {self.attending};",
+        ]
+
+
+def pages_in_flight(blocks: int) -> InFlight:
+    """About 128 KB of what is needed now, 64 KB while there is time, 32 KB otherwise."""
+    many = max(2, 65536 // (blocks * BLOCK_BYTES))
+    return InFlight(now=2 * many, ahead=many // 2, polling=1, attending=many)
 
 
 def kv_unit_bytes(spec: ModelSpec) -> int:
@@ -90,10 +146,12 @@ def ring_pages(spec: ModelSpec, plan: Plan, blocks: int) -> int:
     sums = 2 * _BATCH_TILES * _WARPS * 8 * 4
     attention = 4 * _WARPS * group * (head + 2)
     width_tiles = max(span.count for span in plan.ranks[0].layer_stages[1].spans)
-    lists = 2 * 4 * own_words(spec, plan)
+    lists = 2 * 4 * own_words(spec, plan) + 4 * spec.layers
     rest = (
         max(sums, attention) + lists + 64 * most_blocks(plan) + 4 * 8 * width_tiles + 8 * head + _OTHER_SHARED
     )
+    if plan.steps:
+        rest += 16 * len(plan.steps) + 4 * 8 * _BATCH_TILES  # steps, and sums that came early
     return (SHARED_MEMORY - rest) // (blocks * BLOCK_BYTES)
 
 

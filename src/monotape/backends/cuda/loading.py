@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from monotape.backends.cuda.blocks import Halves, first_not_finite, pack_blocks, to_halves
 from monotape.backends.cuda.driver import DeviceMemory
+from monotape.backends.cuda.rank_view import reads_table
 from monotape.backends.cuda.staging import SLOT_BYTES, Piece, Staging
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
@@ -39,7 +40,7 @@ class LoadedModel:
     """Everything of a model that lies on the GPU, by the name under which the kernel's parameters know it.
 
     tapes, tape_start and layer_bytes; attention_norm, ffn_norm, final_norm and, where the model has them, qkv_bias,
-    q_norm and k_norm (float32); cosines, sines and windows; embedding ([vocab][width] halves) where it is not tied.
+    q_norm and k_norm (float32); cosines, sines and windows; embedding ([vocab][width] halves) where it is a table.
     """
 
     memories: Mapping[str, DeviceMemory]
@@ -59,24 +60,30 @@ class TileSpan:
 
 
 def load_model(
-    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None
-) -> LoadedModel:
-    """Loads all of a model. What it takes is what `memory_plan` said it would."""
+    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None,
+    shared: Mapping[str, DeviceMemory] | None = None,
+) -> LoadedModel:  # fmt: skip
+    """Loads all of a model, or what a rank has of it (see rank_view.py). What it takes is what `memory_plan` said.
+
+    `shared` has what another rank on the same GPU has loaded already.
+    """
     assert plan.format in (Format.BF16, Format.F16), f"{plan.format} is no format of the GPU's tapes"
     assert len(plan.ranks) == 1, "a GPU is one rank"
     memories = {"tapes": DeviceMemory(plan.tape_bytes)}
-    if not spec.tied:
+    shared = shared or {}
+    if reads_table(spec, plan) and "embedding" not in shared:
         memories["embedding"] = DeviceMemory(2 * spec.vocab * spec.width)
     try:
         with Staging() as staging:
             small = staging.run(partial(_small_arrays, spec, plan, checkpoint))
             _move_weights(spec, plan, checkpoint, staging, memories, progress)
-            memories |= {name: DeviceMemory.of(array) for name, array in small.result().items()}
+            small_arrays = {name: array for name, array in small.result().items() if name not in shared}
+            memories |= {name: DeviceMemory.of(array) for name, array in small_arrays.items()}
     except BaseException:
         for memory in memories.values():
             memory.close()  # the exception's traceback would keep them for as long as somebody looks at it
         raise
-    return LoadedModel(memories)
+    return LoadedModel({**memories, **shared})
 
 
 def _move_weights(
@@ -84,7 +91,7 @@ def _move_weights(
     memories: Mapping[str, DeviceMemory], progress: Progress | None,
 ) -> None:  # fmt: skip
     pieces = list(tape_pieces(spec, plan, checkpoint, memories["tapes"]))
-    if not spec.tied:
+    if "embedding" in memories:
         table = table_pieces(spec, plan.format, checkpoint, memories["embedding"])
         pieces += [(None, piece) for piece in table]
     before: int | None = 0
@@ -227,7 +234,7 @@ def _release(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, layer: int | N
     rank = plan.ranks[0]
     stages = (rank.head,) if layer is None else rank.layer_stages
     roles = [part.role for stage in stages for part in stage.parts]
-    if layer is None and not spec.tied:
+    if layer is None and reads_table(spec, plan):
         roles.append("embedding")
     for name in {tensor_name(source_of(spec, role, layer), layer) for role in roles}:
         checkpoint.release(name)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from monotape.backends.cuda.links import RanksStruct
 from monotape.backends.cuda.sampling import SamplingStruct
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan
@@ -52,7 +53,7 @@ class ParamsStruct(ctypes.Structure):
         ("kv_units", c_int64), ("deadline_ns", c_int64), ("first_place", c_int32 * MATRIX_STAGES),
         *((name, c_int32) for name in ("prompt_length", "cached", "max_tokens", "stop_count", "chunk")),
         *((name, c_int32) for name in ("widest_window", "trace_tokens")),
-        ("sampling", SamplingStruct), *_pointers("sampler_words"),
+        ("sampling", SamplingStruct), *_pointers("sampler_words"), ("ranks", RanksStruct),
     )  # fmt: skip
 
 

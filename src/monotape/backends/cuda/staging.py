@@ -9,7 +9,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from monotape.backends.cuda.driver import DeviceMemory, PinnedMemory, driver_errors, new_event, new_stream
+from monotape.backends.cuda.driver import (
+    DeviceMemory,
+    PinnedMemory,
+    device_index,
+    driver_errors,
+    new_event,
+    new_stream,
+    on_device,
+)
 from monotape.weights.tapes import Bytes
 
 SLOT_BYTES = 2 << 20  # long enough for the bus to run at full speed, short enough to stay in a core's cache
@@ -60,6 +68,7 @@ class Staging:
     def __init__(self, threads: int | None = None) -> None:
         self._pool = ThreadPoolExecutor(threads or min(MOST_THREADS, _cores()))
         self._own = threading.local()
+        self._device = device_index()
         self._lanes: list[_Lane] = []
 
     def __enter__(self) -> Staging:
@@ -82,11 +91,12 @@ class Staging:
             yield done
 
     def _move(self, piece: Piece) -> None:
-        lane: _Lane | None = getattr(self._own, "lane", None)
-        if lane is None:
-            lane = self._own.lane = _Lane()
-            self._lanes.append(lane)
-        lane.move(piece)
+        with on_device(self._device):
+            lane: _Lane | None = getattr(self._own, "lane", None)
+            if lane is None:
+                lane = self._own.lane = _Lane()
+                self._lanes.append(lane)
+            lane.move(piece)
 
 
 def _cores() -> int:

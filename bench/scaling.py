@@ -1,0 +1,234 @@
+"""What one GPU of several does for a token: one rank's whole share on all of this GPU, its peers' words looped back.
+
+    python bench/scaling.py --models dense-2b,llama-3.1-8b --ranks 1,2,4,8 --delays 0,1,2,3,5 --save
+
+An emulation. One rank runs alone, with its own part of the weights, of the KV and of the vocabulary. What it would send
+to its peers it sends to itself, a word for each peer, and a word counts only so many microseconds after it was sent, by
+the GPU's own clock. `python bench/scaling_figure.py` draws the saved report.
+
+tp is plain tensor parallelism: two sums a layer, each waited for. dtp folds each sum two modules (one layer) later and
+reads the mean of all lanes in the head. silent never talks but in the head and the choice: no method can be faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any
+
+from measuring import integers, prompt_of, run_request, short_name
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.cuda.bandwidth import measure_bandwidth
+from monotape.backends.cuda.driver import compile_kernel, device_name, processors
+from monotape.backends.cuda.header import plan_header
+from monotape.backends.cuda.loading import LoadedModel, load_model
+from monotape.backends.cuda.rank_view import rank_plan
+from monotape.backends.cuda.trace import stage_times, table
+from monotape.engine.loading import gpu_plan
+from monotape.models.lanes import delayed, silent
+from monotape.models.registry import spec_from_config
+from monotape.models.spec import ModelSpec
+from monotape.plan.types import Plan
+from report import publish, spread
+from shapes import SHAPES, RandomCheckpoint
+
+CONTEXT = 32
+DELAY_MODULES = 2
+SETTINGS = ("tp", "dtp", "silent")
+ASSUMPTIONS = (
+    "one rank alone on the GPU; its peers answer exactly as fast as it does itself",
+    "a word arrives a fixed time after it was sent; sending takes stores into this GPU's memory, no link's bandwidth",
+    "rank 0's share; where heads do not divide by the ranks it is padded to whole heads, which is more than fair",
+    "random weights; greedy; prompts are taken token by token and are not measured",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A shape on so many ranks in one of the SETTINGS; of one rank there is one, "one"."""
+
+    model: str
+    ranks: int
+    setting: str
+
+    @property
+    def changes(self) -> dict[str, int]:
+        """Heads that every rank has alike: 20 of them become 24 for eight ranks."""
+        config = SHAPES[self.model]
+        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        if heads % self.ranks == 0:
+            return {}
+        own = -(-heads // self.ranks)
+        return {
+            "num_attention_heads": own * self.ranks,
+            "num_key_value_heads": max(1, kv_heads // self.ranks) * self.ranks,
+        }
+
+    def spec(self) -> ModelSpec:
+        spec = spec_from_config(SHAPES[self.model] | self.changes)
+        if self.setting == "dtp":
+            return replace(spec, lanes=delayed(self.ranks, DELAY_MODULES))
+        return replace(spec, lanes=silent(self.ranks)) if self.setting == "silent" else spec
+
+    def plan(self, workers: int, context: int) -> Plan:
+        return gpu_plan(self.spec(), workers, context, tp=self.ranks)
+
+    def header(self, workers: int, context: int, *, trace: bool = False) -> str:
+        plan = self.plan(workers, context)
+        return plan_header(self.spec(), plan, link_delay=self.ranks > 1, trace=trace)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="dense-2b,llama-3.1-8b", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--ranks", type=integers, default=[1, 2, 4, 8])
+    parser.add_argument("--delays", type=integers, default=[0, 1, 2, 3, 5], help="of the link, microseconds")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=5)
+    parser.add_argument("--save", action="store_true", help="keep the result under reports/")
+    return parser.parse_args()
+
+
+def setups(models: Sequence[str], ranks: Sequence[int]) -> list[Setup]:
+    return [
+        Setup(model, count, setting)
+        for model in models
+        for count in ranks
+        for setting in (("one",) if count == 1 else SETTINGS)
+    ]
+
+
+def compile_all(wanted: Sequence[Setup], workers: int, context: int) -> None:
+    """Into the cache, on all cores: a kernel takes some ten seconds."""
+    most = max(setup.ranks for setup in wanted)
+    headers = [setup.header(workers, context) for setup in wanted]
+    headers += [setup.header(workers, context, trace=True) for setup in wanted if setup.ranks == most]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_kernel, headers))
+
+
+class Alone:
+    """One rank on the whole GPU. The settings of a shape share its weights."""
+
+    def __init__(self, setup: Setup, model: LoadedModel, workers: int, context: int) -> None:
+        spec, plan, link_delay = setup.spec(), setup.plan(workers, context), setup.ranks > 1
+        cubin = compile_kernel(setup.header(workers, context))
+        self.setup = setup
+        self.backend = CudaBackend(spec, plan, model, cubin, link_delay=link_delay)
+        if link_delay:
+            self.backend.loop_back()
+        self._sequence = self.backend.new_sequence()
+        self._prompt = prompt_of(CONTEXT, spec.vocab)
+
+    def speeds(self, delay_us: int, tokens: int, requests: int) -> list[float]:
+        """Tokens per second of each request, by the GPU's clock."""
+        if self.setup.ranks > 1:
+            self.backend.delay_links(1000 * delay_us)
+        found = []
+        for _ in range(requests + 1):  # the first warms up
+            cached = CONTEXT - 1 if self._sequence.length >= CONTEXT - 1 else 0
+            timed = run_request(self.backend, self._sequence, self._prompt, cached, tokens)
+            found.append(timed.tokens_per_second)
+        return found[1:]
+
+    def limits(self, delay_us: int, bandwidth: float) -> dict[str, Any]:
+        """Where a token's time goes at this delay, by a few recorded tokens."""
+        self.backend.delay_links(1000 * delay_us)
+        recorded = self.backend.trace(self._prompt, 4)
+        print(f"\n{self.setup.model}, {self.setup.ranks} ranks, {self.setup.setting}, {delay_us} us:")
+        print(table(recorded, bandwidth))
+        times = {
+            stage.stage: {
+                "us": round(1e6 * stage.time_s, 2), "waiting_us": round(1e6 * stage.waiting_s, 2),
+                "streaming_us": round(1e6 * stage.streaming_s(bandwidth), 2),
+            }
+            for stage in stage_times(recorded)
+        }  # fmt: skip
+        longest = max(times, key=lambda name: times[name]["us"] - times[name]["streaming_us"])
+        return {"delay_us": delay_us, "stages": times, "limited_by": longest}
+
+
+def measure(options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any]]:
+    workers, context = processors(), CONTEXT + options.tokens
+    models = options.models.split(",")
+    wanted = setups(models, options.ranks)
+    compile_all(wanted, workers, context)
+    rows = []
+    for model in models:
+        for ranks in options.ranks:
+            same = [setup for setup in wanted if (setup.model, setup.ranks) == (model, ranks)]
+            plan = same[0].plan(workers, context)
+            loaded = load_model(
+                same[0].spec(), rank_plan(plan, 0), RandomCheckpoint(model, **same[0].changes)
+            )
+            alone = [Alone(setup, loaded, workers, context) for setup in same]
+            rows += [measured(one, plan, options, bandwidth) for one in alone]
+            for one in alone:
+                one.backend.close()
+    return rows
+
+
+def measured(one: Alone, plan: Plan, options: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
+    setup = one.setup
+    delays = options.delays if setup.ranks > 1 else [0]
+    speeds = {delay: one.speeds(delay, options.tokens, options.requests) for delay in delays}
+    bytes_per_token = rank_plan(plan, 0).token_bytes(CONTEXT + options.tokens // 2)
+    found: dict[str, Any] = {
+        "model": setup.model, "ranks": setup.ranks, "setting": setup.setting, "padded_heads": setup.changes,
+        "bytes_per_token": bytes_per_token, "ceiling_tokens_per_second": bandwidth / bytes_per_token,
+        "tokens_per_second": {str(delay): spread(values) for delay, values in speeds.items()},
+    }  # fmt: skip
+    if setup.ranks == max(options.ranks) > 1 and setup.setting != "silent":
+        found["trace"] = one.limits(2 if 2 in options.delays else options.delays[-1], bandwidth)
+    return found
+
+
+def loss(row: dict[str, Any], delay: int) -> float:
+    """What a delay costs, as a share of the speed without."""
+    speeds = row["tokens_per_second"]
+    return float(1 - speeds[str(delay)]["median"] / speeds["0"]["median"])
+
+
+def print_table(rows: Sequence[dict[str, Any]], delays: Sequence[int]) -> None:
+    heads = "".join(f"{f'{delay} us':>9}" for delay in delays)
+    print(
+        f"\ntokens per second, by the link's delay\n{'model':<14} {'ranks':>5} {'':<7}{heads} {'ceiling':>9}"
+    )
+    for row in rows:
+        speeds = row["tokens_per_second"]
+        shown = "".join(
+            f"{speeds[str(delay)]['median']:>9.0f}" if str(delay) in speeds else f"{'':>9}"
+            for delay in delays
+        )
+        lost = f"  loses {100 * loss(row, 2):.1f} % at 2 us" if {"0", "2"} <= set(speeds) else ""
+        ceiling = row["ceiling_tokens_per_second"]
+        print(f"{row['model']:<14} {row['ranks']:>5} {row['setting']:<7}{shown} {ceiling:>9.0f}{lost}")
+        if "trace" in row:
+            print(f"{'':<20} limited by {row['trace']['limited_by']} at {row['trace']['delay_us']} us")
+    print("\nAn emulation: " + ";\n  ".join(ASSUMPTIONS) + ".")
+
+
+def main() -> None:
+    options = parse_arguments()
+    before = measure_bandwidth()
+    rows = measure(options, before)
+    print_table(rows, options.delays)
+    gpu = short_name(device_name())
+    publish(
+        f"scaling-{gpu}",
+        {
+            "gpu": gpu, "emulation": list(ASSUMPTIONS), "read_bandwidth": before, "context": CONTEXT,
+            "tokens": options.tokens, "delay_modules": DELAY_MODULES,
+            "results": rows,
+        },
+        save=options.save,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

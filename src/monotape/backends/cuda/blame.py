@@ -1,0 +1,69 @@
+"""After a deadline: what each worker of each rank had waited for, and whose fault that was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.backends.cuda.params import STAGE_ORDER, STAGES
+
+_PEER_WAIT = 1 << 30  # kernels/ranks.h: kPeerWait; then the peer, from bit 24 on, and the word
+_PEER_SHIFT = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One worker's last wait."""
+
+    rank: int
+    worker: int
+    position: int
+    layer: int
+    stage: int
+    word: int
+    peer: int | None  # the rank that owed the word; None: its own
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """How far the worker had come: whoever is furthest behind knows the cause. What a stage needs of its own rank
+        it needs before it speaks to others."""
+        return (
+            self.position,
+            self.layer,
+            STAGE_ORDER[self.stage],
+            self.peer is not None,
+            self.rank,
+            self.worker,
+        )
+
+
+def waits_of(rank: int, table: NDArray[np.int32]) -> list[Wait]:
+    """From kernels/types.h: Exchange.waits, [workers][position, layer, stage, word]"""
+    found = []
+    for worker, (position, layer, stage, word) in enumerate(table.tolist()):
+        if stage < 0:
+            continue
+        peer = word >> _PEER_SHIFT & 63 if word & _PEER_WAIT else None
+        at = word & (1 << _PEER_SHIFT) - 1 if peer is not None else word
+        found.append(Wait(rank, worker, position, layer, stage, at, peer))
+    return found
+
+
+def sentence(waits: Sequence[Wait], ranks: int) -> str:
+    if not waits:
+        return "The kernel ran into its deadline, and no worker says what it waited for."
+    last = min(waits, key=lambda wait: wait.place)
+    stage = STAGES[last.stage]
+    if last.peer is not None:
+        return (
+            f"Rank {last.rank} waited too long for rank {last.peer} in stage {stage} of layer {last.layer}, "
+            f"for word {last.word} at position {last.position}."
+        )
+    who = f"Worker {last.worker}" + (f" of rank {last.rank}" if ranks > 1 else "")
+    return (
+        f"{who} waited too long for word {last.word} of the input of stage {stage} in layer {last.layer}, "
+        f"at position {last.position}."
+    )

@@ -1,0 +1,243 @@
+"""Several ranks of one model, each a launch of its own: on a GPU each, or on parts of one GPU that share nothing else.
+
+A rank is a CudaBackend with its share of the plan. They talk through their inboxes (links.py) and in no other way; all
+of them choose the same tokens, and what is told of a request is told by rank 0.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.cuda.blame import sentence
+from monotape.backends.cuda.driver import DeviceMemory, Kernel, allow_peers, on_device
+from monotape.backends.cuda.generation import CudaGeneration, Launch
+from monotape.backends.cuda.sequence import CudaSequence
+from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
+from monotape.errors import BackendError, DeadlineFault, NumericalFault
+from monotape.models.spec import ModelSpec
+from monotape.plan.types import Plan
+from monotape.weights.checkpoint import Checkpoint
+from monotape.weights.tapes import Progress
+
+_SAME_ON_A_GPU = ("embedding", "cosines", "sines", "windows")  # read by all ranks, written by nobody
+
+
+class RankedSequence:
+    """The KV of one conversation: every rank has that of its own heads."""
+
+    def __init__(self, parts: Sequence[CudaSequence]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def length(self) -> int:
+        return self.parts[0].length
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    def truncate(self, length: int) -> None:
+        for part in self.parts:
+            part.truncate(length)
+
+
+class RankedLaunch:
+    """The launches of all ranks until the last has ended; as a Launch, for whoever asks."""
+
+    def __init__(
+        self, backend: RankedCudaBackend, launches: Sequence[Launch], sequence: RankedSequence
+    ) -> None:
+        self.finish_reason: FinishReason | None = None
+        self.fault: BackendError | None = None
+        self.ended = False
+        self._backend, self._launches, self._sequence = backend, tuple(launches), sequence
+        self._lock = threading.RLock()
+
+    @property
+    def tokens(self) -> list[Token]:
+        return self._launches[0].tokens
+
+    @property
+    def start_ns(self) -> int:
+        return self._launches[0].start_ns
+
+    def collect(self) -> bool:
+        """Takes over what the kernels have told since; whether all have ended."""
+        with self._lock:
+            if not self.ended:
+                ended = [launch.collect() for launch in self._launches]  # each of them, ended or not
+                if all(ended):
+                    self._end()
+            return self.ended
+
+    def _end(self) -> None:
+        self.fault = self._find_fault()
+        if self.fault is None:
+            self.finish_reason = self._launches[0].finish_reason
+        else:
+            for part in self._sequence.parts:
+                part.clear()
+        self.ended = True
+        del self._backend, self._sequence
+
+    def _find_fault(self) -> BackendError | None:
+        """Whatever stopped one rank ends the others at their deadline; that is the least of what can be said."""
+        broken = [launch for launch in self._launches if launch.fault is not None]
+        not_numbers = [launch for launch in broken if isinstance(launch.fault, NumericalFault)]
+        if not_numbers:  # they spread to all ranks: where were they first?
+            return min(not_numbers, key=lambda launch: launch.fault_place).fault
+        for launch in broken:
+            if isinstance(launch.fault, DeadlineFault):
+                return self._backend.name_deadline(launch.fault)
+        if broken:
+            return broken[0].fault
+        chosen = [[token.id for token in launch.tokens] for launch in self._launches]
+        if any(tokens != chosen[0] for tokens in chosen):
+            return BackendError(
+                "Ranks chose different tokens.", "This is a fault in Monotape; please report it."
+            )
+        return None
+
+    def cancel(self) -> None:
+        """Rank 0 tells the others."""
+        self._launches[0].cancel()
+
+    def abandon(self) -> None:
+        self.cancel()
+        self.wait()
+
+    def wait(self) -> None:
+        for launch in self._launches:
+            launch.wait()
+        self.collect()
+
+    def finish(self) -> None:
+        """Waits for the end, whatever happens meanwhile; a fault is raised."""
+        try:
+            self.wait()
+        except BaseException:
+            self.abandon()
+            raise
+        self.raise_fault()
+
+    def raise_fault(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+
+class RankedCudaBackend:
+    """A model on several ranks."""
+
+    name = "cuda"
+
+    def __init__(self, ranks: Sequence[CudaBackend]) -> None:
+        self.ranks = tuple(ranks)
+        self.spec, self.plan = ranks[0].spec, ranks[0].plan
+        self._stopped: tuple[int, int] | None = None
+        self._launch: RankedLaunch | None = None
+        self._lock = threading.RLock()
+        inboxes = [rank.inbox for rank in self.ranks if rank.inbox is not None]
+        for rank in self.ranks:
+            rank.connect(inboxes)
+            rank.kernel.load_now()
+
+    @classmethod
+    def load(
+        cls, spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None, *,
+        devices: Sequence[int], link_delay: bool = False,
+    ) -> RankedCudaBackend:  # fmt: skip
+        """`devices`: the GPU of each rank. Ranks on the same one share what is only read."""
+        assert len(devices) == len(plan.ranks) > 1
+        if len(set(devices)) > 1:
+            allow_peers(max(devices) + 1)
+        ranks: list[CudaBackend] = []
+        shared: dict[int, dict[str, DeviceMemory]] = {}
+        try:
+            for number, index in enumerate(devices):
+                with on_device(index):
+                    rank = CudaBackend.load(
+                        spec, plan, checkpoint, progress, rank=number, shared=shared.get(index),
+                        link_delay=link_delay,
+                    )  # fmt: skip
+                ranks.append(rank)
+                shared.setdefault(index, rank.memories_of(_SAME_ON_A_GPU))
+            return cls(ranks)
+        except BaseException:
+            for rank in ranks:
+                rank.close()
+            raise
+
+    @property
+    def kernel(self) -> Kernel:
+        """That of rank 0, for whoever counts launches."""
+        return self.ranks[0].kernel
+
+    def new_sequence(self) -> RankedSequence:
+        return RankedSequence([rank.new_sequence() for rank in self.ranks])
+
+    def start(self, job: Job, sequence: KvSequence) -> CudaGeneration:
+        assert isinstance(sequence, RankedSequence), "a sequence of another backend"
+        return CudaGeneration(self, job, sequence)
+
+    def begin(
+        self, job: Job, sequence: RankedSequence, *, chunk: int | None = None, logits_out: int = 0
+    ) -> RankedLaunch:
+        """Launches a job on all ranks. Everything is ready before the first of them starts."""
+        with self._lock:
+            if self._launch is not None and not self._launch.collect():
+                raise BackendError(
+                    "The CUDA backend runs one job at a time and is busy.",
+                    "Wait for the running generation, or cancel it.",
+                )
+            prepared = []
+            for rank, part in zip(self.ranks, sequence.parts, strict=True):
+                with on_device(rank.device):
+                    prepared.append(rank.prepare(self._job_of(rank, job), part, logits_out=logits_out))
+            launches = [launch for launch, _ in prepared]
+            self._launch = RankedLaunch(self, launches, sequence)
+            for rank, (launch, params) in zip(self.ranks, prepared, strict=True):
+                if self._stopped != (rank.rank, 0):
+                    rank.launch(launch, params)
+            return self._launch
+
+    def _job_of(self, rank: CudaBackend, job: Job) -> Job:
+        if self._stopped is None or self._stopped[0] != rank.rank or not self._stopped[1]:
+            return job
+        return replace(job, max_tokens=min(job.max_tokens, self._stopped[1]))
+
+    def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
+        """As the protocol has it. Every rank writes its own words of each row into the memory of rank 0's GPU."""
+        assert isinstance(sequence, RankedSequence), "a sequence of another backend"
+        prompt = (*([0] * sequence.length), *tokens)  # cached ids are not read
+        with on_device(self.ranks[0].device):
+            out = DeviceMemory(4 * len(tokens) * self.spec.vocab)
+        self.begin(Job(prompt, sequence.length, 1), sequence, logits_out=out.pointer).finish()
+        for part in sequence.parts:
+            part.length = len(prompt)
+        return out.read(np.empty((len(tokens), self.spec.vocab), np.float32))
+
+    def name_deadline(self, fault: DeadlineFault) -> DeadlineFault:
+        """The same fault as all ranks together explain it."""
+        waits = [wait for rank in self.ranks for wait in rank.waits()]
+        return DeadlineFault(sentence(waits, len(self.ranks)), fault.hint)
+
+    def stop_rank(self, rank: int | None, after: int = 0) -> None:
+        """For tests of the deadline: this rank ends after so many tokens, and is not even launched after 0."""
+        self._stopped = None if rank is None else (rank, after)
+
+    def delay_links(self, nanoseconds: int) -> None:
+        for rank in self.ranks:
+            rank.delay_links(nanoseconds)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._launch is not None:
+                self._launch.abandon()
+            for rank in self.ranks:
+                rank.close()

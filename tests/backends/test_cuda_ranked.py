@@ -1,0 +1,156 @@
+"""The host side of several ranks on fake GPUs: whose memory is where, who is connected to whom, and what is told."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.fake_cuda import FakeCuda, fake_gpu
+from families import Case, make_checkpoint
+from monotape.backends.cuda import backend as module
+from monotape.backends.cuda.params import ParamsStruct, StatusStruct
+from monotape.backends.cuda.ranked import RankedCudaBackend
+from monotape.backends.protocol import Job
+from monotape.engine.loading import load_backend
+from monotape.errors import BackendError, ResourceError
+from monotape.models.registry import spec_from_config
+from monotape.weights.open import open_checkpoint
+
+CASE = Case(
+    "ranked", "llama", {"head_dim": 16, "num_attention_heads": 4, "hidden_size": 52, "tie_word_embeddings": True}
+)  # fmt: skip
+CONTEXT = 64
+WIDTH = 56  # padded to whole tiles
+_LENGTH = 2
+
+
+class RankGpu(FakeCuda):
+    """Every launch is over at once, and says that token i is i plus `odd` for the launch of that number."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.launches: list[tuple[int, ParamsStruct]] = []  # the GPU that was current, and the parameters
+        self.odd = -1
+
+    @property
+    def bindings(self) -> Any:
+        real = super().bindings
+        launch = real.cuLaunchCooperativeKernel
+
+        def run(*arguments: Any) -> Any:
+            result = launch(*arguments)
+            params = ParamsStruct.from_buffer_copy(ParamsStruct.from_address(self.launched[-1][-1]))
+            for number in range(params.max_tokens):
+                ctypes.c_int32.from_address(params.ids + 4 * number).value = number + (
+                    len(self.launches) == self.odd
+                )
+            status = StatusStruct.from_address(params.status)
+            status.tokens, status.finish = params.max_tokens, _LENGTH
+            self.launches.append((self.current.index, params))
+            return result
+
+        real.cuLaunchCooperativeKernel = run
+        return real
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(CASE, tmp_path_factory.mktemp("ranked"))
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "compile_kernel", lambda header: header.encode())
+
+
+def load(folder: Path, *, emulated: bool) -> RankedCudaBackend:
+    checkpoint = open_checkpoint(folder)
+    spec = spec_from_config(checkpoint.config)
+    backend = load_backend("cuda", spec, checkpoint, context=CONTEXT, tp=2, emulate_ranks=emulated)
+    assert isinstance(backend, RankedCudaBackend)
+    return backend
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("emulated", [False, True])
+def test_ranks_have_memory_of_their_own_and_reach_each_other(folder: Path, emulated: bool) -> None:
+    with fake_gpu(RankGpu(devices=1 if emulated else 2)) as gpu:
+        backend = load(folder, emulated=emulated)
+        assert backend.plan.machine.workers == (2 if emulated else 5)
+        assert [index for index, _ in gpu.loaded] == ([0, 0] if emulated else [0, 1])
+        sequence = backend.new_sequence()
+        generation = backend.start(Job((3, 5), 0, 4), sequence)
+        assert [token.id for token in generation] == [0, 1, 2, 3]
+        assert generation.finish_reason == "length"
+        assert (sequence.length, [part.length for part in sequence.parts]) == (5, [5, 5])
+        (first, one), (second, other) = gpu.launches
+        assert (first, second) == (0, 0 if emulated else 1)
+        for index, params in gpu.launches:
+            where = (params.tapes, params.exchange, params.kv, params.embedding, params.ranks.own.sums)
+            assert [gpu.device_of[address] for address in where] == [index] * 5
+        assert (one.ranks.rank, other.ranks.rank) == (0, 1)
+        assert (one.ranks.peers, other.ranks.peers) == (0b10, 0b01)
+        assert (one.ranks.first_id, other.ranks.first_id) == (0, 64)
+        assert one.ranks.inbox[1].sums == other.ranks.own.sums
+        assert other.ranks.inbox[0].sums == one.ranks.own.sums + 8 * WIDTH
+        assert other.ranks.inbox[0].choices == one.ranks.own.choices + 8 * 4
+        assert len({one.tapes, other.tapes}) == len({one.exchange, other.exchange}) == 2
+        assert (one.embedding == other.embedding) is emulated  # only read: once on a GPU
+        assert one.chunk == other.chunk == 0
+        if not emulated:
+            assert [gpu.pools[index].peer_accessible_by for index in (0, 1)] == [[1], [0]]
+        del sequence, generation
+        backend.close()
+        assert gpu.used == 0
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_numbers_of_a_request_are_the_same_for_all_ranks_and_never_used_again(folder: Path) -> None:
+    with fake_gpu(RankGpu()) as gpu:
+        backend = load(folder, emulated=True)
+        for _ in range(2):
+            list(backend.start(Job((3, 5), 0, 4), backend.new_sequence()))
+        numbers = [(params.ranks.first_send, params.ranks.first_token) for _, params in gpu.launches]
+        assert numbers[0] == numbers[1]
+        assert numbers[2] == numbers[3]
+        sends = 2 * backend.spec.layers
+        assert numbers[2][0] >= numbers[0][0] + sends * CONTEXT
+        assert numbers[2][1] >= numbers[0][1] + CONTEXT
+        backend.close()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_ranks_that_disagree_are_a_fault(folder: Path) -> None:
+    with fake_gpu(RankGpu()) as gpu:
+        backend = load(folder, emulated=True)
+        gpu.odd = 1
+        sequence = backend.new_sequence()
+        with pytest.raises(BackendError, match="Ranks chose different tokens"):
+            list(backend.start(Job((3, 5), 0, 4), sequence))
+        assert sequence.length == 0
+        assert len(list(backend.start(Job((3, 5), 0, 4), sequence))) == 4
+        backend.close()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_when_one_rank_does_not_fit_the_others_are_given_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    real = module.CudaBackend.load
+
+    def only_one(*arguments: Any, **settings: Any) -> Any:
+        made.append(settings["rank"])
+        if settings["rank"] == 1:
+            raise ResourceError("The GPU has too little free memory.", "Use a smaller model.")
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(module.CudaBackend, "load", only_one)
+    with fake_gpu(RankGpu()) as gpu:
+        with pytest.raises(ResourceError, match="too little"):
+            load(folder, emulated=True)
+        assert made == [0, 1]
+        assert gpu.used == 0

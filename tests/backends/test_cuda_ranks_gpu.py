@@ -1,0 +1,175 @@
+"""Ranks that share a Hopper GPU: python -m pytest -m gpu tests/backends/test_cuda_ranks_gpu.py"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.cpu_cases import ids, reference
+from backends.test_cuda_gpu import distance
+from families import Case, make_checkpoint
+from lane_models import make_laneformer
+from monotape.backends.cuda.detection import why_not
+from monotape.backends.cuda.driver import compile_kernel, processors
+from monotape.backends.cuda.header import plan_header
+from monotape.backends.cuda.ranked import RankedCudaBackend
+from monotape.backends.protocol import Job, Sampling
+from monotape.backends.reference.sampler import choose
+from monotape.engine.loading import gpu_plan
+from monotape.errors import DeadlineFault
+from monotape.models.registry import spec_from_config
+from monotape.weights.open import open_checkpoint
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(why_not() is not None, reason=why_not() or "there is no GPU"),
+    pytest.mark.filterwarnings("ignore:mkldnn_matmul failed"),
+]
+
+CONTEXT = 256
+#: Eight ranks share eight heads; a KV head of four is on two ranks.
+PLAIN = Case(
+    "gpu-ranks", "llama",
+    {
+        "hidden_size": 264, "head_dim": 32, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 256,
+        "intermediate_size": 512, "max_position_embeddings": 600, "num_hidden_layers": 3,
+    },
+)  # fmt: skip
+LANES = {
+    "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 256,
+    "intermediate_size": 512, "max_position_embeddings": 600, "num_hidden_layers": 4, "num_lanes": 8,
+    "sliding_window": 40,
+}  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {
+    "delay 2": {"num_lanes": 4},
+    "delay 4 of eight": {"broadcast_delay": 2},
+    "ladder": {
+        "broadcast_delay": None,
+        "broadcast_delay_modules": 1,
+        "ladder_residual": True,
+        "num_lanes": 2,
+    },
+    "silent": {"use_comm": False},
+}
+TOKENS = tuple(np.random.default_rng(5).integers(3, 256, 90).tolist())
+DEADLINE_NS = 300_000_000
+TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
+
+
+@dataclass(frozen=True)
+class Places:
+    """Checkpoints and backends that tests share, because each shape takes its time to compile."""
+
+    folder: Callable[[str], Path]
+    load: Callable[..., RankedCudaBackend]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
+    folders: dict[str, Path] = {}
+    loaded: dict[tuple[str, int | None], RankedCudaBackend] = {}
+
+    def folder(name: str) -> Path:
+        if name not in folders:
+            place = folders[name] = tmp_path_factory.mktemp("ranks")
+            if name == "plain":
+                make_checkpoint(PLAIN, place)
+            else:
+                make_laneformer(place, **{**LANES, **SETTINGS[name]})
+        return folders[name]
+
+    with ExitStack() as stack:
+
+        def load(name: str, ranks: int | None = None) -> RankedCudaBackend:
+            if (name, ranks) not in loaded:
+                checkpoint = open_checkpoint(folder(name))
+                spec = spec_from_config(checkpoint.config)
+                count = ranks or (spec.lanes.count if spec.lanes else 1)
+                plan = gpu_plan(spec, processors() // count, CONTEXT, tp=ranks)
+                backend = RankedCudaBackend.load(spec, plan, checkpoint, devices=[0] * count)
+                for rank in backend.ranks:
+                    rank._params.deadline_ns = DEADLINE_NS
+                stack.callback(backend.close)
+                loaded[name, ranks] = backend
+            return loaded[name, ranks]
+
+        compile_all(folder)
+        yield Places(folder, load)
+
+
+def compile_all(folder: Callable[[str], Path]) -> None:
+    """All kernels at once: one takes some ten seconds, and the GPU waits for it."""
+    headers = []
+    for name, ranks in [("plain", 2), ("plain", 4), ("plain", 8), *((name, None) for name in SETTINGS)]:
+        spec = spec_from_config(open_checkpoint(folder(name)).config)
+        count = ranks or (spec.lanes.count if spec.lanes else 1)
+        headers.append(plan_header(spec, gpu_plan(spec, processors() // count, CONTEXT, tp=ranks)))
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_kernel, headers))
+
+
+def three_runs_agree(backend: RankedCudaBackend, place: Path, ranks: int | None) -> None:
+    """With the reference, and with each other to the last bit."""
+    want = reference(place, CONTEXT, tp=ranks)
+    exact = want.logits(TOKENS, want.new_sequence())
+    runs = [backend.logits(TOKENS, backend.new_sequence()) for _ in range(3)]
+    assert distance(runs[0], exact) < TOLERANCE
+    assert np.array_equal(runs[0], runs[1])
+    assert np.array_equal(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_tensor_parallelism_gives_the_logits_of_the_reference(places: Places, ranks: int) -> None:
+    three_runs_agree(places.load("plain", ranks), places.folder("plain"), ranks)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_lanes_give_the_logits_of_the_reference(places: Places, name: str) -> None:
+    three_runs_agree(places.load(name), places.folder(name), None)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("plain", 8), ("delay 4 of eight", None)])
+def test_tokens_are_the_best_and_a_second_turn_goes_on(places: Places, name: str, ranks: int | None) -> None:
+    backend, want = places.load(name, ranks), reference(places.folder(name), CONTEXT, tp=ranks)
+    prompt, sequence = TOKENS[:20], backend.new_sequence()
+    tokens = ids(list(backend.start(Job(prompt, 0, 24), sequence)))
+    again = ids(list(backend.start(Job(prompt, 0, 24), backend.new_sequence())))
+    assert tokens == again
+    logits = want.logits((*prompt, *tokens[:-1]), want.new_sequence())[len(prompt) - 1 :]
+    behind = logits.max(axis=1) - logits[np.arange(24), tokens]
+    assert (behind <= TOLERANCE * np.linalg.norm(logits, axis=1)).all()
+    turn = (*prompt, *tokens, *TOKENS[20:30])
+    warm = ids(list(backend.start(Job(turn, sequence.length, 5), sequence)))
+    assert warm == ids(list(backend.start(Job(turn, 0, 5), backend.new_sequence())))
+
+
+def test_drawn_tokens_are_those_of_the_reference(places: Places) -> None:
+    """From the kernel's own logits."""
+    backend, prompt = places.load("plain", 4), TOKENS[:9]
+    sampling = Sampling(temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=11)
+    tokens = ids(list(backend.start(Job(prompt, 0, 12, sampling=sampling), backend.new_sequence())))
+    logits = backend.logits((*prompt, *tokens[:-1]), backend.new_sequence())[len(prompt) - 1 :]
+    for step, token in enumerate(tokens):
+        assert token == choose(logits[step], prompt, tokens[:step], len(prompt) + step, sampling, ())
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("plain", 4), ("delay 2", None)])
+def test_a_rank_that_stops_is_named(places: Places, name: str, ranks: int | None) -> None:
+    backend = places.load(name, ranks)
+    healthy = ids(list(backend.start(Job(TOKENS[:3], 0, 6), backend.new_sequence())))
+    for rank, after in ((2, 0), (1, 3)):
+        backend.stop_rank(rank, after)
+        with pytest.raises(
+            DeadlineFault, match=rf"Rank \d waited too long for rank {rank} in stage \w+ of layer"
+        ):
+            list(backend.start(Job(TOKENS[:3], 0, 6), backend.new_sequence()))
+    backend.stop_rank(None)
+    assert ids(list(backend.start(Job(TOKENS[:3], 0, 6), backend.new_sequence()))) == healthy

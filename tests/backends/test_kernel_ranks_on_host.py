@@ -1,0 +1,292 @@
+"""Ranks of the monokernel without a GPU: launches that run at the same time and talk through their inboxes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from backends.cpu_cases import ids, reference
+from backends.host_kernel import HostKernel, Schedule, host_gpu
+from families import Case, make_checkpoint
+from lane_models import in_modules, make_laneformer
+from monotape.backends.cuda import backend as cuda_backend
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.cuda.links import Numbers
+from monotape.backends.cuda.ranked import RankedCudaBackend
+from monotape.backends.protocol import Job, Sampling
+from monotape.backends.reference.sampler import choose, logprobs
+from monotape.engine.loading import gpu_plan
+from monotape.errors import DeadlineFault, NumericalFault, UnsupportedModel
+from monotape.models.registry import spec_from_config
+from monotape.weights.open import open_checkpoint
+
+CONTEXT = 96
+VOCAB = 64
+SMALL = {"num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": VOCAB}
+LANES = {
+    **SMALL, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "num_lanes": 2,
+    "sliding_window": 5, "swa_layers": [1],
+}  # fmt: skip
+#: A width of three tiles, so that some of four workers own nothing of some stages.
+PLAIN = {
+    "llama": Case("ranks-llama", "llama", {**SMALL, "hidden_size": 20, "head_dim": 16, "num_attention_heads": 4}),
+    "qwen2": Case(
+        "ranks-qwen2", "qwen2", {**SMALL, "hidden_size": 64, "num_attention_heads": 4, "tie_word_embeddings": True}
+    ),
+}  # fmt: skip
+#: Ways in which lanes share what they compute, and their workers.
+SETTINGS: dict[str, tuple[dict[str, Any], int]] = {
+    "feed-forward alone, delay 1": ({"use_attention_comm": False, **in_modules(1)}, 3),
+    "delay 2": ({"num_hidden_layers": 3}, 2),
+    "delay 2, four lanes": ({"num_lanes": 4, "num_hidden_layers": 3}, 1),
+    "early sums": ({"use_early_comm": True, "num_hidden_layers": 3}, 2),
+    "ladder of three": ({**in_modules(3), "ladder_residual": True}, 2),
+    "silent": ({"use_comm": False}, 2),
+    "summed head": ({"pre_norm_lane_agg": True}, 2),
+    "norms of their own": ({"replicated_rmsn_scale": False}, 2),
+    "head by vocabulary": ({"lm_head_type": "vocab_parallel"}, 2),
+}
+SCHEDULES = (
+    Schedule(seed=2, delay_steps=20_000, copy_steps=20_000, favour_steps=60_000),
+    Schedule(seed=3, stalls_per_million=40, stall_steps=100_000, delay_steps=3000, favour_steps=200_000),
+)
+TOKENS = tuple(np.random.default_rng(5).integers(3, VOCAB, 40).tolist())
+TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
+DEADLINE_NS = 100_000_000  # of the machine's own time
+Logits = NDArray[np.float32]
+Load = Callable[..., RankedCudaBackend]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("host-ranks")
+    for name, case in PLAIN.items():
+        make_checkpoint(case, folder / name)
+    for name, (changes, _) in SETTINGS.items():
+        make_laneformer(folder / name, **{**LANES, **changes})
+    return folder
+
+
+@pytest.fixture
+def load(place: Path) -> Iterator[Load]:
+    with ExitStack() as stack:
+
+        def backend(
+            name: str, workers: int, tp: int | None = None, *, link_delay: bool = False, fewer_slots: int = 0
+        ) -> RankedCudaBackend:
+            stack.enter_context(host_gpu(place / "libraries"))
+            checkpoint = open_checkpoint(place / name)
+            spec = spec_from_config(checkpoint.config)
+            plan = gpu_plan(spec, workers, CONTEXT, tp=tp)
+            plan = replace(plan, slots=plan.slots - fewer_slots)
+            devices = [0] * len(plan.ranks)
+            loaded = RankedCudaBackend.load(spec, plan, checkpoint, devices=devices, link_delay=link_delay)
+            for rank in loaded.ranks:
+                rank._params.deadline_ns = DEADLINE_NS
+            stack.callback(loaded.close)
+            return loaded
+
+        yield backend
+
+
+def distance(got: Logits, want: Logits) -> float:
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def agrees(backend: RankedCudaBackend, exact: Logits, count: int) -> None:
+    """Close to the reference, and the same bits whatever order the machine chose."""
+    seen = []
+    for schedule in SCHEDULES:
+        HostKernel.schedule = schedule
+        seen.append(backend.logits(TOKENS[:count], backend.new_sequence()))
+    assert distance(seen[0], exact) < TOLERANCE
+    assert all(np.array_equal(seen[0], other) for other in seen[1:])
+
+
+@pytest.mark.parametrize(("name", "ranks", "workers"), [("llama", 2, 2), ("qwen2", 2, 2), ("qwen2", 4, 1)])
+def test_tensor_parallelism_in_any_order(
+    load: Load, place: Path, name: str, ranks: int, workers: int
+) -> None:
+    want = reference(place / name, CONTEXT, tp=ranks)
+    exact = want.logits(TOKENS[:5], want.new_sequence())
+    agrees(load(name, workers, ranks), exact, 5)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_way_to_share_in_any_order(load: Load, place: Path, name: str) -> None:
+    want = reference(place / name, CONTEXT)
+    exact = want.logits(TOKENS[:4], want.new_sequence())
+    agrees(load(name, SETTINGS[name][1]), exact, 4)
+
+
+@pytest.mark.parametrize(("name", "tp"), [("llama", 2), ("delay 2", None)])
+def test_greedy_tokens_cancelling_and_a_second_turn(
+    load: Load, place: Path, name: str, tp: int | None
+) -> None:
+    backend, want = load(name, 2, tp), reference(place / name, CONTEXT, tp=tp)
+    prompt, runs = TOKENS[:5], []
+    for schedule in SCHEDULES:
+        HostKernel.schedule = schedule
+        generation = backend.start(Job(prompt, 0, 6, (1000,)), backend.new_sequence())
+        runs.append(ids(list(generation)))
+        assert generation.finish_reason == "length"
+    assert runs[0] == runs[1]
+    logits = want.logits((*prompt, *runs[0][:-1]), want.new_sequence())[len(prompt) - 1 :]
+    behind = logits.max(axis=1) - logits[np.arange(6), runs[0]]
+    assert (behind <= TOLERANCE * np.linalg.norm(logits, axis=1)).all()
+    HostKernel.schedule = replace(SCHEDULES[1], cancel_at=HostKernel.steps // 2)
+    sequence = backend.new_sequence()
+    generation = backend.start(Job(prompt, 0, 6), sequence)
+    tokens = ids(list(generation))
+    assert generation.finish_reason == "cancelled"
+    assert tokens == runs[0][: len(tokens)]
+    assert len(tokens) < 6
+    HostKernel.schedule = SCHEDULES[1]
+    again = backend.start(Job((*prompt, *tokens), sequence.length, 6 - len(tokens)), sequence)
+    assert tokens + ids(list(again)) == runs[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.9, "top_k": 7, "top_p": 0.9},
+        {"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.7, "frequency_penalty": 0.3},
+        {"presence_penalty": 3.0, "logit_bias": ((9, 4.0), (2, 0.5), (9, 3.0))},
+    ],
+)
+def test_sampling_in_any_order(load: Load, settings: dict[str, Any]) -> None:
+    """What the reference draws from the kernel's own logits, and their log-probabilities."""
+    backend, prompt = load("qwen2", 2, 2), (5, 9, 5)
+    job = Job(prompt, 0, 4, (9, 40), 2, Sampling(seed=77, **settings), logprobs=4)
+    for schedule in SCHEDULES:
+        HostKernel.schedule = schedule
+        tokens = list(backend.start(job, backend.new_sequence()))
+        told = (*prompt, *ids(tokens)[:-1])
+        logits = backend.logits(told, backend.new_sequence())[len(prompt) - 1 :]
+        for step, token in enumerate(tokens):
+            output, banned = ids(tokens)[:step], job.stop_ids if step < job.min_tokens else ()
+            assert token.id == choose(logits[step], prompt, output, len(prompt) + step, job.sampling, banned)
+            value, top = logprobs(logits[step], token.id, 4)
+            assert token.logprob == pytest.approx(value, rel=1e-6)
+            assert [best for best, _ in token.top_logprobs] == [best for best, _ in top]
+            assert [v for _, v in token.top_logprobs] == pytest.approx([v for _, v in top], rel=1e-6)
+        assert len(tokens) == 4 or tokens[-1].id in job.stop_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "stage"), [("qwen2", 2, "output"), ("delay 2", None, r"\w+"), ("silent", None, "head")]
+)  # fmt: skip
+def test_a_rank_that_stops_is_named(load: Load, name: str, tp: int | None, stage: str) -> None:
+    """Before the first token and after two; what comes next is not harmed."""
+    backend = load(name, 2, tp)
+    healthy = ids(list(backend.start(Job(TOKENS[:3], 0, 4), backend.new_sequence())))
+    for rank, after in ((len(backend.ranks) - 1, 0), (0, 2)):
+        backend.stop_rank(rank, after)
+        sequence = backend.new_sequence()
+        expected = rf"^Rank \d waited too long for rank {rank} in stage {stage} of layer \d, for word \d+ at"
+        with pytest.raises(DeadlineFault, match=expected):
+            list(backend.start(Job(TOKENS[:3], 0, 4), sequence))
+        assert sequence.length == 0
+    backend.stop_rank(None)
+    assert ids(list(backend.start(Job(TOKENS[:3], 0, 4), backend.new_sequence()))) == healthy
+
+
+def test_a_worker_that_stops_is_named_with_its_rank(load: Load) -> None:
+    """Its peers give up first, and say so to nobody: the rank itself knows better."""
+    backend = load("qwen2", 2, 2)
+    backend.ranks[1].lose_word_of("gate_up")
+    with pytest.raises(DeadlineFault, match=r"Worker \d of rank 1 waited too long .* stage down in layer 0"):
+        list(backend.start(Job(TOKENS[:3], 0, 4), backend.new_sequence()))
+
+
+def test_a_nan_of_one_rank_ends_all(load: Load) -> None:
+    backend = load("qwen2", 2, 2)
+    tapes = backend.ranks[1].memories_of(["tapes"])["tapes"]
+    tapes.write(np.full(256, 0x7FC0, np.uint16))
+    with pytest.raises(NumericalFault, match="Stage qkv of layer 0"):
+        list(backend.start(Job(TOKENS[:3], 0, 4), backend.new_sequence()))
+
+
+def test_late_words_change_no_bit(load: Load) -> None:
+    backend = load("delay 2", 2, link_delay=True)
+    expected = backend.logits(TOKENS[:4], backend.new_sequence())
+    steps = HostKernel.steps
+    backend.delay_links(300_000)
+    assert np.array_equal(backend.logits(TOKENS[:4], backend.new_sequence()), expected)
+    assert HostKernel.steps != steps  # they were late
+
+
+def test_with_fewer_slots_a_word_is_overwritten_and_noticed(load: Load) -> None:
+    """The tests above can fail: the rank that still needed it waits for ever."""
+    backend = load("qwen2", 2, 2, fewer_slots=1)
+
+    def many_schedules() -> None:
+        for seed in range(30):
+            HostKernel.schedule = Schedule(seed=seed, delay_steps=20_000, favour_steps=60_000)
+            backend.logits(TOKENS[:4], backend.new_sequence())
+
+    with pytest.raises(DeadlineFault, match=r"Rank \d waited too long for rank \d"):
+        many_schedules()
+
+
+def test_a_rank_alone_hears_itself(place: Path) -> None:
+    """The share of one rank, looped back: what an experiment runs. The numbers are nobody's, but the same each time."""
+    with host_gpu(place / "libraries"):
+        checkpoint = open_checkpoint(place / "delay 2")
+        spec = spec_from_config(checkpoint.config)
+        backend = CudaBackend.load(spec, gpu_plan(spec, 2, CONTEXT), checkpoint, link_delay=True)
+        backend.loop_back()
+        backend._params.deadline_ns = DEADLINE_NS
+        runs = []
+        for delay, schedule in zip((0, 200_000), SCHEDULES, strict=False):
+            HostKernel.schedule = schedule
+            backend.delay_links(delay)
+            runs.append(ids(list(backend.start(Job(TOKENS[:3], 0, 4), backend.new_sequence()))))
+        assert runs[0] == runs[1]
+        assert max(runs[0]) < VOCAB // 2
+        backend.close()
+
+
+def test_numbers_start_again_before_they_run_out(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monotape.backends.cuda.links._LAST_NUMBER", 600)
+    backend = load("qwen2", 2, 2)
+    job, seen = Job(TOKENS[:3], 0, 3), []
+    for _ in range(5):
+        seen.append(ids(list(backend.start(job, backend.new_sequence()))))
+    assert all(tokens == seen[0] for tokens in seen)
+    assert backend.ranks[0]._numbers.send < 1200
+
+
+def test_numbers_are_used_once() -> None:
+    numbers = Numbers()
+    first, second = numbers.take(10, 4), numbers.take(10, 4)
+    assert first == (0, 1)
+    assert second[0] >= first[0] + 11 * 4
+    assert second[1] >= first[1] + 11
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lm_head_type": "lane"}, "does not run a head that reads the lanes' 'concatenate'"),
+        (
+            {"num_attention_heads": 16, "num_key_value_heads": 16, "num_lanes": 16, "vocab_size": 128},
+            "does not run 16 ranks",
+        ),
+    ],
+)
+def test_what_the_kernel_does_not_run_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    make_laneformer(tmp_path, **{**LANES, "hidden_size": 256, **changes})
+    spec = spec_from_config(open_checkpoint(tmp_path).config)
+    with pytest.raises(UnsupportedModel, match=message) as caught:
+        cuda_backend.plan_header(spec, gpu_plan(spec, 2, CONTEXT))
+    assert caught.value.hint
