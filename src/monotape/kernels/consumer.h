@@ -52,10 +52,8 @@ struct Consumer {
   int thread;
   // Which half of the exchange buffers is in use: each counter goes up with every use of its buffers, and only then.
   int turn = 0, sample_turn = 0;  // a turn is a layer's pass; a token has one of the sampler
-  int list = 0, list_before = 0, listed_splits = 0;  // see housekeeping.h
   int buffer = 0;    // which of the two sum buffers
   Candidate best = nobody();  // of the rows of the head that this thread has finished
-  int steps = 0;     // matrices that have been begun
   bool lost = false; // a wait was given up
   Trace trace;
 
@@ -80,8 +78,8 @@ struct Consumer {
   // others wait for them at the next meeting.
   __device__ bool meet() { return consumers_agree(kConsumers, !lost); }
   // How much the producer may have in flight.
-  __device__ __forceinline__ void set_pace(Pace pace) {
-    if (thread == 0) shared.pace = steps * 4 + pace;
+  __device__ __forceinline__ void set_pace(Pace pace, int step = 0) {
+    if (thread == 0) shared.pace = step * 4 + pace;
   }
 };
 

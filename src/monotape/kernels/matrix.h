@@ -81,7 +81,7 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
       if (at < words) c.shared.x[at] = at < matrix.words ? in_halves(word[r]) : make_uint4(0, 0, 0, 0);
     }
   }
-  c.set_pace(kWorking);
+  c.set_pace(kWorking, matrix.layer * 4 + static_cast<int>(matrix.stage) % 4);
   __syncwarp();
   return squares;
 }
@@ -129,7 +129,6 @@ __device__ __forceinline__ void multiply_batch(Consumer& c, const Matrix& matrix
 template <class Resets, class Ending>
 __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Resets resets, Ending ending) {
   const int count = c.span(matrix.stage).count;
-  c.steps++;
   if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
   c.begin(matrix.stage, matrix.layer);
   // Who has read this turn's residual stream need not wait for more to reset the words of `output`: the wait for what is
