@@ -107,7 +107,7 @@ struct TokenWords {
       index[heads + i] = newest && number[i] >= 0 ? (kHeads + kv_head) * kHeadWords + number[i] : -1;
     }
     index[2 * heads] = newest && c.lane() < kHeadWords ? (kHeads + kKvHeads + kv_head) * kHeadWords + c.lane() : -1;
-    Patience patience(c.shared, Stage::attention, layer);
+    Patience patience(c.shared, c.lost, Stage::attention, layer);
     poll(c.params.exchange->qkv[c.turn & 1], index, word, patience);
 #pragma unroll
     for (int i = 0; i < heads; i++) query[i] = word[i], key[i] = word[heads + i];
@@ -194,7 +194,7 @@ __device__ __forceinline__ void keep_part(Consumer& c, const Running& running) {
 
 // The stage: the query arrives, every warp looks at units in turn, and the warps' results are added up.
 __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
-  const Share share = share_of(c.params, layer, position);
+  const Share share = share_of(c.params, c.shared, layer, position);
   if (!share.has_part) return true;
   c.begin(Stage::attention, layer);
   const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
@@ -206,52 +206,63 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   const float* gain = kQkNorm ? c.params.q_norm + layer * kHeadDim : nullptr;
   const Head query = finish_head(token.query, c.column(), gain, token_angles(c), kAttentionScale);
   if (!c.meet()) return false;  // nobody reads the sums of the stage before any more: they share their memory
-  if (c.span(Stage::qkv).count == 0) reset_turn_before(c, layer, kConsumers).confirm(c.shared);
+  if (c.span(Stage::qkv).count == 0) reset_turn_before(c, layer, kConsumers).confirm(c.shared, c.lost);
   Running running;
   running.clear();
   for (int unit = 0; unit < share.count; unit += kPageUnits) {
-    const uint4* page = c.pages.take();
+    const uint4* page = c.pages.take(c.lost);
 #pragma unroll 1
     for (int i = unit; i < smaller(unit + kPageUnits, share.count); i++)
       if (i % kWarps == c.warp())
         look_at(c, page + (i - unit) * (kUnitBytes / 16), query, i == last ? position % kUnitPositions : -1,
                 (share.first + i) * kUnitPositions, share.begin, position + 1, running);
-    c.pages.give_back(c.lane());
+    c.pages.give_back(c.lane(), c.lost);
   }
   keep_part(c, running);
   if (!c.meet()) return false;
   // Computed again: kept through the loop it would not fit the registers.
-  publish_results(c, share_of(c.params, layer, opaque(position)));
+  publish_results(c, share_of(c.params, c.shared, layer, opaque(position)));
   c.trace.end();
   return c.meet();
 }
 
 // Where several workers shared a KV head: one warp a query head adds up their parts, a lane four of its values.
 __device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, int layer) {
-  const int sums_index[1] = {c.lane() < splits ? (head * kMaxSplits + c.lane() + 1) * kPartialWords - 1 : -1};
-  uint4 sums[1];
+  // Peaks and sums come in the same round as the first parts: a round is most of the time.
+  constexpr int kAtOnce = smaller(kMaxSplits, 5);  // more would not fit the registers
   const uint4* words = c.params.exchange->partials[c.turn & 1];
-  Patience patience(c.shared, Stage::combine, layer);
-  poll(words, sums_index, sums, patience);
+  const auto part_of = [&](int split) {
+    return split < splits && c.lane() < kPartialWords - 1 ? (head * kMaxSplits + split) * kPartialWords + c.lane() : -1;
+  };
+  int index[kAtOnce + 1];
+  uint4 part[kAtOnce + 1];
+#pragma unroll
+  for (int s = 0; s < kAtOnce; s++) index[s] = part_of(s);
+  index[kAtOnce] = c.lane() < splits ? (head * kMaxSplits + c.lane() + 1) * kPartialWords - 1 : -1;
+  Patience patience(c.shared, c.lost, Stage::combine, layer);
+  poll(words, index, part, patience);
+  const uint4 sums = part[kAtOnce];
   __syncwarp();
   if (c.span(Stage::qkv).count == 0 && blockIdx.x / kKvHeads >= splits)  // it has nothing else to do in a layer
-    reset_turn_before(c, layer, 32).confirm(c.shared);
-  float peak = c.lane() < splits ? __uint_as_float(sums[0].x) : -infinity();
+    reset_turn_before(c, layer, 32).confirm(c.shared, c.lost);
+  float peak = c.lane() < splits ? __uint_as_float(sums.x) : -infinity();
   const float my_peak = peak;
 #pragma unroll
   for (int o = 8; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
   peak = __shfl_sync(~0u, peak, 0);
-  const float my_weight = c.lane() < splits ? __expf(my_peak - peak) : 0, my_sum = __uint_as_float(sums[0].y);
+  const float my_weight = c.lane() < splits ? __expf(my_peak - peak) : 0, my_sum = __uint_as_float(sums.y);
   float value[4] = {0, 0, 0, 0}, sum = 0;
-  constexpr int kAtOnce = smaller(kMaxSplits, 4);  // more would not fit the registers
 #pragma unroll 1
   for (int first = 0; first < splits; first += kAtOnce) {
-    uint4 part[kAtOnce];
-    poll_run<kPartialWords>(words, (head * kMaxSplits + first) * kPartialWords + c.lane(),
-                            c.lane() < kPartialWords - 1 ? splits - first : 0, part, patience);
+    if (first > 0) {
+#pragma unroll
+      for (int s = 0; s < kAtOnce; s++) index[s] = part_of(first + s);
+      index[kAtOnce] = -1;
+      poll(words, index, part, patience);
+    }
 #pragma unroll
     for (int s = 0; s < kAtOnce; s++) {  // past the last split there are zero words
-      const float weight = __shfl_sync(~0u, my_weight, first + s);
+      const float weight = __shfl_sync(~0u, my_weight, first + s);  // of no split: zero
       sum += __shfl_sync(~0u, my_sum, first + s) * weight;
       value[0] += __uint_as_float(part[s].x) * weight, value[1] += __uint_as_float(part[s].y) * weight;
       value[2] += __uint_as_float(part[s].z) * weight, value[3] += __uint_as_float(part[s].w) * weight;

@@ -34,7 +34,7 @@ class Clerk {
       report_nan_place();
       if (progress != shared_.progress) progress = shared_.progress, since = clock_ns();
       else if (clock_ns() - since > deadline_ns()) give_up();
-      if (read_counter(&params_.exchange->healthy) == 0) stop_waiting();
+      if (read_flag(&params_.exchange->healthy) == 0) stop_waiting();
       rest(500);
     }
     fence_block();

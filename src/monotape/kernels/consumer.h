@@ -43,6 +43,8 @@ struct Consumer {
   int turn = 0, sample_turn = 0;  // a turn is a layer's pass; a token has one of the sampler
   int list = 0, list_before = 0, listed_splits = 0;  // see housekeeping.h
   int buffer = 0;    // which of the two sum buffers
+  int steps = 0;     // matrices that have been begun
+  bool lost = false; // a wait was given up
   Trace trace;
 
   __device__ Consumer(const Params& p, Shared& s) : params(p), shared(s), pages(s) { refresh(); }
@@ -64,7 +66,11 @@ struct Consumer {
   }
   // False: a wait was given up somewhere in this block. The same for all its consumers, or some would leave and the
   // others wait for them at the next meeting.
-  __device__ bool meet() { return consumers_agree(kConsumers, !shared.failed); }
+  __device__ bool meet() { return consumers_agree(kConsumers, !lost); }
+  // How much the producer may have in flight.
+  __device__ __forceinline__ void set_pace(Pace pace) {
+    if (thread == 0) shared.pace = steps * 4 + pace;
+  }
 };
 
 }  // namespace monotape

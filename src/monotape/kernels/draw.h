@@ -10,7 +10,7 @@ namespace monotape {
 __device__ __forceinline__ bool draw(Consumer& c, const Sampling& s, SelectScratch& scratch, SamplerState& state, uint4* words,
                                      int position, int produced) {
   c.begin(Stage::sample, kLayers);
-  if (c.thread == 0) c.shared.waiting = 1;  // words are polled all the time
+  c.set_pace(kPolling);  // words are polled all the time
   Team team(c, scratch, state, words);
   const float* values = c.params.logits;
   if constexpr (kRanks > 1) {

@@ -31,8 +31,11 @@ class Reset {
     store_word(at_, not_yet());
     seen_ = load_word(at_);
   }
-  __device__ __forceinline__ void confirm(const Shared& shared) {
-    while (at_ && (seen_.x & seen_.y & seen_.z & seen_.w) != ~0u && !shared.failed) seen_ = load_word(at_);
+  __device__ __forceinline__ void confirm(const Shared& shared, bool& lost) {
+    while (at_ && (seen_.x & seen_.y & seen_.z & seen_.w) != ~0u && !lost) {
+      lost = shared.failed;
+      seen_ = load_word(at_);
+    }
   }
 
  private:
@@ -44,18 +47,21 @@ class Reset {
 // says what for; nothing else of the safety net is on the path of a token.
 class Patience {
  public:
-  __device__ Patience(Shared& shared, Stage stage, int layer) : shared_(shared), stage_(stage), layer_(layer) {}
+  __device__ Patience(Shared& shared, bool& lost, Stage stage, int layer)
+      : shared_(shared), lost_(lost), stage_(stage), layer_(layer) {}
 
   // Called in each round of polling; false when it is time to give up. `word` is what is still missing.
   __device__ __forceinline__ bool more(int word) {
     if ((++rounds_ & 1023) != 0) return true;
     shared_.awaited_stage = static_cast<int>(stage_), shared_.awaited_layer = layer_, shared_.awaited_word = word;
     shared_.awaited_progress = shared_.progress;
-    return !shared_.failed;
+    lost_ = shared_.failed;
+    return !lost_;
   }
 
  private:
   Shared& shared_;
+  bool& lost_;  // of the thread that waits
   Stage stage_;
   int layer_;
   int rounds_ = 0;
@@ -74,24 +80,6 @@ __device__ __forceinline__ void poll(const uint4* buffer, const int (&index)[Cou
       if (!arrived(word[i])) {
         missing = index[i];
         word[i] = load_word(buffer + index[i]);
-      }
-    if (missing < 0 || !patience.more(missing)) return;
-  }
-}
-
-// The same for up to Count words at a constant distance, the first `there` of them.
-template <int Stride, int Count>
-__device__ __forceinline__ void poll_run(const uint4* buffer, int first, int there, uint4 (&word)[Count],
-                                         Patience& patience) {
-#pragma unroll
-  for (int i = 0; i < Count; i++) word[i] = i < there ? load_word(buffer + first + i * Stride) : make_uint4(0, 0, 0, 0);
-  for (;;) {
-    int missing = -1;
-#pragma unroll
-    for (int i = 0; i < Count; i++)
-      if (!arrived(word[i])) {
-        missing = first + i * Stride;
-        word[i] = load_word(buffer + missing);
       }
     if (missing < 0 || !patience.more(missing)) return;
   }

@@ -72,7 +72,7 @@ __device__ __forceinline__ Reset reset_words(Consumer& c, uint4* first_extra, in
   if (c.shared.failed) return reset;  // leave everything as it is, for whoever looks for the cause
 #pragma unroll 1
   for (int i = c.thread % threads; i < extra + listed; i += threads) {
-    if (i >= threads) reset.confirm(c.shared);
+    if (i >= threads) reset.confirm(c.shared, c.lost);
     reset.begin(i < extra ? first_extra + i : place_of(*c.params.exchange, c.shared.own_words[list][i - extra], turn));
   }
   return reset;

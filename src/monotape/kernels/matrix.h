@@ -15,6 +15,7 @@ struct Matrix {
   int in_page;               // tiles that share a page; 1: a tile takes one or more
   const uint4* input;   // words of the exchange
   const float* gain;    // of the norm; null: the input is not normalised
+  uint4* output;        // where this worker's first word goes; null: not into the exchange
 };
 
 // Warp w has the blocks w, w + 8, w + 16 ... of k. A lane polls word lane % 4 of every eighth of them.
@@ -42,8 +43,7 @@ __device__ __forceinline__ uint4 in_halves(uint4 word) { return make_uint4(word.
 // Polls this warp's words of the input and leaves them in shared memory, in the order of k, multiplied by the norm's
 // gain. Returns the lane's sum of squares, taken before the gain.
 __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
-  // Polls must not queue behind pages. But while others attend there is time to fill the ring; then it is quiet anyway.
-  if (c.thread == 0) c.shared.waiting = matrix.stage != Stage::output || kQuietAttention;
+  c.set_pace(matrix.stage == Stage::output ? kAttending : kPolling);
   const int words = matrix.blocks * 4;
   float gains[kNormRounds * 8];
 #pragma unroll
@@ -51,7 +51,7 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
     const int at = input_word(c, i / 8) * 8 + i % 8;
     gains[i] = matrix.gain && at < kWidth ? matrix.gain[at] : 1;
   }
-  Patience patience(c.shared, matrix.stage, matrix.layer);
+  Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
   float squares = 0;
 #pragma unroll 1
   for (int first = 0; first * kWarps * 8 < matrix.blocks; first += kRounds) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
       if (at < words) c.shared.x[at] = at < matrix.words ? in_halves(word[r]) : make_uint4(0, 0, 0, 0);
     }
   }
-  if (c.thread == 0) c.shared.waiting = 0;
+  c.set_pace(kWorking);
   __syncwarp();
   return squares;
 }
@@ -103,7 +103,7 @@ __device__ __forceinline__ void multiply_batch(Consumer& c, const Matrix& matrix
     float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
 #pragma unroll 1
     for (int first = 0; first < matrix.blocks; first += kPageBlocks) {
-      const uint4* page = c.pages.take() + (in_page * matrix.blocks + c.warp()) * kBlockWords + c.lane();
+      const uint4* page = c.pages.take(c.lost) + (in_page * matrix.blocks + c.warp()) * kBlockWords + c.lane();
       const auto there = [&](int i) { return kWholePages || first + i * kWarps + c.warp() < matrix.blocks; };
       uint4 w[kBlocksAtOnce];
 #pragma unroll
@@ -113,7 +113,7 @@ __device__ __forceinline__ void multiply_batch(Consumer& c, const Matrix& matrix
         for (int i = 0; i < kBlocksAtOnce; i++) x[i] = there(i) ? input[(first + i * kWarps) * 8] : make_uint2(0, 0);
       }
       const bool page_ends = in_page == matrix.in_page - 1 || (final && tile == batch - 1);
-      if (page_ends) c.pages.give_back(c.lane());
+      if (page_ends) c.pages.give_back(c.lane(), c.lost);
       in_page = page_ends ? 0 : in_page + 1;
 #pragma unroll
       for (int i = 0; i < kBlocksAtOnce; i++)
@@ -129,6 +129,7 @@ __device__ __forceinline__ void multiply_batch(Consumer& c, const Matrix& matrix
 template <class Resets, class Ending>
 __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Resets resets, Ending ending) {
   const int count = c.span(matrix.stage).count;
+  c.steps++;
   if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
   c.begin(matrix.stage, matrix.layer);
   // Who has read this turn's residual stream need not wait for more to reset the words of `output`: the wait for what is
@@ -149,7 +150,7 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Re
       squares = warp_sum(squares);
     });
     if (c.lane() == 0) c.shared.squares[c.buffer][c.warp()] = squares;
-    if (first == 0) reset.confirm(c.shared);
+    if (first == 0) reset.confirm(c.shared, c.lost);
     if (!c.meet()) return false;
     if (c.thread < divide_up(batch * kTileRows, 32) * 32) {
       float total = 0, y = 0;

@@ -30,21 +30,24 @@ __device__ __forceinline__ void embed(Consumer& c, int token) {
   }
 }
 
-// Where a stage's input is, and what it is multiplied with before.
+// Where a stage's input is and what it is multiplied with before, and where its output goes.
 __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer) {
   Exchange& exchange = *c.params.exchange;
-  const int turn = c.turn & 1, norm = layer * kWidth;
-  const int blocks = k_blocks(stage), words = divide_up(stage_k(stage), 8), in_page = tiles_in_page(stage);
-  switch (stage) {
-    case Stage::qkv: return {stage, layer, blocks, words, in_page, exchange.residual[turn], c.params.attention_norm + norm};
-    case Stage::output: return {stage, layer, blocks, words, in_page, exchange.attended[turn], nullptr};
-    case Stage::gate_up: return {stage, layer, blocks, words, in_page, exchange.after_attention[turn], c.params.ffn_norm + norm};
-    case Stage::down: return {stage, layer, blocks, words, in_page, exchange.activation[turn], nullptr};
-    default: {
-      const float* gain = kHeadInput == HeadInput::mean ? nullptr : c.params.final_norm;  // a mean is of normalised values
-      return {stage, layer, blocks, words, in_page, exchange.final_residual[c.sample_turn & 1], gain};
-    }
-  }
+  const int turn = c.turn & 1, sample_turn = c.sample_turn & 1, norm = layer * kWidth, first = c.span(stage).first;
+  const bool last = layer == kLayers - 1;
+  Matrix matrix = {stage, layer, k_blocks(stage), divide_up(stage_k(stage), 8), tiles_in_page(stage), nullptr, nullptr, nullptr};
+  const auto pass = [&](const uint4* input, const float* gain, uint4* output) {
+    matrix.input = input, matrix.gain = gain, matrix.output = output;
+  };
+  if (stage == Stage::qkv) pass(exchange.residual[turn], c.params.attention_norm + norm, exchange.qkv[turn] + first);
+  if (stage == Stage::output) pass(exchange.attended[turn], nullptr, exchange.after_attention[turn] + first);
+  if (stage == Stage::gate_up)
+    pass(exchange.after_attention[turn], c.params.ffn_norm + norm, exchange.activation[turn] + first / 2);
+  if (stage == Stage::down)
+    pass(exchange.activation[turn], nullptr, (last ? exchange.final_residual[sample_turn] : exchange.residual[turn ^ 1]) + first);
+  const float* final_norm = kHeadInput == HeadInput::mean ? nullptr : c.params.final_norm;  // a mean is of normalised values
+  if (stage == Stage::head) pass(exchange.final_residual[sample_turn], final_norm, nullptr);
+  return matrix;
 }
 
 // An element of the residual stream after a module, of which this rank has `partial`.
@@ -55,26 +58,25 @@ __device__ __forceinline__ float end_module(Consumer& c, Stage stage, int layer,
 }
 
 // What becomes of a finished row. Whole warps: a word is gathered from eight lanes.
-__device__ __forceinline__ void end_row(Consumer& c, Stage stage, int layer, int tile, int row, float y, bool real) {
-  Exchange& exchange = *c.params.exchange;
-  const int word = c.span(stage).first + tile, index = word * kTileRows + row;
+__device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int tile, int row, float y, bool real) {
+  const Stage stage = matrix.stage;
   if (stage == Stage::head) {
+    const int index = (c.span(stage).first + tile) * kTileRows + row;
     if (!real || index >= kVocab) return;
     if (kRanks > 1 && c.params.sampling.active) push_logit(c, first_id(c.params) + index, y);
     else c.params.logits[first_id(c.params) + index] = y;
     return;
   }
+  const bool paired = stage == Stage::gate_up;  // gate tiles are even, their up tiles follow
   const float up = __shfl_down_sync(~0u, y, kTileRows);
-  if (stage == Stage::gate_up) y = __fdividef(y, 1 + __expf(-y)) * up;  // gate tiles are even, their up tiles follow
-  if (kQkvBias && stage == Stage::qkv && real) y += c.params.qkv_bias[layer * kQkvRows + index];
-  if ((stage == Stage::output || stage == Stage::down) && real) y = end_module(c, stage, layer, tile * kTileRows + row, y);
-  const uint4 value = gather_word(y);
-  if (row != 0 || !real) return;
-  if (stage == Stage::qkv) publish(exchange.qkv, c.turn, word, value);
-  else if (stage == Stage::output) publish(exchange.after_attention, c.turn, word, value);
-  else if (stage == Stage::gate_up && tile % 2 == 0) publish(exchange.activation, c.turn, word / 2, value);
-  else if (stage == Stage::down && layer < kLayers - 1) publish(exchange.residual, c.turn + 1, word, value);
-  else if (stage == Stage::down && kHeadInput == HeadInput::own) publish(exchange.final_residual, c.sample_turn, word, value);
+  if (paired) y = __fdividef(y, 1 + __expf(-y)) * up;
+  if (kQkvBias && stage == Stage::qkv && real)
+    y += c.params.qkv_bias[matrix.layer * kQkvRows + (c.span(stage).first + tile) * kTileRows + row];
+  if ((stage == Stage::output || stage == Stage::down) && real) y = end_module(c, stage, matrix.layer, tile * kTileRows + row, y);
+  const uint4 word = gather_word(y);
+  // Where the head reads what ranks have combined, a rank's own final residual goes another way.
+  const bool kept = kHeadInput != HeadInput::own && stage == Stage::down && matrix.layer == kLayers - 1;
+  if (row == 0 && real && !kept && !(paired && tile % 2)) store_word(matrix.output + (paired ? tile / 2 : tile), word);
 }
 
 // A token through all layers and the head, or the last row of a prefill through the head only. The logits of this
@@ -96,8 +98,9 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     const auto resets = [&] { return resets_at(c, stage, layer); };
     if constexpr (kRanks > 1)
       if (stage == Stage::output || stage == Stage::down) look_early(c, c.shared.steps[step / 2]);
-    const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, stage, layer, tile, row, y, real); };
-    if (!run_matrix(c, matrix_of(c, stage, layer), resets, ending)) return false;
+    const Matrix matrix = matrix_of(c, stage, layer);
+    const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, matrix, tile, row, y, real); };
+    if (!run_matrix(c, matrix, resets, ending)) return false;
     if (stage == Stage::head) return c.meet();
     if (stage == Stage::qkv) {
       if (!attend(c, layer, position)) return false;

@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kRingPages; i++) barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], kWarps);
     barrier_init_fence();
-    shared.waiting = shared.done = shared.playing = shared.mailed = shared.delivered = shared.cancel = 0;
+    shared.pace = shared.done = shared.playing = shared.mailed = shared.delivered = shared.cancel = 0;
     shared.finish = shared.failed = shared.position = shared.progress = 0;
     shared.nan_place = shared.awaited_progress = -1;
     if constexpr (kRanks > 1) shared.owed_progress = -1;
@@ -107,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
   if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = params.spans[blockIdx.x * kMatrixStages + threadIdx.x];
   if constexpr (kRanks > 1)
     for (int i = threadIdx.x; i < kSteps; i += kThreads) shared.steps[i] = params.ranks.steps[i];
+  for (int layer = threadIdx.x; layer < kLayers; layer += kThreads) shared.windows[layer] = params.windows[layer];
   __syncthreads();
   if (threadIdx.x == kConsumers) Producer(shared, params).play(blockIdx.x);
   if (threadIdx.x == kConsumers + 32) Clerk(shared, params).work();

@@ -39,6 +39,40 @@ __device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parit
   return passed;
 }
 
+// A place in shared memory whose address is in a register: left alone, the compiler works it out anew for every page.
+// `lanes` are those that ask. (It takes a real instruction, because the assembler too would see through an empty one.)
+__device__ __forceinline__ uint32_t kept_address(const void* p, uint32_t lanes) {
+  uint32_t address = shared_address(p);
+  asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, %2;" : "+r"(address) : "r"(threadIdx.x % 32), "r"(lanes));
+  return address;
+}
+
+class Barriers {
+ public:
+  __device__ Barriers(const uint64_t* first, uint32_t lanes) : first_(kept_address(first, lanes)) {}
+  __device__ __forceinline__ bool passed(int i, uint32_t parity) const {
+    uint32_t passed;
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, p;\n}"
+        : "=r"(passed)
+        : "r"(first_ + 8 * i), "r"(parity)
+        : "memory");
+    return passed;
+  }
+  __device__ __forceinline__ void arrive(int i) const {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(first_ + 8 * i) : "memory");
+  }
+  __device__ __forceinline__ void expect(int i, uint32_t bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(first_ + 8 * i), "r"(bytes) : "memory");
+  }
+  __device__ __forceinline__ uint32_t at(int i) const { return first_ + 8 * i; }
+
+ private:
+  uint32_t first_;
+};
+
 // Copies a page of a tape into shared memory; the barrier learns how many bytes have landed. Weights are read once a
 // token, so they should leave the L2 first.
 __device__ __forceinline__ uint64_t streaming_policy() {
@@ -46,14 +80,29 @@ __device__ __forceinline__ uint64_t streaming_policy() {
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-__device__ __forceinline__ void copy_page(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
+__device__ __forceinline__ void copy_page(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier,
                                           uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
+__device__ __forceinline__ void copy_page(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
+  copy_page(shared_address(to), from, bytes, shared_address(barrier), policy);
+}
+// Pages in shared memory, for copies.
+template <int PageBytes>
+class Pages {
+ public:
+  __device__ Pages(const void* first, uint32_t lanes) : first_(kept_address(first, lanes)) {}
+  __device__ __forceinline__ void copy(int i, const void* from, uint32_t bytes, const Barriers& full, uint64_t policy) const {
+    full.expect(i, bytes);
+    copy_page(first_ + i * PageBytes, from, bytes, full.at(i), policy);
+  }
+
+ private:
+  uint32_t first_;
+};
 // Ordinary accesses before it come before bulk copies after it, and the other way round.
 __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
@@ -127,6 +176,12 @@ __device__ __forceinline__ uint32_t read_counter(const uint32_t* p) {
   return v;
 }
 
+// The same without an order: an ordered load also empties the worker's cache.
+__device__ __forceinline__ uint32_t read_flag(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
 __device__ __forceinline__ void mark_unhealthy(uint32_t* p) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(p) : "memory");
 }

@@ -37,7 +37,8 @@ class LinkPatience {
     shared.owed_stage = static_cast<int>(stage_), shared.owed_layer = layer_;
     shared.owed_word = kPeerWait | peer << 24 | word;
     shared.owed_progress = shared.progress;
-    return !shared.failed;
+    c_.lost = shared.failed;
+    return !c_.lost;
   }
 
  private:
@@ -157,6 +158,7 @@ __device__ __forceinline__ float fold(Consumer& c, Stage stage, int layer, const
   const Ranks& ranks = c.params.ranks;
   const uint32_t number = send_number(c, step.folds);
   Arrivals found;
+  if (step.folds == step.sends) c.set_pace(kPolling);  // this is waited for: it must not queue behind pages
   LinkPatience patience(c, stage, layer);
   found.wait(sums_of(ranks, number, element), kLinkWidth, number, ranks, needed(step, ranks), element, patience);
   return added_up(found, step, ranks, own);

@@ -7,6 +7,9 @@ namespace monotape {
 
 constexpr int kMailbox = 16;
 
+// How many copies may be in flight. Polls must not queue behind pages, but pages that are needed now must come.
+enum Pace : int { kWorking = 0, kPolling, kAttending };
+
 struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
   uint4 x[kMostBlocks * 4];                                 // the input of the stage at hand, each warp its own blocks
@@ -24,6 +27,7 @@ struct alignas(128) Shared {
   float best_value[kWarps];
   int best_id[kWarps];
   Span spans[kMatrixStages];
+  int windows[kLayers];                                     // of the layers; 0: all is seen
   uint64_t full[kRingPages], empty[kRingPages];
   int64_t mail_time[kMailbox];
   int mail_id[kMailbox];
@@ -34,7 +38,7 @@ struct alignas(128) Shared {
   volatile int position;                                    // of the token that the consumers are at
   volatile int playing;                                     // the ring belongs to the producer
   volatile int head_first;                                  // a prefill has left its last row to the head
-  volatile int waiting;                                     // consumers are polling
+  volatile int pace;                                        // matrices that the consumers have begun, times 4, and a Pace
   volatile int done;                                        // the request has ended: everybody must stop
   volatile int finish;
   volatile int progress;                                    // goes up with every stage: the watchdog looks at it
@@ -66,8 +70,8 @@ __device__ __forceinline__ int split_count(const Params& params, int position) {
   return smaller(kMaxSplits, divide_up(widest, kUnitsPerSplit));
 }
 
-__device__ inline Share share_of(const Params& params, int layer, int position) {
-  const int window = params.windows[layer], units = position / kUnitPositions + 1;
+__device__ inline Share share_of(const Params& params, const Shared& shared, int layer, int position) {
+  const int window = shared.windows[layer], units = position / kUnitPositions + 1;
   Share share;
   share.splits = split_count(params, position);
   share.kv_head = blockIdx.x % kKvHeads;
@@ -96,7 +100,8 @@ struct Cursor {
 
 class Producer {
  public:
-  __device__ Producer(Shared& shared, const Params& params) : shared_(shared), params_(params) {}
+  __device__ Producer(Shared& shared, const Params& params)
+      : shared_(shared), params_(params), full_(shared.full, kAlone), empty_(shared.empty, kAlone), pages_(shared.ring, kAlone) {}
 
   // Plays the tape for every token of the request. Never waits for activations, only for room in the ring.
   __device__ void play(int worker) {
@@ -111,6 +116,7 @@ class Producer {
     while (!shared_.done) {
       const bool head = step == 4 * kLayers;
       const Stage stage = head ? Stage::head : static_cast<Stage>(step % 4);
+      step_++;
       if (!segment(head ? tape : tape + step / 4 * layer_bytes, stage)) break;
       if (stage == Stage::qkv && !look_back(step / 4, position)) break;
       if (head && !shared_.head_first) position++;
@@ -140,7 +146,7 @@ class Producer {
   // Earlier positions are prefetched like weights, once everything in them has been written: whole units need the
   // tokens before them to be done, the last unit all tokens before this one.
   __device__ bool look_back(int layer, int position) {
-    const Share share = share_of(params_, layer, position);
+    const Share share = share_of(params_, shared_, layer, position);
     if (!share.has_part) return true;
     const uint8_t* from = kv_unit(params_, layer, share.kv_head, share.first);
     for (int unit = 0; unit < share.count; unit += kPageUnits) {
@@ -162,8 +168,7 @@ class Producer {
 
   __device__ bool page(const uint8_t* from, uint32_t bytes) {
     if (!room()) return false;
-    barrier_expect(&shared_.full[next_.slot], bytes);
-    copy_page(shared_.ring[next_.slot], from, bytes, &shared_.full[next_.slot], policy_);
+    pages_.copy(next_.slot, from, bytes, full_, policy_);
     next_.advance();
     issued_++;
     return true;
@@ -171,19 +176,28 @@ class Producer {
 
   // Waits until the slot is free and few enough copies are in flight. False: the request has ended.
   __device__ bool room() {
+    int most = most_in_flight();
     if (issued_ >= kRingPages)
-      while (!barrier_passed(&shared_.empty[next_.slot], next_.round ^ 1))
+      while (!empty_.passed(next_.slot, next_.round ^ 1))
         if (shared_.done) return false;
-    while (issued_ - landed_ >= (shared_.waiting ? kFewInFlight : kManyInFlight)) {
+    while (issued_ - landed_ >= most) {
       if (landed()) continue;
       if (shared_.done) return false;
+      most = most_in_flight();
     }
-    return !shared_.done;
+    return true;
+  }
+
+  __device__ int most_in_flight() const {
+    const int now = shared_.pace, pace = now % 4;
+    if (pace == kPolling) return kInFlightPolling;
+    if (pace == kAttending) return kInFlightAttending;
+    return now / 4 == step_ ? kInFlightNow : kInFlightAhead;
   }
 
   // Notes the oldest copy that has landed, if it has.
   __device__ bool landed() {
-    if (landed_ == issued_ || !barrier_passed(&shared_.full[oldest_.slot], oldest_.round)) return false;
+    if (landed_ == issued_ || !full_.passed(oldest_.slot, oldest_.round)) return false;
     oldest_.advance();
     landed_++;
     return true;
@@ -194,39 +208,43 @@ class Producer {
     while (landed_ < issued_) landed();
   }
 
+  static constexpr uint32_t kAlone = 1;  // it is lane 0 of its warp, and no other lane is there
   Shared& shared_;
   const Params& params_;
+  Barriers full_, empty_;
+  Pages<kPageBytes> pages_;
   uint64_t policy_ = 0;
   Cursor next_, oldest_;
-  int64_t issued_ = 0, landed_ = 0;
+  int issued_ = 0, landed_ = 0;
   int begun_ = -1;
+  int step_ = 0;
 };
 
 // A warp's place in the ring. Every warp takes every page in order, whether or not it has work in it.
 class PageReader {
  public:
-  __device__ explicit PageReader(Shared& shared) : shared_(shared) {}
+  __device__ explicit PageReader(Shared& shared) : shared_(shared), full_(shared.full, ~0u), empty_(shared.empty, ~0u) {}
 
   // A page may be taken several times before it is given back.
-  __device__ __forceinline__ const uint4* take() {
-    while (!barrier_passed(&shared_.full[cursor_.slot], cursor_.round))
+  __device__ __forceinline__ const uint4* take(bool& lost) {
+    while (!full_.passed(cursor_.slot, cursor_.round))
       if (shared_.failed) {
-        lost_ = true;  // what was taken is never used: the block's next meeting ends the request
+        lost = true;  // what was taken is never used: the block's next meeting ends the request
         break;
       }
     return reinterpret_cast<const uint4*>(shared_.ring[cursor_.slot]);
   }
-  __device__ __forceinline__ void give_back(int lane) {
+  __device__ __forceinline__ void give_back(int lane, bool lost) {
     __syncwarp();
     // After a failure pages are skipped, not taken: giving them back would have them overwritten while they land.
-    if (lane == 0 && !lost_) barrier_arrive(&shared_.empty[cursor_.slot]);
+    if (lane == 0 && !lost) empty_.arrive(cursor_.slot);
     cursor_.advance();
   }
 
  private:
   Shared& shared_;
+  Barriers full_, empty_;
   Cursor cursor_;
-  bool lost_ = false;
 };
 
 }  // namespace monotape

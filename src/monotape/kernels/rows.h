@@ -18,7 +18,7 @@ __device__ inline bool all_meet(Consumer& c, int layer) {
     const int barriers = ++c.shared.barriers;
     c.shared.progress = c.shared.progress + 1;
     raise_counter(&c.params.exchange->counter);
-    Patience patience(c.shared, Stage::rows, layer);
+    Patience patience(c.shared, c.lost, Stage::rows, layer);
     while (static_cast<int>(read_counter(&c.params.exchange->counter)) < barriers * kWorkers - 1)
       if (!patience.more(barriers)) break;
   }

@@ -27,7 +27,7 @@ __device__ __forceinline__ Candidate best_of_warp(Candidate mine) {
 // wants to stop. Whoever has seen the words knows that all workers are done with this token. If a place for it is given,
 // in shared memory, the chosen token's own logit goes along.
 __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen_logit = nullptr) {
-  if (c.thread == 0) c.shared.waiting = 1;
+  c.set_pace(kPolling);
   mine = best_of_warp(mine);
   if (c.lane() == 0) c.shared.best_value[c.warp()] = mine.score, c.shared.best_id[c.warp()] = mine.id;
   if (!c.meet()) return false;
@@ -45,7 +45,7 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
     uint4 word[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; i++) index[i] = c.lane() + 32 * i < kWorkers ? c.lane() + 32 * i : -1;
-    Patience patience(c.shared, Stage::sample, kLayers);
+    Patience patience(c.shared, c.lost, Stage::sample, kLayers);
     poll(candidates[c.sample_turn % 3], index, word, patience);
     mine = nobody();
 #pragma unroll

@@ -75,7 +75,7 @@ class Team {
   template <class WordAt>
   __device__ __forceinline__ void publish(int count, WordAt word_at) {
     if (c_.warp() != 0) return;
-    taken_back_.confirm(c_.shared);
+    taken_back_.confirm(c_.shared, c_.lost);
     __syncwarp();
     uint4* mine = slot(turn_) + blockIdx.x * kSamplerWords;
 #pragma unroll 1
@@ -85,7 +85,7 @@ class Team {
   }
   template <int Count>
   __device__ __forceinline__ void collect(const int (&index)[Count], uint4 (&word)[Count]) {
-    Patience patience(c_.shared, Stage::sample, kLayers);
+    Patience patience(c_.shared, c_.lost, Stage::sample, kLayers);
     poll(slot(turn_), index, word, patience);
   }
   __device__ __forceinline__ void end_turn() {
@@ -93,7 +93,7 @@ class Team {
       uint4* mine = slot(turn_ + 2) + blockIdx.x * kSamplerWords;  // the turn before this one
 #pragma unroll 1
       for (int i = c_.lane(); i < state_.written[(turn_ + 2) % 3]; i += 32) {
-        if (i >= 32) taken_back_.confirm(c_.shared);
+        if (i >= 32) taken_back_.confirm(c_.shared, c_.lost);
         taken_back_.begin(mine + i);
       }
     }

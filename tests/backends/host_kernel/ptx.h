@@ -51,11 +51,34 @@ inline bool barrier_passed(uint64_t* barrier, uint32_t parity) {
 }
 
 inline uint64_t streaming_policy() { return 1; }
+class Barriers {
+ public:
+  Barriers(uint64_t* first, uint32_t) : first_(first) {}
+  bool passed(int i, uint32_t parity) const { return barrier_passed(first_ + i, parity); }
+  void arrive(int i) const { barrier_arrive(first_ + i); }
+  uint64_t* at(int i) const { return first_ + i; }
+
+ private:
+  uint64_t* first_;
+};
+
 inline void copy_page(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t) {
   if (bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16) machine->fail("A copy that is not of whole words");
   machine->copy({static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes,
                  reinterpret_cast<::uint64_t*>(barrier)});
 }
+template <int PageBytes>
+class Pages {
+ public:
+  Pages(void* first, uint32_t) : first_(static_cast<uint8_t*>(first)) {}
+  void copy(int i, const void* from, uint32_t bytes, const Barriers& full, uint64_t policy) const {
+    barrier_expect(full.at(i), bytes);
+    copy_page(first_ + i * PageBytes, from, bytes, full.at(i), policy);
+  }
+
+ private:
+  uint8_t* first_;
+};
 inline void fence_copies() {}
 
 // Groups of copies are a thread's own: they may land at once, or not before they are waited for.
@@ -136,6 +159,7 @@ inline uint32_t read_counter(const uint32_t* p) {
   machine->saw(false, "waiting for a counter");  // nobody reads one that need not wait for it, or rest
   return v;
 }
+inline uint32_t read_flag(const uint32_t* p) { return read_counter(p); }
 inline void mark_unhealthy(uint32_t* p) {
   const uint32_t zero[4] = {0, 0, 0, 0};
   machine->store(p, zero, 1);

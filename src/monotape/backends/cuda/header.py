@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from monotape.backends.cuda.links import MOST_RANKS, keeps_own, sends_of
 from monotape.backends.cuda.rank_view import rank_plan, rank_spec
 from monotape.errors import UnsupportedModel
@@ -22,10 +24,8 @@ def plan_header(
     rank: int = 0,
     link_delay: bool = False,
     trace: bool = False,
-    few: int = 1,
-    many: int | None = None,
+    in_flight: InFlight | None = None,
     units_per_split: int = 8,
-    quiet_attention: bool = False,
     prefill: bool = True,
 ) -> str:
     """plan.h for one rank of this model. With `link_delay` words between ranks can be made late."""
@@ -46,9 +46,7 @@ def plan_header(
         f"constexpr float kNormEps = {spec.norm_eps!r}f, kAttentionScale = {spec.attention_scale!r}f;",
         f"constexpr bool kQkvBias = {str(spec.qkv_bias).lower()}, kQkNorm = {str(spec.qk_norm).lower()};",
         f"constexpr bool kFloat16 = {str(plan.format is Format.F16).lower()};",
-        # Copies in flight: few while consumers poll the exchange, which must not queue behind them; then many.
-        f"constexpr int kFewInFlight = {few}, kManyInFlight = {many or in_flight(blocks)};",
-        f"constexpr bool kQuietAttention = {str(quiet_attention).lower()};",
+        *(in_flight or pages_in_flight(blocks)).lines(),
         # Without: for a look at the decode path alone, and where ranks take a prompt token by token.
         f"constexpr bool kPrefill = {str(prefill and ranks['kRanks'] == 1).lower()};",
         f"constexpr bool kKeepsOwn = {str(keeps_own(plan)).lower()}, kLinkDelay = {str(link_delay).lower()};",
@@ -101,9 +99,26 @@ def page_blocks(spec: ModelSpec, plan: Plan) -> int:
     return max((size for size in range(24, 81, 8) if size >= unit), key=worth)
 
 
-def in_flight(blocks: int) -> int:
-    """Pages that are copied at once while nobody waits: about 64 KB."""
-    return max(2, 65536 // (blocks * BLOCK_BYTES))
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Pages that are being copied at once, by what the consumers do."""
+
+    now: int  # they work, and need these pages
+    ahead: int  # they work, and need others: other workers may need the memory more
+    polling: int  # they poll words, which must not queue behind pages
+    attending: int  # the same, while others attend: there is time to fill the ring
+
+    def lines(self) -> list[str]:
+        return [
+            f"constexpr int kInFlightNow = {self.now}, kInFlightAhead = {self.ahead};",
+            f"constexpr int kInFlightPolling = {self.polling}, kInFlightAttending = {self.attending};",
+        ]
+
+
+def pages_in_flight(blocks: int) -> InFlight:
+    """About 128 KB of what is needed now, 64 KB while there is time, 32 KB otherwise."""
+    many = max(2, 65536 // (blocks * BLOCK_BYTES))
+    return InFlight(now=2 * many, ahead=many // 2, polling=1, attending=many)
 
 
 def kv_unit_bytes(spec: ModelSpec) -> int:
@@ -131,7 +146,7 @@ def ring_pages(spec: ModelSpec, plan: Plan, blocks: int) -> int:
     sums = 2 * _BATCH_TILES * _WARPS * 8 * 4
     attention = 4 * _WARPS * group * (head + 2)
     width_tiles = max(span.count for span in plan.ranks[0].layer_stages[1].spans)
-    lists = 2 * 4 * own_words(spec, plan)
+    lists = 2 * 4 * own_words(spec, plan) + 4 * spec.layers
     rest = (
         max(sums, attention) + lists + 64 * most_blocks(plan) + 4 * 8 * width_tiles + 8 * head + _OTHER_SHARED
     )
