@@ -90,8 +90,8 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
   }
 }
 
-// What a warp needs of this token: the query heads that share a KV head, row r query head r; and in the warp that has
-// the newest unit, the new key (the same in all rows) and value. All words are polled together.
+// What a warp needs of this token: the query heads that share a KV head, row r query head r; and in one
+// warp the new key (the same in all rows) and value. All words are polled together.
 struct TokenWords {
   static constexpr int heads = HeadWords::count;
   uint4 query[heads], key[heads], value;
@@ -143,13 +143,17 @@ __device__ __forceinline__ void keep_newest(Consumer& c, const TokenWords& token
 
 // Adds up the warps' results of one head, in order: value `d` of it, and the peak and sum.
 __device__ __forceinline__ float combine_warps(const Shared& shared, int warps, int g, int d, float& peak, float& sum) {
+  float peaks[kWarps], value = 0;
   peak = -infinity(), sum = 0;
-  for (int w = 0; w < warps; w++) peak = fmaxf(peak, shared.attention[w][g][kHeadDim]);
-  float value = 0;
-  for (int w = 0; w < warps; w++) {
-    const float weight = __expf(shared.attention[w][g][kHeadDim] - peak);
-    sum += shared.attention[w][g][kHeadDim + 1] * weight;
-    value += shared.attention[w][g][d] * weight;
+#pragma unroll
+  for (int w = 0; w < kWarps; w++) {
+    peaks[w] = w < warps ? shared.attention[w][g][kHeadDim] : -infinity();
+    peak = fmaxf(peak, peaks[w]);
+  }
+#pragma unroll
+  for (int w = 0; w < kWarps; w++) {
+    const float weight = __expf(peaks[w] - peak);
+    if (w < warps) sum += shared.attention[w][g][kHeadDim + 1] * weight, value += shared.attention[w][g][d] * weight;
   }
   return value;
 }
@@ -198,14 +202,15 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   if (!share.has_part) return true;
   c.begin(Stage::attention, layer);
   const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
-  const bool newest = last >= 0 && last % kWarps == c.warp();
+  const bool keeps = last >= 0 && (last + 1) % kWarps == c.warp();  // not the warp that will look at it: that has enough to do
   TokenWords token;
-  token.fetch(c, share.kv_head, newest, layer);
+  token.fetch(c, share.kv_head, keeps, layer);
   c.trace.arrived();
-  if (newest) keep_newest(c, token, share.kv_head, layer, position);
+  if (keeps) keep_newest(c, token, share.kv_head, layer, position);
   const float* gain = kQkNorm ? c.params.q_norm + layer * kHeadDim : nullptr;
   const Head query = finish_head(token.query, c.column(), gain, token_angles(c), kAttentionScale);
-  if (!c.meet()) return false;  // nobody reads the sums of the stage before any more: they share their memory
+  // The newest key and value are there, and nobody reads the sums of the stage before any more: they share their memory.
+  if (!c.meet()) return false;
   if (c.span(Stage::qkv).count == 0) reset_turn_before(c, layer, kConsumers).confirm(c.shared, c.lost);
   Running running;
   running.clear();
@@ -229,7 +234,7 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
 // Where several workers shared a KV head: one warp a query head adds up their parts, a lane four of its values.
 __device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, int layer) {
   // Peaks and sums come in the same round as the first parts: a round is most of the time.
-  constexpr int kAtOnce = smaller(kMaxSplits, 5);  // more would not fit the registers
+  constexpr int kAtOnce = smaller(kMaxSplits, kGroup > 4 ? 4 : 5);  // more would not fit the registers
   const uint4* words = c.params.exchange->partials[c.turn & 1];
   const auto part_of = [&](int split) {
     return split < splits && c.lane() < kPartialWords - 1 ? (head * kMaxSplits + split) * kPartialWords + c.lane() : -1;

@@ -34,6 +34,17 @@ class Trace {
   int slot_ = 0;
 };
 
+// A token that may be next.
+struct Candidate {
+  float score;
+  int id;
+};
+// A NaN beats everything, so that it is noticed; among equals the lower id is better.
+__device__ __forceinline__ bool better(Candidate a, Candidate b) {
+  return a.score != a.score || (b.score == b.score && (a.score > b.score || (a.score == b.score && a.id < b.id)));
+}
+__device__ __forceinline__ Candidate nobody() { return {-infinity(), 0x7fffffff}; }
+
 struct Consumer {
   const Params& params;
   Shared& shared;
@@ -43,6 +54,7 @@ struct Consumer {
   int turn = 0, sample_turn = 0;  // a turn is a layer's pass; a token has one of the sampler
   int list = 0, list_before = 0, listed_splits = 0;  // see housekeeping.h
   int buffer = 0;    // which of the two sum buffers
+  Candidate best = nobody();  // of the rows of the head that this thread has finished
   int steps = 0;     // matrices that have been begun
   bool lost = false; // a wait was given up
   Trace trace;

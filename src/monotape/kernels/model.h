@@ -39,14 +39,16 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   const auto pass = [&](const uint4* input, const float* gain, uint4* output) {
     matrix.input = input, matrix.gain = gain, matrix.output = output;
   };
+  // What the head starts from may be made of more than this rank has: see ranks.h.
+  uint4* final_output = kHeadInput == HeadInput::own ? exchange.final_residual[sample_turn] + first : nullptr;
   if (stage == Stage::qkv) pass(exchange.residual[turn], c.params.attention_norm + norm, exchange.qkv[turn] + first);
   if (stage == Stage::output) pass(exchange.attended[turn], nullptr, exchange.after_attention[turn] + first);
   if (stage == Stage::gate_up)
     pass(exchange.after_attention[turn], c.params.ffn_norm + norm, exchange.activation[turn] + first / 2);
   if (stage == Stage::down)
-    pass(exchange.activation[turn], nullptr, (last ? exchange.final_residual[sample_turn] : exchange.residual[turn ^ 1]) + first);
-  const float* final_norm = kHeadInput == HeadInput::mean ? nullptr : c.params.final_norm;  // a mean is of normalised values
-  if (stage == Stage::head) pass(exchange.final_residual[sample_turn], final_norm, nullptr);
+    pass(exchange.activation[turn], nullptr, last ? final_output : exchange.residual[turn ^ 1] + first);
+  const float* final_gain = kHeadInput == HeadInput::mean ? nullptr : c.params.final_norm;  // a mean is of normalised values
+  if (stage == Stage::head) pass(exchange.final_residual[sample_turn], final_gain, nullptr);
   return matrix;
 }
 
@@ -61,10 +63,11 @@ __device__ __forceinline__ float end_module(Consumer& c, Stage stage, int layer,
 __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int tile, int row, float y, bool real) {
   const Stage stage = matrix.stage;
   if (stage == Stage::head) {
-    const int index = (c.span(stage).first + tile) * kTileRows + row;
+    const int index = (c.span(stage).first + tile) * kTileRows + row, id = first_id(c.params) + index;
     if (!real || index >= kVocab) return;
-    if (kRanks > 1 && c.params.sampling.active) push_logit(c, first_id(c.params) + index, y);
-    else c.params.logits[first_id(c.params) + index] = y;
+    if (kRanks > 1 && c.params.sampling.active) push_logit(c, id, y);
+    else c.params.logits[id] = y;
+    if (better({y, id}, c.best)) c.best = {y, id};
     return;
   }
   const bool paired = stage == Stage::gate_up;  // gate tiles are even, their up tiles follow
@@ -74,9 +77,7 @@ __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int t
     y += c.params.qkv_bias[matrix.layer * kQkvRows + (c.span(stage).first + tile) * kTileRows + row];
   if ((stage == Stage::output || stage == Stage::down) && real) y = end_module(c, stage, matrix.layer, tile * kTileRows + row, y);
   const uint4 word = gather_word(y);
-  // Where the head reads what ranks have combined, a rank's own final residual goes another way.
-  const bool kept = kHeadInput != HeadInput::own && stage == Stage::down && matrix.layer == kLayers - 1;
-  if (row == 0 && real && !kept && !(paired && tile % 2)) store_word(matrix.output + (paired ? tile / 2 : tile), word);
+  if (row == 0 && real && !(paired && tile % 2) && matrix.output) store_word(matrix.output + (paired ? tile / 2 : tile), word);
 }
 
 // A token through all layers and the head, or the last row of a prefill through the head only. The logits of this
@@ -94,7 +95,7 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     const int layer = step / 4;
     const Stage stage = step == 4 * kLayers ? Stage::head : static_cast<Stage>(step % 4);
     // This token's KV, and the candidates' reset, come before the word that this worker elects with.
-    if (stage == Stage::head) fence_device();
+    if (stage == Stage::head) fence_device(), c.best = nobody();
     const auto resets = [&] { return resets_at(c, stage, layer); };
     if constexpr (kRanks > 1)
       if (stage == Stage::output || stage == Stage::down) look_early(c, c.shared.steps[step / 2]);

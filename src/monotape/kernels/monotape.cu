@@ -105,9 +105,9 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
     shared.own_count[0] = shared.own_count[1] = shared.barriers = 0;
   }
   if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = params.spans[blockIdx.x * kMatrixStages + threadIdx.x];
+  for (int layer = threadIdx.x; layer < kLayers; layer += kThreads) shared.windows[layer] = params.windows[layer];
   if constexpr (kRanks > 1)
     for (int i = threadIdx.x; i < kSteps; i += kThreads) shared.steps[i] = params.ranks.steps[i];
-  for (int layer = threadIdx.x; layer < kLayers; layer += kThreads) shared.windows[layer] = params.windows[layer];
   __syncthreads();
   if (threadIdx.x == kConsumers) Producer(shared, params).play(blockIdx.x);
   if (threadIdx.x == kConsumers + 32) Clerk(shared, params).work();

@@ -5,15 +5,6 @@
 
 namespace monotape {
 
-struct Candidate {
-  float score;
-  int id;
-};
-// A NaN beats everything, so that it is noticed; among equals the lower id is better.
-__device__ __forceinline__ bool better(Candidate a, Candidate b) {
-  return a.score != a.score || (b.score == b.score && (a.score > b.score || (a.score == b.score && a.id < b.id)));
-}
-__device__ __forceinline__ Candidate nobody() { return {-infinity(), 0x7fffffff}; }
 __device__ __forceinline__ Candidate best_of_warp(Candidate mine) {
 #pragma unroll
   for (int o = 16; o; o >>= 1) {
@@ -82,15 +73,8 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
 
 __device__ __forceinline__ bool choose(Consumer& c) {
   c.begin(Stage::sample, kLayers);
-  const Span& span = c.span(Stage::head);
-  const int first = span.first * kTileRows, end = smaller(kVocab, first + span.count * kTileRows);
-  Candidate mine = nobody();
-  for (int id = first + c.thread; id < end; id += kConsumers) {
-    const Candidate other = {c.params.logits[first_id(c.params) + id], first_id(c.params) + id};
-    if (better(other, mine)) mine = other;
-  }
   c.trace.arrived();
-  const bool good = elect(c, mine);
+  const bool good = elect(c, c.best);
   c.trace.end();
   return good;
 }

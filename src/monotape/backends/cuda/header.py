@@ -78,7 +78,7 @@ def rank_constants(spec: ModelSpec, plan: Plan) -> dict[str, int]:
 def page_blocks(spec: ModelSpec, plan: Plan) -> int:
     """Blocks of a page: the size that leaves the least of the ring empty, weighted by what each stage streams.
 
-    Every page costs the same to hand over: as much as if it were eight blocks longer.
+    Every page costs the same to hand over: as much as if it were five blocks longer.
     """
     unit = kv_unit_bytes(spec) // BLOCK_BYTES
 
@@ -94,7 +94,7 @@ def page_blocks(spec: ModelSpec, plan: Plan) -> int:
 
     def worth(size: int) -> float:
         ring = ring_pages(spec, plan, size) * size * BLOCK_BYTES / SHARED_MEMORY
-        return filled(size) * ring - 8 / size
+        return filled(size) * ring - 5 / size
 
     return max((size for size in range(24, 81, 8) if size >= unit), key=worth)
 
