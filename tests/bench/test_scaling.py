@@ -10,6 +10,7 @@ import pytest
 
 import scaling
 from backends.host_kernel import build, host_gpu
+from monotape.errors import BackendError
 from monotape.plan.rules import violations
 from scaling import SETTINGS, Setup, loss, print_table, setups
 from scaling_figure import draw
@@ -69,6 +70,10 @@ def test_the_picture_is_the_same_for_the_same_report(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
+def broken(self: scaling.Alone, *arguments: int) -> list[float]:
+    raise BackendError("A rank is gone.", "Look for it.")
+
+
 def test_a_study_of_a_tiny_shape_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it but the compiler and the clock of a GPU: the kernel's sources run on the host."""
     tiny = {
@@ -84,6 +89,10 @@ def test_a_study_of_a_tiny_shape_on_the_host(tmp_path: Path, monkeypatch: pytest
     options = argparse.Namespace(models="tiny", ranks=[2], delays=[0, 2], tokens=6, requests=1)
     with host_gpu(tmp_path):
         (found,) = scaling.measure(options, bandwidth=1e9)
+        monkeypatch.setattr(scaling.Alone, "speeds", broken)
+        (other,) = scaling.measure(options, bandwidth=1e9)
+    assert other["fault"] == "A rank is gone. Look for it."
+    assert not other["tokens_per_second"]
     assert (found["ranks"], found["setting"], found["padded_heads"]) == (
         2, "dtp", {"num_attention_heads": 4, "num_key_value_heads": 2},
     )  # fmt: skip
