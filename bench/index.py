@@ -90,6 +90,12 @@ def _facts(item: dict[str, Any]) -> str:
         name = key.replace("_", " ")
         if isinstance(value, dict) and _is_spread(value):
             found.append(f"{name} {_spread(value)}")
+        elif (
+            isinstance(value, dict)
+            and value
+            and all(isinstance(one, dict) and _is_spread(one) for one in value.values())
+        ):  # by a setting, such as the delay of a link
+            found += [f"{name} at {setting} {_spread(one)}" for setting, one in value.items()]
         elif not isinstance(value, dict | list):
             found.append(f"{name} {_shown(value)}")
     return "; ".join(found)
