@@ -21,7 +21,7 @@ PAGE = REPORTS / "README.md"
 #: How a report came about; everything else in it is a setting or a result.
 ORIGIN = ("name", "command", "date", "commit", "uncommitted_changes", "sources", "machine")
 BYTES = ("weight_bytes", "peak_memory_after_load", "gpu_memory_used")
-BANDWIDTHS = ("read_bandwidth", "copy_bandwidth")
+BANDWIDTHS = ("read_bandwidth", "copy_bandwidth", "bandwidth_of_one_gpu")
 HEAD = """# Reports
 
 What was measured, by which command, on which machine, at which commit. `sources` names the state of the kernel and plan

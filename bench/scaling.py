@@ -238,7 +238,7 @@ def main() -> None:
     publish(
         f"scaling-{gpu}",
         {
-            "gpu": gpu, "emulation": list(ASSUMPTIONS), "read_bandwidth": before, "context": CONTEXT,
+            "gpu": gpu, "emulation": list(ASSUMPTIONS), "bandwidth_of_one_gpu": before, "context": CONTEXT,
             "tokens": options.tokens, "delay_modules": DELAY_MODULES,
             "results": rows,
         },

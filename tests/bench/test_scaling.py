@@ -12,6 +12,7 @@ import scaling
 from backends.host_kernel import build, host_gpu
 from monotape.errors import BackendError
 from monotape.plan.rules import violations
+from monotape.planner.reports import own_points
 from scaling import SETTINGS, Setup, loss, print_table, setups
 from scaling_figure import draw
 from shapes import SHAPES
@@ -99,3 +100,16 @@ def test_a_study_of_a_tiny_shape_on_the_host(tmp_path: Path, monkeypatch: pytest
     assert set(found["tokens_per_second"]) == {"0", "2"}
     assert found["trace"]["delay_us"] == 2
     assert found["trace"]["limited_by"] in found["trace"]["stages"]
+
+
+def test_the_planner_takes_no_point_from_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its speeds are of one rank of several, which is nobody's decode speed."""
+    published: list[dict[str, Any]] = []
+    monkeypatch.setattr(scaling, "publish", lambda name, results, save: published.append(results))
+    monkeypatch.setattr(scaling, "measure", lambda options, bandwidth: [row("dtp", 8, 2100.0, 2079.0)])
+    monkeypatch.setattr(scaling, "measure_bandwidth", lambda: 4e12)
+    monkeypatch.setattr(scaling, "device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr("sys.argv", ["scaling.py", "--delays", "0,2"])
+    scaling.main()
+    assert published[0]["gpu"] == "h200"
+    assert own_points({"scaling-h200.json": published[0]}) == ()
