@@ -69,8 +69,6 @@ def test_so_do_its_variants(variant: str) -> None:
 
 RANKS = {
     "eight of llama-3.1-8b": ("llama-3.1-8b", 8, None, H200_PROCESSORS),
-    "eight of llama-3.1-8b on one GPU": ("llama-3.1-8b", 8, None, 16),
-    "four of dense-2b, delayed": ("dense-2b", 4, delayed(4, 2), H200_PROCESSORS),
     "two of qwen3-0.6b, a ladder, on one GPU": ("qwen3-0.6b", 2, ladder(2), 66),
 }
 
