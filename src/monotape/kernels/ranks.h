@@ -158,6 +158,7 @@ __device__ __forceinline__ float fold(Consumer& c, Stage stage, int layer, const
   const Ranks& ranks = c.params.ranks;
   const uint32_t number = send_number(c, step.folds);
   Arrivals found;
+  if (step.folds == step.sends) c.set_pace(kPolling);  // this is waited for: it must not queue behind pages
   LinkPatience patience(c, stage, layer);
   found.wait(sums_of(ranks, number, element), kLinkWidth, number, ranks, needed(step, ranks), element, patience);
   return added_up(found, step, ranks, own);
