@@ -133,6 +133,7 @@ __device__ __forceinline__ void keep_newest(Consumer& c, const TokenWords& token
     for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + c.column()] = key.block[b];
   }
   __syncwarp();
+  position = opaque(position);  // kept since the share was worked out, its unit would not fit the registers
   uint8_t* unit = kv_unit(c.params, layer, kv_head, position / kUnitPositions);
   if (c.row() == 0) {
 #pragma unroll

@@ -51,7 +51,7 @@ struct Consumer {
   PageReader pages;
   int thread;
   // Which half of the exchange buffers is in use: each counter goes up with every use of its buffers, and only then.
-  int turn = 0, sample_turn = 0;  // a turn is a layer's pass; a token has one of the sampler
+  int turn = 0;      // a turn is a layer's pass
   int buffer = 0;    // which of the two sum buffers
   Candidate best = nobody();  // of the rows of the head that this thread has finished
   bool lost = false; // a wait was given up
@@ -62,6 +62,7 @@ struct Consumer {
   __device__ __forceinline__ void refresh() {
     thread = opaque(threadIdx.x);
   }
+  __device__ __forceinline__ int sample_turn() const { return shared.sample_turn; }  // a token has one of the sampler
   __device__ __forceinline__ int warp() const { return thread / 32; }
   __device__ __forceinline__ int lane() const { return thread % 32; }
   // Of this lane's 16 bytes in a block.

@@ -92,7 +92,7 @@ __device__ __forceinline__ Reset resets_at(Consumer& c, Stage stage, int layer) 
   uint4* extra = nullptr;
   int extras = 0, listed = 0;
   if (stage == Stage::down) {  // this turn's words
-    extra = exchange.final_residual[(c.sample_turn & 1) ^ 1] + c.span(Stage::down).first;
+    extra = exchange.final_residual[(c.sample_turn() & 1) ^ 1] + c.span(Stage::down).first;
     extras = layer == 0 ? c.span(Stage::down).count : 0;
     listed = c.shared.own_count[list];
   } else if (stage == Stage::output) {  // what it published in the turn before

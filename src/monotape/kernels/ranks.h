@@ -54,11 +54,11 @@ __device__ __forceinline__ int first_id(const Params& params) {
 }
 
 // Numbers of this token's words.
-__device__ __forceinline__ uint32_t token_number(const Consumer& c) { return c.params.ranks.first_token + c.sample_turn; }
+__device__ __forceinline__ uint32_t token_number(const Consumer& c) { return c.params.ranks.first_token + c.sample_turn(); }
 __device__ __forceinline__ uint32_t send_number(const Consumer& c, int send) { return c.shared.first_send + send; }
 // At the start of a token, before its threads meet.
 __device__ __forceinline__ void count_sends(Consumer& c) {
-  if (c.thread == 0) c.shared.first_send = c.params.ranks.first_send + c.sample_turn * kSends;
+  if (c.thread == 0) c.shared.first_send = c.params.ranks.first_send + c.sample_turn() * kSends;
 }
 
 __device__ __forceinline__ void push(LinkWord* at, uint32_t value, uint32_t number) {

@@ -33,6 +33,7 @@ struct alignas(128) Shared {
   int mail_id[kMailbox];
   uint32_t own_words[2][kMostOwnWords];                     // what this worker publishes in a turn: see housekeeping.h
   int own_count[2];
+  int sample_turn;                                          // tokens that have been chosen
   int list, list_before, listed_splits;                     // which of the two: of this token, and of the one before
   volatile int mailed, delivered;                           // tokens given to the clerk, and tokens that left
   volatile int cancel;                                      // the host asked to stop
