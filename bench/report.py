@@ -45,7 +45,7 @@ def machine() -> dict[str, Any]:
     return {
         "architecture": platform.machine(),
         "processor": _cpu_name(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
     }
 
