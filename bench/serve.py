@@ -150,17 +150,21 @@ async def crowd(address: str, pid: int, clients: int, seconds: float) -> Crowd:
     found, engine = Crowd(), engine_of(pid)
     end = time.monotonic() + seconds
 
-    async def watch(web: httpx.AsyncClient) -> None:
+    async def watch_memory() -> None:
         while time.monotonic() < end:
             found.server_bytes.append(resident_bytes(pid))
             found.engine_bytes.append(resident_bytes(engine))
-            for _ in range(10):
-                found.most_waiting = max(found.most_waiting, await waiting(web, address))
-                await asyncio.sleep(seconds / 100)
+            await asyncio.sleep(seconds / 12)
+
+    async def watch_queue(web: httpx.AsyncClient) -> None:
+        while time.monotonic() < end:
+            found.most_waiting = max(found.most_waiting, await waiting(web, address))
+            await asyncio.sleep(0.1)
 
     limits = httpx.Limits(max_connections=clients + 1)
     async with httpx.AsyncClient(timeout=60, limits=limits) as web:
-        await asyncio.gather(watch(web), *(one_of_many(web, address, n, end, found) for n in range(clients)))
+        watchers = (watch_memory(), watch_queue(web))
+        await asyncio.gather(*watchers, *(one_of_many(web, address, n, end, found) for n in range(clients)))
     return found
 
 

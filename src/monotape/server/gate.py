@@ -35,13 +35,17 @@ class Gate:
     def running(self) -> int:
         return int(self._busy)
 
+    def check(self) -> None:
+        """Sends those away for whom there is no place now, before anything is done for them."""
+        if self._busy and len(self._waiting) >= self._max_waiting:
+            raise QueueFull(len(self._waiting), max(1, math.ceil(self._mean_s)))
+
     def reserve(self) -> Turn:
         """A place, at once or in the queue; nothing is awaited, so a full queue is known before an answer begins."""
+        self.check()
         if not self._busy:
             self._busy = True
             return Turn(self, None)
-        if len(self._waiting) >= self._max_waiting:
-            raise QueueFull(len(self._waiting), max(1, math.ceil(self._mean_s)))
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
         return Turn(self, place)

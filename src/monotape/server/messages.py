@@ -34,7 +34,7 @@ async def count_tokens(service: Service, request: CountTokensRequest, scope: Sco
 async def messages(service: Service, request: MessagesRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a conversation in Anthropic's terms, whole or streamed."""
     clock = Clock()
-    service.require_ready()
+    service.require_room()
     model = service.check_model(request.model)
     conversation = await prepare(service, to_chat(request), clock)
     head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}

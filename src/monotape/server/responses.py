@@ -28,7 +28,7 @@ _PREFIX = {"content": "msg", "reasoning": "rs", "call": "fc"}
 async def responses(service: Service, request: ResponsesRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a list of items, whole or streamed; nothing is kept between requests."""
     clock = Clock()
-    service.require_ready()
+    service.require_room()
     model = service.check_model(request.model)
     conversation = await prepare(service, to_chat(request), clock)
     response = _Response(service, request, conversation, model)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,12 +95,23 @@ class Service:
             raise from_engine_error(error) from None
         return {**arguments, "max_tokens": room}
 
+    def require_room(self) -> None:
+        """429 when the queue is full: to render and tokenise for all who come would slow those down who are served."""
+        self.require_ready()
+        with self._refusing():
+            self.gate.check()
+
     def reserve(self, clock: Clock) -> Turn:
         """A place in the queue; 429 when there is none."""
         self.require_ready()
         clock.reserved()
-        try:
+        with self._refusing():
             return self.gate.reserve()
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
         except QueueFull as error:
             self.metrics.refused.inc()
             raise ApiError(
