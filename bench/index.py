@@ -21,7 +21,7 @@ PAGE = REPORTS / "README.md"
 #: How a report came about; everything else in it is a setting or a result.
 ORIGIN = ("name", "command", "date", "commit", "uncommitted_changes", "sources", "machine")
 BYTES = ("weight_bytes", "peak_memory_after_load", "gpu_memory_used")
-BANDWIDTHS = ("read_bandwidth", "copy_bandwidth")
+BANDWIDTHS = ("read_bandwidth", "copy_bandwidth", "bandwidth_of_one_gpu")
 HEAD = """# Reports
 
 What was measured, by which command, on which machine, at which commit. `sources` names the state of the kernel and plan
@@ -90,6 +90,12 @@ def _facts(item: dict[str, Any]) -> str:
         name = key.replace("_", " ")
         if isinstance(value, dict) and _is_spread(value):
             found.append(f"{name} {_spread(value)}")
+        elif (
+            isinstance(value, dict)
+            and value
+            and all(isinstance(one, dict) and _is_spread(one) for one in value.values())
+        ):  # by a setting, such as the delay of a link
+            found += [f"{name} at {setting} {_spread(one)}" for setting, one in value.items()]
         elif not isinstance(value, dict | list):
             found.append(f"{name} {_shown(value)}")
     return "; ".join(found)

@@ -79,13 +79,12 @@ def _git(*arguments: str) -> str:
 
 
 def _commit() -> dict[str, Any]:
-    """The commit; where the sources came without their history, MONOTAPE_COMMIT says it, with a + if not clean."""
-    commit = _git("rev-parse", "HEAD")
-    if commit:
-        changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
-        return {"commit": commit, "uncommitted_changes": changed}
+    """The commit. Where sources are measured without their history MONOTAPE_COMMIT says it, with a + if not clean."""
     told = os.environ.get("MONOTAPE_COMMIT", "")
-    return {"commit": told.rstrip("+") or "unknown", "uncommitted_changes": told.endswith("+")}
+    if told:
+        return {"commit": told.rstrip("+"), "uncommitted_changes": told.endswith("+")}
+    changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    return {"commit": _git("rev-parse", "HEAD") or "unknown", "uncommitted_changes": changed}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

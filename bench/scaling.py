@@ -28,6 +28,7 @@ from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.rank_view import rank_plan
 from monotape.backends.cuda.trace import stage_times, table
 from monotape.engine.loading import gpu_plan
+from monotape.errors import BackendError
 from monotape.models.lanes import delayed, silent
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
@@ -167,23 +168,31 @@ def measure(options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any
                 same[0].spec(), rank_plan(plan, 0), RandomCheckpoint(model, **same[0].changes)
             )
             alone = [Alone(setup, loaded, workers, context) for setup in same]
-            rows += [measured(one, plan, options, bandwidth) for one in alone]
+            for one in alone:
+                rows.append(measured(one, plan, options, bandwidth))
+                print_row(rows[-1], options.delays)
             for one in alone:
                 one.backend.close()
     return rows
 
 
 def measured(one: Alone, plan: Plan, options: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
-    setup = one.setup
-    delays = options.delays if setup.ranks > 1 else [0]
-    speeds = {delay: one.speeds(delay, options.tokens, options.requests) for delay in delays}
+    """A fault of one setup is told in its row; the others are measured all the same."""
+    setup, speeds, fault = one.setup, {}, None
+    try:
+        for delay in options.delays if setup.ranks > 1 else [0]:
+            speeds[delay] = one.speeds(delay, options.tokens, options.requests)
+    except BackendError as error:
+        fault = str(error)
     bytes_per_token = rank_plan(plan, 0).token_bytes(CONTEXT + options.tokens // 2)
     found: dict[str, Any] = {
         "model": setup.model, "ranks": setup.ranks, "setting": setup.setting, "padded_heads": setup.changes,
         "bytes_per_token": bytes_per_token, "ceiling_tokens_per_second": bandwidth / bytes_per_token,
         "tokens_per_second": {str(delay): spread(values) for delay, values in speeds.items()},
     }  # fmt: skip
-    if setup.ranks == max(options.ranks) > 1 and setup.setting != "silent":
+    if fault:
+        found["fault"] = fault
+    elif setup.ranks == max(options.ranks) > 1 and setup.setting != "silent":
         found["trace"] = one.limits(2 if 2 in options.delays else options.delays[-1], bandwidth)
     return found
 
@@ -200,17 +209,24 @@ def print_table(rows: Sequence[dict[str, Any]], delays: Sequence[int]) -> None:
         f"\ntokens per second, by the link's delay\n{'model':<14} {'ranks':>5} {'':<7}{heads} {'ceiling':>9}"
     )
     for row in rows:
-        speeds = row["tokens_per_second"]
-        shown = "".join(
-            f"{speeds[str(delay)]['median']:>9.0f}" if str(delay) in speeds else f"{'':>9}"
-            for delay in delays
-        )
-        lost = f"  loses {100 * loss(row, 2):.1f} % at 2 us" if {"0", "2"} <= set(speeds) else ""
-        ceiling = row["ceiling_tokens_per_second"]
-        print(f"{row['model']:<14} {row['ranks']:>5} {row['setting']:<7}{shown} {ceiling:>9.0f}{lost}")
-        if "trace" in row:
-            print(f"{'':<20} limited by {row['trace']['limited_by']} at {row['trace']['delay_us']} us")
+        print_row(row, delays)
     print("\nAn emulation: " + ";\n  ".join(ASSUMPTIONS) + ".")
+
+
+def print_row(row: dict[str, Any], delays: Sequence[int]) -> None:
+    speeds = row["tokens_per_second"]
+    shown = "".join(
+        f"{speeds[str(delay)]['median']:>9.0f}" if str(delay) in speeds else f"{'':>9}" for delay in delays
+    )
+    lost = f"  loses {100 * loss(row, 2):.1f} % at 2 us" if {"0", "2"} <= set(speeds) else ""
+    ceiling = row["ceiling_tokens_per_second"]
+    print(
+        f"{row['model']:<14} {row['ranks']:>5} {row['setting']:<7}{shown} {ceiling:>9.0f}{lost}", flush=True
+    )
+    if "trace" in row:
+        print(f"{'':<20} limited by {row['trace']['limited_by']} at {row['trace']['delay_us']} us")
+    if "fault" in row:
+        print(f"{'':<20} {row['fault']}")
 
 
 def main() -> None:
@@ -222,7 +238,7 @@ def main() -> None:
     publish(
         f"scaling-{gpu}",
         {
-            "gpu": gpu, "emulation": list(ASSUMPTIONS), "read_bandwidth": before, "context": CONTEXT,
+            "gpu": gpu, "emulation": list(ASSUMPTIONS), "bandwidth_of_one_gpu": before, "context": CONTEXT,
             "tokens": options.tokens, "delay_modules": DELAY_MODULES,
             "results": rows,
         },

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from backends.fake_cuda import FakeCuda, fake_gpu
 from families import Case, make_checkpoint
 from monotape.backends.cuda import backend as module
+from monotape.backends.cuda.links import MOST_RANKS
 from monotape.backends.cuda.params import ParamsStruct, StatusStruct
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job
@@ -154,3 +158,13 @@ def test_when_one_rank_does_not_fit_the_others_are_given_back(
             load(folder, emulated=True)
         assert made == [0, 1]
         assert gpu.used == 0
+
+
+def test_the_driver_has_a_queue_for_every_rank() -> None:
+    """Whoever speaks to the driver first has said so before."""
+    code = "import os, monotape.backends.cuda.driver; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert int(said.stdout) >= 2 * MOST_RANKS

@@ -43,16 +43,19 @@ PLAIN = {
 }  # fmt: skip
 #: Ways in which lanes share what they compute, and their workers.
 SETTINGS: dict[str, tuple[dict[str, Any], int]] = {
-    "feed-forward alone, delay 1": ({"use_attention_comm": False, **in_modules(1)}, 3),
     "delay 2": ({"num_hidden_layers": 3}, 2),
     "delay 2, four lanes": ({"num_lanes": 4, "num_hidden_layers": 3}, 1),
-    "early sums": ({"use_early_comm": True, "num_hidden_layers": 3}, 2),
-    "ladder of three": ({**in_modules(3), "ladder_residual": True}, 2),
+    "delay 1, feed-forward alone, head by vocabulary": (
+        {"use_attention_comm": False, "lm_head_type": "vocab_parallel", **in_modules(1)}, 3,
+    ),
+    "early sums, norms of their own": (
+        {"use_early_comm": True, "replicated_rmsn_scale": False, "num_hidden_layers": 3}, 2,
+    ),
+    "ladder of three, summed head": (
+        {"ladder_residual": True, "pre_norm_lane_agg": True, **in_modules(3)}, 2,
+    ),
     "silent": ({"use_comm": False}, 2),
-    "summed head": ({"pre_norm_lane_agg": True}, 2),
-    "norms of their own": ({"replicated_rmsn_scale": False}, 2),
-    "head by vocabulary": ({"lm_head_type": "vocab_parallel"}, 2),
-}
+}  # fmt: skip
 SCHEDULES = (
     Schedule(seed=2, delay_steps=20_000, copy_steps=20_000, favour_steps=60_000),
     Schedule(seed=3, stalls_per_million=40, stall_steps=100_000, delay_steps=3000, favour_steps=200_000),

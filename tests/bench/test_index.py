@@ -39,5 +39,13 @@ def test_results_named_by_words() -> None:
     assert "| a and b | same tokens 40 |" in text
 
 
+def test_spreads_by_a_setting() -> None:
+    speed = {"median": 2000.0, "min": 1999.0, "max": 2001.0, "runs": 3}
+    rows = [{"model": "dense-2b", "ranks": 8, "tokens_per_second": {"0": speed, "2": speed}, "padded": {}}]
+    text = index.page({"x.json": {"name": "x", "results": rows}})
+    assert "| dense-2b | ranks 8; tokens per second at 0 2,000 (1,999 to 2,001, 3 runs); tokens" in text
+    assert "per second at 2 2,000" in text
+
+
 def test_no_reports_make_a_page_too() -> None:
     assert "Nothing has been measured yet." in index.page({})

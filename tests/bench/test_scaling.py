@@ -10,7 +10,9 @@ import pytest
 
 import scaling
 from backends.host_kernel import build, host_gpu
+from monotape.errors import BackendError
 from monotape.plan.rules import violations
+from monotape.planner.reports import own_points
 from scaling import SETTINGS, Setup, loss, print_table, setups
 from scaling_figure import draw
 from shapes import SHAPES
@@ -69,6 +71,10 @@ def test_the_picture_is_the_same_for_the_same_report(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
+def broken(self: scaling.Alone, *arguments: int) -> list[float]:
+    raise BackendError("A rank is gone.", "Look for it.")
+
+
 def test_a_study_of_a_tiny_shape_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it but the compiler and the clock of a GPU: the kernel's sources run on the host."""
     tiny = {
@@ -84,9 +90,26 @@ def test_a_study_of_a_tiny_shape_on_the_host(tmp_path: Path, monkeypatch: pytest
     options = argparse.Namespace(models="tiny", ranks=[2], delays=[0, 2], tokens=6, requests=1)
     with host_gpu(tmp_path):
         (found,) = scaling.measure(options, bandwidth=1e9)
+        monkeypatch.setattr(scaling.Alone, "speeds", broken)
+        (other,) = scaling.measure(options, bandwidth=1e9)
+    assert other["fault"] == "A rank is gone. Look for it."
+    assert not other["tokens_per_second"]
     assert (found["ranks"], found["setting"], found["padded_heads"]) == (
         2, "dtp", {"num_attention_heads": 4, "num_key_value_heads": 2},
     )  # fmt: skip
     assert set(found["tokens_per_second"]) == {"0", "2"}
     assert found["trace"]["delay_us"] == 2
     assert found["trace"]["limited_by"] in found["trace"]["stages"]
+
+
+def test_the_planner_takes_no_point_from_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its speeds are of one rank of several, which is nobody's decode speed."""
+    published: list[dict[str, Any]] = []
+    monkeypatch.setattr(scaling, "publish", lambda name, results, save: published.append(results))
+    monkeypatch.setattr(scaling, "measure", lambda options, bandwidth: [row("dtp", 8, 2100.0, 2079.0)])
+    monkeypatch.setattr(scaling, "measure_bandwidth", lambda: 4e12)
+    monkeypatch.setattr(scaling, "device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr("sys.argv", ["scaling.py", "--delays", "0,2"])
+    scaling.main()
+    assert published[0]["gpu"] == "h200"
+    assert own_points({"scaling-h200.json": published[0]}) == ()

@@ -39,10 +39,10 @@ __device__ __forceinline__ uint4 value_block(Consumer& c, const uint4* values, i
   return value;
 }
 
-// One unit of 32 positions, the first of them `base`; [begin, end) can be seen. What the newest token adds is not in
+// One unit of 32 positions, of which [begin, end) can be seen. What the newest token adds is not in
 // the ring yet: its key and value replace what the unit has at place `newest`; -1: the token is not of this unit.
 __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const Head& query, int newest,
-                                        int base, int begin, int end, Running& running) {
+                                        int begin, int end, Running& running) {
   float score[4][2];
   float top = running.peak;
 #pragma unroll
@@ -57,8 +57,8 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const int position = base + tile * 8 + 2 * c.column() + i;
-      score[tile][i] = position >= begin && position < end ? sum[i] : -infinity();
+      const int at = tile * 8 + 2 * c.column() + i;
+      score[tile][i] = at >= begin && at < end ? sum[i] : -infinity();
       top = fmaxf(top, score[tile][i]);
     }
   }
@@ -133,6 +133,7 @@ __device__ __forceinline__ void keep_newest(Consumer& c, const TokenWords& token
     for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + c.column()] = key.block[b];
   }
   __syncwarp();
+  position = opaque(position);  // kept since the share was worked out, its unit would not fit the registers
   uint8_t* unit = kv_unit(c.params, layer, kv_head, position / kUnitPositions);
   if (c.row() == 0) {
 #pragma unroll
@@ -218,9 +219,11 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
     const uint4* page = c.pages.take(c.lost);
 #pragma unroll 1
     for (int i = unit; i < smaller(unit + kPageUnits, share.count); i++)
-      if (i % kWarps == c.warp())
+      if (i % kWarps == c.warp()) {
+        const int base = (share.first + i) * kUnitPositions;
         look_at(c, page + (i - unit) * (kUnitBytes / 16), query, i == last ? position % kUnitPositions : -1,
-                (share.first + i) * kUnitPositions, share.begin, position + 1, running);
+                share.begin - base, position + 1 - base, running);
+      }
     c.pages.give_back(c.lane(), c.lost);
   }
   keep_part(c, running);
@@ -234,7 +237,7 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
 // Where several workers shared a KV head: one warp a query head adds up their parts, a lane four of its values.
 __device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, int layer) {
   // Peaks and sums come in the same round as the first parts: a round is most of the time.
-  constexpr int kAtOnce = smaller(kMaxSplits, kGroup > 4 ? 4 : 5);  // more would not fit the registers
+  constexpr int kAtOnce = smaller(kMaxSplits, 5);  // more would not fit the registers
   const uint4* words = c.params.exchange->partials[c.turn & 1];
   const auto part_of = [&](int split) {
     return split < splits && c.lane() < kPartialWords - 1 ? (head * kMaxSplits + split) * kPartialWords + c.lane() : -1;

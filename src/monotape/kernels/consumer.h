@@ -51,11 +51,9 @@ struct Consumer {
   PageReader pages;
   int thread;
   // Which half of the exchange buffers is in use: each counter goes up with every use of its buffers, and only then.
-  int turn = 0, sample_turn = 0;  // a turn is a layer's pass; a token has one of the sampler
-  int list = 0, list_before = 0, listed_splits = 0;  // see housekeeping.h
+  int turn = 0;      // a turn is a layer's pass
   int buffer = 0;    // which of the two sum buffers
   Candidate best = nobody();  // of the rows of the head that this thread has finished
-  int steps = 0;     // matrices that have been begun
   bool lost = false; // a wait was given up
   Trace trace;
 
@@ -64,6 +62,7 @@ struct Consumer {
   __device__ __forceinline__ void refresh() {
     thread = opaque(threadIdx.x);
   }
+  __device__ __forceinline__ int sample_turn() const { return shared.sample_turn; }  // a token has one of the sampler
   __device__ __forceinline__ int warp() const { return thread / 32; }
   __device__ __forceinline__ int lane() const { return thread % 32; }
   // Of this lane's 16 bytes in a block.
@@ -80,8 +79,8 @@ struct Consumer {
   // others wait for them at the next meeting.
   __device__ bool meet() { return consumers_agree(kConsumers, !lost); }
   // How much the producer may have in flight.
-  __device__ __forceinline__ void set_pace(Pace pace) {
-    if (thread == 0) shared.pace = steps * 4 + pace;
+  __device__ __forceinline__ void set_pace(Pace pace, int step = 0) {
+    if (thread == 0) shared.pace = step * 4 + pace;
   }
 };
 

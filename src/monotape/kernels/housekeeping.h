@@ -55,13 +55,12 @@ __device__ inline void list_own_words(Consumer& c, int list, int splits) {
 
 // At the start of a token.
 __device__ __forceinline__ void keep_lists(Consumer& c, int position) {
-  c.list_before = c.list;
-  const int splits = split_count(c.params, position);
-  if (splits == c.listed_splits) return;
-  c.listed_splits = splits;
-  c.list ^= 1;
-  list_own_words(c, c.list, splits);
-  c.meet();
+  const int splits = split_count(c.params, position), before = c.shared.list;
+  const bool same = splits == c.shared.listed_splits;
+  const int list = same ? before : before ^ 1;
+  if (!same) list_own_words(c, list, splits);
+  c.meet();  // everybody has looked
+  if (c.thread == 0) c.shared.list_before = before, c.shared.list = list, c.shared.listed_splits = splits;
 }
 
 // Threads reset a word each: `extra` words from `first_extra` on, then those of a list. More words than threads are
@@ -81,7 +80,7 @@ __device__ __forceinline__ Reset reset_words(Consumer& c, uint4* first_extra, in
 // At the first stage in a turn of a worker without tiles of `down`: its words of the turn before.
 __device__ __forceinline__ Reset reset_turn_before(Consumer& c, int layer, int threads) {
   if (c.span(Stage::down).count) return Reset();
-  const int list = layer == 0 ? c.list_before : c.list;
+  const int list = layer == 0 ? c.shared.list_before : c.shared.list;
   return reset_words(c, nullptr, 0, list, c.shared.own_count[list], c.turn - 1, threads);
 }
 
@@ -89,11 +88,11 @@ __device__ __forceinline__ Reset reset_turn_before(Consumer& c, int layer, int t
 __device__ __forceinline__ Reset resets_at(Consumer& c, Stage stage, int layer) {
   Exchange& exchange = *c.params.exchange;
   const bool late = stage == Stage::qkv && c.span(Stage::down).count == 0;
-  const int list = late && layer == 0 ? c.list_before : c.list;
+  const int list = late && layer == 0 ? c.shared.list_before : c.shared.list;
   uint4* extra = nullptr;
   int extras = 0, listed = 0;
   if (stage == Stage::down) {  // this turn's words
-    extra = exchange.final_residual[(c.sample_turn & 1) ^ 1] + c.span(Stage::down).first;
+    extra = exchange.final_residual[(c.sample_turn() & 1) ^ 1] + c.span(Stage::down).first;
     extras = layer == 0 ? c.span(Stage::down).count : 0;
     listed = c.shared.own_count[list];
   } else if (stage == Stage::output) {  // what it published in the turn before

@@ -81,7 +81,7 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
       if (at < words) c.shared.x[at] = at < matrix.words ? in_halves(word[r]) : make_uint4(0, 0, 0, 0);
     }
   }
-  c.set_pace(kWorking);
+  c.set_pace(kWorking, matrix.layer * 4 + static_cast<int>(matrix.stage) % 4);
   __syncwarp();
   return squares;
 }
@@ -92,6 +92,8 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
 // Weights are the first operand of a product, which has 16 rows: eight rows of the tile with a half of each lane's
 // values, and the same eight with the other half. The input's halves are columns 0 and 1 of the other operand, so one
 // product takes a whole block, and row r's result is the sum of two values in lane 4r.
+constexpr bool kKeepsInput = kHeadDim <= 64;  // from tile to tile; with longer heads there are no registers for it
+
 template <class Meanwhile>
 __device__ __forceinline__ void multiply_batch(Consumer& c, const Matrix& matrix, int batch, bool final, int& in_page,
                                                Meanwhile meanwhile) {
@@ -108,7 +110,7 @@ __device__ __forceinline__ void multiply_batch(Consumer& c, const Matrix& matrix
       uint4 w[kBlocksAtOnce];
 #pragma unroll
       for (int i = 0; i < kBlocksAtOnce; i++) w[i] = there(i) ? page[i * kWarps * kBlockWords] : make_uint4(0, 0, 0, 0);
-      if (tile == 0 || matrix.blocks > kPageBlocks) {
+      if (tile == 0 || matrix.blocks > kPageBlocks || !kKeepsInput) {
 #pragma unroll
         for (int i = 0; i < kBlocksAtOnce; i++) x[i] = there(i) ? input[(first + i * kWarps) * 8] : make_uint2(0, 0);
       }
@@ -129,7 +131,6 @@ __device__ __forceinline__ void multiply_batch(Consumer& c, const Matrix& matrix
 template <class Resets, class Ending>
 __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Resets resets, Ending ending) {
   const int count = c.span(matrix.stage).count;
-  c.steps++;
   if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
   c.begin(matrix.stage, matrix.layer);
   // Who has read this turn's residual stream need not wait for more to reset the words of `output`: the wait for what is

@@ -33,7 +33,7 @@ __device__ __forceinline__ void embed(Consumer& c, int token) {
 // Where a stage's input is and what it is multiplied with before, and where its output goes.
 __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer) {
   Exchange& exchange = *c.params.exchange;
-  const int turn = c.turn & 1, sample_turn = c.sample_turn & 1, norm = layer * kWidth, first = c.span(stage).first;
+  const int turn = c.turn & 1, sample_turn = c.sample_turn() & 1, norm = layer * kWidth, first = c.span(stage).first;
   const bool last = layer == kLayers - 1;
   Matrix matrix = {stage, layer, k_blocks(stage), divide_up(stage_k(stage), 8), tiles_in_page(stage), nullptr, nullptr, nullptr};
   const auto pass = [&](const uint4* input, const float* gain, uint4* output) {
@@ -104,8 +104,9 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     if (!run_matrix(c, matrix, resets, ending)) return false;
     if (stage == Stage::head) return c.meet();
     if (stage == Stage::qkv) {
-      if (!attend(c, layer, position)) return false;
-      combine(c, layer, position);
+      const int here = c.shared.position;  // what follows from it would not fit the registers if kept for all layers
+      if (!attend(c, layer, here)) return false;
+      combine(c, layer, here);
     }
     if constexpr (kHeadInput != HeadInput::own)
       if (step == 4 * kLayers - 1 && !combine_lanes(c)) return false;

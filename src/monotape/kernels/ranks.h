@@ -54,11 +54,11 @@ __device__ __forceinline__ int first_id(const Params& params) {
 }
 
 // Numbers of this token's words.
-__device__ __forceinline__ uint32_t token_number(const Consumer& c) { return c.params.ranks.first_token + c.sample_turn; }
+__device__ __forceinline__ uint32_t token_number(const Consumer& c) { return c.params.ranks.first_token + c.sample_turn(); }
 __device__ __forceinline__ uint32_t send_number(const Consumer& c, int send) { return c.shared.first_send + send; }
 // At the start of a token, before its threads meet.
 __device__ __forceinline__ void count_sends(Consumer& c) {
-  if (c.thread == 0) c.shared.first_send = c.params.ranks.first_send + c.sample_turn * kSends;
+  if (c.thread == 0) c.shared.first_send = c.params.ranks.first_send + c.sample_turn() * kSends;
 }
 
 __device__ __forceinline__ void push(LinkWord* at, uint32_t value, uint32_t number) {
@@ -158,6 +158,7 @@ __device__ __forceinline__ float fold(Consumer& c, Stage stage, int layer, const
   const Ranks& ranks = c.params.ranks;
   const uint32_t number = send_number(c, step.folds);
   Arrivals found;
+  if (step.folds == step.sends) c.set_pace(kPolling);  // this is waited for: it must not queue behind pages
   LinkPatience patience(c, stage, layer);
   found.wait(sums_of(ranks, number, element), kLinkWidth, number, ranks, needed(step, ranks), element, patience);
   return added_up(found, step, ranks, own);

@@ -63,7 +63,7 @@ __device__ __forceinline__ bool combine_lanes(Consumer& c) {
     }
     const uint4 word = gather_word(sum);
     if (i < owned.count * kTileRows && i % kTileRows == 0)
-      publish(c.params.exchange->final_residual, c.sample_turn, owned.first + i / kTileRows, word);
+      publish(c.params.exchange->final_residual, c.sample_turn(), owned.first + i / kTileRows, word);
   }
   return true;
 }

@@ -28,17 +28,19 @@ struct alignas(128) Shared {
   int best_id[kWarps];
   Span spans[kMatrixStages];
   int windows[kLayers];                                     // of the layers; 0: all is seen
-  uint64_t full[kRingPages], empty[kRingPages];
+  uint64_t full[kRingPages], empty[kRingPages];             // one after the other: a page's other barrier is kRingPages on
   int64_t mail_time[kMailbox];
   int mail_id[kMailbox];
   uint32_t own_words[2][kMostOwnWords];                     // what this worker publishes in a turn: see housekeeping.h
   int own_count[2];
+  int sample_turn;                                          // tokens that have been chosen
+  int list, list_before, listed_splits;                     // which of the two: of this token, and of the one before
   volatile int mailed, delivered;                           // tokens given to the clerk, and tokens that left
   volatile int cancel;                                      // the host asked to stop
   volatile int position;                                    // of the token that the consumers are at
   volatile int playing;                                     // the ring belongs to the producer
   volatile int head_first;                                  // a prefill has left its last row to the head
-  volatile int pace;                                        // matrices that the consumers have begun, times 4, and a Pace
+  volatile int pace;                                        // which matrix the consumers are at, times 4, and a Pace
   volatile int done;                                        // the request has ended: everybody must stop
   volatile int finish;
   volatile int progress;                                    // goes up with every stage: the watchdog looks at it
@@ -116,7 +118,7 @@ class Producer {
     while (!shared_.done) {
       const bool head = step == 4 * kLayers;
       const Stage stage = head ? Stage::head : static_cast<Stage>(step % 4);
-      step_++;
+      step_ = step;
       if (!segment(head ? tape : tape + step / 4 * layer_bytes, stage)) break;
       if (stage == Stage::qkv && !look_back(step / 4, position)) break;
       if (head && !shared_.head_first) position++;
@@ -223,11 +225,11 @@ class Producer {
 // A warp's place in the ring. Every warp takes every page in order, whether or not it has work in it.
 class PageReader {
  public:
-  __device__ explicit PageReader(Shared& shared) : shared_(shared), full_(shared.full, ~0u), empty_(shared.empty, ~0u) {}
+  __device__ explicit PageReader(Shared& shared) : shared_(shared), barriers_(shared.full, ~0u) {}
 
   // A page may be taken several times before it is given back.
   __device__ __forceinline__ const uint4* take(bool& lost) {
-    while (!full_.passed(cursor_.slot, cursor_.round))
+    while (!barriers_.passed(cursor_.slot, cursor_.round))
       if (shared_.failed) {
         lost = true;  // what was taken is never used: the block's next meeting ends the request
         break;
@@ -237,13 +239,13 @@ class PageReader {
   __device__ __forceinline__ void give_back(int lane, bool lost) {
     __syncwarp();
     // After a failure pages are skipped, not taken: giving them back would have them overwritten while they land.
-    if (lane == 0 && !lost) empty_.arrive(cursor_.slot);
+    if (lane == 0 && !lost) barriers_.arrive(kRingPages + cursor_.slot);
     cursor_.advance();
   }
 
  private:
   Shared& shared_;
-  Barriers full_, empty_;
+  Barriers barriers_;
   Cursor cursor_;
 };
 

@@ -115,7 +115,7 @@ __device__ inline void publish_last_row(Consumer& c, int row) {
     const bool mine = tile < owned.count;
     const float value = mine && k < kWidth ? load_row_value(c.params.rows.residual + static_cast<int64_t>(row) * kWidth + k) : 0;
     const uint4 word = gather_word(value);
-    if (mine && i % kTileRows == 0) publish(c.params.exchange->final_residual, c.sample_turn, owned.first + tile, word);
+    if (mine && i % kTileRows == 0) publish(c.params.exchange->final_residual, c.sample_turn(), owned.first + tile, word);
   }
 }
 

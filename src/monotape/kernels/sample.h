@@ -28,7 +28,7 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
     uint4(*candidates)[kWorkers] = c.params.exchange->candidates;
     if (c.lane() == 0) {
       const float logit = chosen_logit && mine.id < kAllVocab ? c.params.logits[mine.id] : 0;
-      store_word(&candidates[c.sample_turn % 3][blockIdx.x],
+      store_word(&candidates[c.sample_turn() % 3][blockIdx.x],
                  make_uint4(__float_as_uint(mine.score), mine.id, blockIdx.x == 0 && c.shared.cancel, __float_as_uint(logit)));
     }
     constexpr int kCount = divide_up(kWorkers, 32);
@@ -37,7 +37,7 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
 #pragma unroll
     for (int i = 0; i < kCount; i++) index[i] = c.lane() + 32 * i < kWorkers ? c.lane() + 32 * i : -1;
     Patience patience(c.shared, c.lost, Stage::sample, kLayers);
-    poll(candidates[c.sample_turn % 3], index, word, patience);
+    poll(candidates[c.sample_turn() % 3], index, word, patience);
     mine = nobody();
 #pragma unroll
     for (int i = 0; i < kCount; i++) {
@@ -61,14 +61,15 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
     }
     if (c.lane() == 0) {
       // Everybody has read the words of the turn before: they published these after it.
-      store_word(&candidates[(c.sample_turn + 2) % 3][blockIdx.x], not_yet());
+      store_word(&candidates[(c.sample_turn() + 2) % 3][blockIdx.x], not_yet());
       c.shared.next_token = mine.score == mine.score ? mine.id : -1;
       c.shared.stopping = stop;
     }
   }
-  const bool good = c.meet();
-  c.sample_turn++;
-  return good;
+  // Only this warp has looked at the turn since everybody met.
+  __syncwarp();
+  if (c.thread == 0) c.shared.sample_turn = c.shared.sample_turn + 1;
+  return c.meet();
 }
 
 __device__ __forceinline__ bool choose(Consumer& c) {

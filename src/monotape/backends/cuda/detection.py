@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 from dataclasses import dataclass
 from functools import cache
 
 HOPPER = (9, 0)  # the compute capability that sm_90a code runs on, and on no other
 _LIBRARY = "libcuda.so.1"
+# Kernels of several ranks wait for each other, so their streams must not share one of the few queues that a GPU has by
+# default. The driver reads this when it starts, which is whenever somebody first asks it anything.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _NAME_BYTES = 96
 

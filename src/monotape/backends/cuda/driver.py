@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -34,9 +33,6 @@ __all__ = [
     "new_stream", "on_device", "processors", "resource_usage",
 ]  # fmt: skip
 _thread = threading.local()
-# Kernels of several ranks wait for each other, so their streams must not share one of the few queues that a context
-# has by default. The driver reads this when it starts.
-_CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 @contextlib.contextmanager
@@ -124,7 +120,6 @@ def allow_peers(count: int) -> None:
 
 @cache
 def _require_hopper(index: int) -> None:
-    os.environ.setdefault(*_CONNECTIONS)
     core = cuda_core()
     try:
         gpu = core.Device(index)
