@@ -14,9 +14,11 @@ import pytest
 from scipy.stats import chisquare
 
 from backends.cpu_cases import PROMPT, cpu, generate, ids, reference
+from monotape.backends.cpu.backend import CpuBackend
 from monotape.backends.protocol import Job, Sampling
 from monotape.backends.reference.sampler import reference_probabilities
 from monotape.errors import BackendError, BackendUnavailable, NumericalFault
+from monotape.plan.types import TILE_ROWS
 
 Checkpoint = Callable[[str], Path]
 
@@ -125,6 +127,73 @@ def test_cancel_ends_within_a_token_and_the_backend_goes_on(checkpoint: Checkpoi
         assert seen < 90_000
         assert sequence.length == (5 + seen - 1 if seen else 0)
         assert len(generate(backend)) == 40
+
+
+def looks_in_prefill(backend: CpuBackend) -> int:
+    """How often one worker looks in one chunk of several rows, by the plan: meetings, tiles, rows; then a token."""
+    spec, rank = backend.spec, backend.plan.ranks[0]
+    qkv, output, gate_up, down = (stage.spans[0].count for stage in rank.layer_stages)
+    heads = qkv // -(-spec.head_dim // TILE_ROWS)
+    meetings = 9  # two a stage, since rows are shared out first, and one after attention
+    rows = len(PROMPT[:20]) * spec.kv_heads
+    layer = heads + output + gate_up // 2 + down + rows + meetings
+    return (
+        1 + spec.layers * layer + 1 + 2
+    )  # the embedding; settled after the chunk; the head, and settled on a token
+
+
+def test_a_cancelled_prefill_stops_before_its_next_tile(checkpoint: Checkpoint) -> None:
+    """Wherever the cancellation comes, not one tile more is computed; and what comes after has the same bits."""
+    with cpu(checkpoint("llama"), workers=1) as backend:
+        expected = ids(generate(backend, PROMPT[:20], 1))
+        whole = backend.looks()
+        assert whole == looks_in_prefill(backend)
+        for look in (1, 2, 17, *range(40, whole, 97), whole - 2):
+            backend.cancel_at(look)
+            sequence = backend.new_sequence()
+            generation = backend.start(Job(PROMPT[:20], 0, 9), sequence)
+            assert list(generation) == []
+            assert generation.finish_reason == "cancelled"
+            assert sequence.length == 0
+            assert backend.looks() == look
+        backend.cancel_at(-1)
+        assert ids(generate(backend, PROMPT[:20], 1)) == expected
+
+
+@pytest.mark.parametrize(("workers", "tp"), [(3, None), (4, 2)])
+def test_everybody_leaves_a_cancelled_prefill_by_the_next_meeting(
+    checkpoint: Checkpoint, workers: int, tp: int | None
+) -> None:
+    with cpu(checkpoint("llama-tied"), workers=workers, tp=tp) as backend:
+        expected = ids(generate(backend, PROMPT, 7))
+        backend.cancel_at(10**9)
+        assert ids(generate(backend, PROMPT, 7)) == expected
+        stage = max(
+            stage.spans[worker].count
+            for rank in backend.plan.ranks
+            for stage in (*rank.layer_stages, rank.head)
+            for worker in range(len(stage.spans))
+        )
+        part = max(stage, len(PROMPT) * backend.spec.kv_heads)  # the most looks between two meetings
+        for look in (1, 30, 111, 222):
+            backend.cancel_at(look)
+            generation = backend.start(Job(PROMPT, 0, 9), backend.new_sequence())
+            assert list(generation) == []
+            assert generation.finish_reason == "cancelled"
+            assert look <= backend.looks() <= look + 2 * part
+        backend.cancel_at(-1)
+        assert ids(generate(backend, PROMPT, 7)) == expected
+
+
+def test_a_cancellation_after_the_end_changes_nothing(checkpoint: Checkpoint) -> None:
+    with cpu(checkpoint("llama"), workers=1) as backend:
+        generate(backend, PROMPT[:20], 3)
+        backend.cancel_at(
+            backend.looks()
+        )  # the last look: everybody knows already that there is no next token
+        generation = backend.start(Job(PROMPT[:20], 0, 3), backend.new_sequence())
+        assert len(list(generation)) == 3
+        assert generation.finish_reason == "length"
 
 
 def test_one_job_at_a_time(checkpoint: Checkpoint) -> None:

@@ -122,6 +122,14 @@ class CpuBackend:
         """For tests of the deadline: from the next job on, this rank stops after so many modules; -1: none does."""
         library().monotape_stop_rank(self._engine, rank, after_modules)
 
+    def cancel_at(self, look: int) -> None:
+        """For tests: jobs are cancelled when worker 0 looks for the so-manieth time; -1: they are not."""
+        library().monotape_cancel_at(self._engine, look)
+
+    def looks(self) -> int:
+        """How often the worker that looked most did so in the last job: before every tile and every meeting."""
+        return int(library().monotape_looks(self._engine))
+
     def close(self) -> None:
         if self._engine:
             library().monotape_close(self._engine)

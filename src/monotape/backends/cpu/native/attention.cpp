@@ -18,8 +18,10 @@ bool Worker::attention(int layer, const Rows& rows) {
       kernels_.combine(shared_.partials.data() + head * shared_.blocks * shared_.partial_stride, blocks,
                        shared_.partial_stride, model_.head_dim, shared_.attended.data() + head * model_.head_dim);
   } else {
-    for (int item = index_; item < rows.count * model_.kv_heads; item += model_.workers)
+    for (int item = index_; item < rows.count * model_.kv_heads; item += model_.workers) {
+      if (quits()) return false;
       attend_row(layer, item / model_.kv_heads, rows.position + item / model_.kv_heads, item % model_.kv_heads);
+    }
   }
   return meet(Stage::output);
 }

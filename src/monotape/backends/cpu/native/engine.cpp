@@ -50,7 +50,7 @@ class Engine {
   bool start(const Job& job) {
     std::lock_guard lock(mutex_);
     if (busy_) return false;
-    cancelled_ = false;
+    fault_.cancelled = false;
     fault_.kind = 0;
     uint32_t tag = 0;
     for (const Worker& worker : workers_) tag = std::max(tag, worker.latest_tag());
@@ -82,7 +82,9 @@ class Engine {
     status.finish = busy_ ? Finish::running : first().finish;
     status.tokens = published_;
     status.start_ns = start_ns_;
-    if (!busy_ && fault_.kind.load()) {
+    // A job that had ended by itself when the cancellation came has not been cancelled.
+    const bool late = fault_.kind.load() == static_cast<int>(Finish::cancelled) && status.finish != Finish::running;
+    if (!busy_ && fault_.kind.load() && !late) {
       status.finish = static_cast<Finish>(fault_.kind.load());
       status.fault_worker = fault_.worker, status.fault_stage = fault_.stage;
       status.fault_position = fault_.position, status.fault_waited_for = fault_.waited_for;
@@ -91,9 +93,15 @@ class Engine {
     return status;
   }
 
-  void cancel() { cancelled_ = true; }
+  void cancel() { fault_.cancelled = true; }
 
   // For tests and experiments, between jobs.
+  void cancel_at(int64_t look) { fault_.cancel_at = look; }
+  int64_t looks() const {
+    int64_t most = 0;
+    for (const Worker& worker : workers_) most = std::max(most, worker.looks());
+    return most;
+  }
   void delay_words(int64_t longest_ns, uint64_t seed) {
     if (collective_) collective_->link_delay.set(longest_ns, seed);
   }
@@ -138,7 +146,7 @@ class Engine {
       if (!worker.forward(rows)) return;
       position += rows.count;
       last_row = rows.count - 1;
-      if (worker.decides() && cancelled_) shared.finish = Finish::cancelled;
+      if (worker.decides() && fault_.cancelled) shared.finish = Finish::cancelled;
       if (!worker.settle() || shared.finish != Finish::running) return;
     }
     for (int produced = 0;; produced++, position++, last_row = 0) {
@@ -162,7 +170,7 @@ class Engine {
     for (int i = 0; i < job.stop_count; i++) stop |= job.stop_ids[i] == token;
     if (stop) shared.finish = Finish::stop;
     else if (produced + 1 == job.max_tokens) shared.finish = Finish::length;
-    else if (cancelled_) shared.finish = Finish::cancelled;
+    else if (fault_.cancelled) shared.finish = Finish::cancelled;
     {
       std::lock_guard lock(mutex_);
       published_ = produced + 1;
@@ -192,7 +200,7 @@ class Engine {
         if (worker.decides()) {
           std::memcpy(out, shared.logits.data(), sizeof(float) * vocab);
           if (position + r + 1 == job.prompt_length) shared.finish = Finish::length;
-          else if (cancelled_) shared.finish = Finish::cancelled;
+          else if (fault_.cancelled) shared.finish = Finish::cancelled;
         }
         if (!worker.settle() || shared.finish != Finish::running) return;
       }
@@ -211,7 +219,6 @@ class Engine {
   static constexpr uint32_t kLateTag = 1u << 31;
 
   Fault fault_;
-  std::atomic<bool> cancelled_{false};
   std::unique_ptr<Collective> collective_;  // null where there is one rank
   std::vector<std::unique_ptr<Shared>> ranks_;
   std::vector<Worker> workers_;
@@ -264,6 +271,8 @@ int32_t monotape_start(Engine* engine, const monotape::Job* job) {
   }
 }
 void monotape_cancel(Engine* engine) { engine->cancel(); }
+void monotape_cancel_at(Engine* engine, int64_t look) { engine->cancel_at(look); }
+int64_t monotape_looks(Engine* engine) { return engine->looks(); }
 void monotape_delay_words(Engine* engine, int64_t longest_ns, uint64_t seed) { engine->delay_words(longest_ns, seed); }
 void monotape_stop_rank(Engine* engine, int32_t rank, int32_t after_modules) { engine->stop_rank(rank, after_modules); }
 void monotape_wait(Engine* engine, int32_t seen, int32_t timeout_ms, monotape::Status* status) {

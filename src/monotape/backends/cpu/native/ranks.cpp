@@ -10,6 +10,7 @@ namespace monotape {
 void Worker::begin_job(uint32_t tag) {
   sends_ = heads_ = agreements_ = tag;
   modules_ = 0;
+  looks_ = 0;
 }
 
 uint32_t Worker::latest_tag() const {

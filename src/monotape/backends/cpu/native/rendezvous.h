@@ -22,9 +22,12 @@ inline void relax() {
 #endif
 }
 
-// What ended a job before its time, and who saw it first.
-struct Fault {
-  std::atomic<int> kind{0};  // 0: none; else a Finish
+// What ended a job before its time, and who saw it first. Nobody writes to its cache line while all is well, so that
+// looking at it between two tiles costs nothing.
+struct alignas(128) Fault {
+  std::atomic<int> kind{0};             // 0: none; else a Finish
+  std::atomic<bool> cancelled{false};   // asked for from outside; whoever sees it first makes it the kind
+  int64_t cancel_at = -1;               // for tests: the look of worker 0 at which it is asked for; -1: none
   int rank = 0, worker = -1, stage = -1, position = -1, waited_for = -1, waited_rank = -1;
 };
 

@@ -49,7 +49,19 @@ Worker::Worker(Shared& shared, int index)
   if (shared.collective) combined_.resize(static_cast<size_t>(m.width) * shared.collective->ranks());
 }
 
+// Asked before every tile and every meeting. Workers need not agree on where they stop: whoever waits for one that has
+// left hears of it as of any other fault.
+bool Worker::quits() {
+  Fault& fault = shared_.fault;
+  if (++looks_ == fault.cancel_at && decides()) fault.cancelled.store(true, std::memory_order_relaxed);
+  if (!fault.cancelled.load(std::memory_order_relaxed)) return false;
+  int none = 0;
+  fault.kind.compare_exchange_strong(none, static_cast<int>(Finish::cancelled));
+  return true;
+}
+
 bool Worker::meet(Stage stage) {
+  if (quits()) return false;
   return shared_.rendezvous.meet({model_.rank, index_, static_cast<int>(stage)}, shared_.fault,
                                  static_cast<int>(Finish::deadline_fault));
 }
@@ -130,6 +142,7 @@ bool Worker::qkv(int layer, const Rows& rows) {
   const uint8_t* tape = tiles(Stage::qkv, layer);
   const size_t unit_bytes = head_tiles * tile_bytes(model_.weight_format, input.padded_k);
   for (int unit = owned.first / head_tiles; unit < (owned.first + owned.count) / head_tiles; unit++, tape += unit_bytes) {
+    if (quits()) return false;
     kernels_.multiply(model_.weight_format, tape, head_tiles, input.padded_k, input.rows, shared_.prepared_stride,
                       rows.count, product_.data(), head_tiles * kTileRows);
     finish_head(layer, unit, rows);
@@ -179,6 +192,7 @@ bool Worker::add_to_residual(Stage stage, int layer, const Input& input, int row
   const int module = 2 * layer + (stage == Stage::down);
   if (shared_.collective && stopped()) return false;
   for (int t = 0; t < owned.count; t++, tape += tile_bytes(model_.weight_format, input.padded_k)) {
+    if (quits()) return false;
     kernels_.multiply(model_.weight_format, tape, 1, input.padded_k, input.rows, shared_.prepared_stride, rows,
                       product_.data(), kTileRows);
     if (shared_.collective) {
@@ -210,6 +224,7 @@ bool Worker::gate_up(int layer, const Rows& rows) {
   const uint8_t* tape = tiles(Stage::gate_up, layer);
   const size_t pair_bytes = 2 * tile_bytes(model_.weight_format, input.padded_k);
   for (int pair = owned.first / 2; pair < (owned.first + owned.count) / 2; pair++, tape += pair_bytes) {
+    if (quits()) return false;
     kernels_.multiply(model_.weight_format, tape, 2, input.padded_k, input.rows, shared_.prepared_stride, rows.count,
                       product_.data(), 2 * kTileRows);
     for (int r = 0; r < rows.count; r++) {

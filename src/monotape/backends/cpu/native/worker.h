@@ -59,6 +59,8 @@ class Worker {
   // The head, for one row of the pass that was computed last; the logits land in `out` (vocab floats, padded to tiles).
   bool head(int row, float* out);
   bool meet(Stage stage);
+  // How often it has looked in this job whether it is to go on.
+  int64_t looks() const { return looks_; }
   Shared& shared() { return shared_; }
   // Worker 0 of rank 0 chooses tokens and ends jobs.
   bool decides() const { return index_ == 0 && model_.rank == 0; }
@@ -90,6 +92,7 @@ class Worker {
   void attend_row(int layer, int row, int position, int kv_head);
   void attend_block(int layer, const float* q, int kv_head, int position, int block, float* partials);
   int first_position(int layer, int position) const;
+  bool quits();
   const Span& span(Stage stage) const { return shared_.model.spans[index_ * kStages + static_cast<int>(stage)]; }
   const uint8_t* tiles(Stage stage, int layer) const;
   int padded(int k) const;
@@ -113,6 +116,7 @@ class Worker {
   std::vector<float> normalised_, product_, scores_, partials_, combined_;
   uint32_t sends_ = 0, heads_ = 0, agreements_ = 0;  // numbers of the last words of each kind
   int modules_ = 0;                            // of this job
+  int64_t looks_ = 0;                          // of this job
 };
 
 }  // namespace monotape
