@@ -79,8 +79,13 @@ def _shares(found: Estimate, reports: dict[str, dict[str, Any]]) -> tuple[tuple[
         and point.dtype == found.load.precision.name
     ]
     own = [
-        (f"{point.label}, {point.dtype}, {point.machine}", point.share, True)
+        (f"Monotape, {_short(point.model)}, {point.machine}", point.share, True)
         for point in own_points(reports)
         if point.context <= SHORT
     ]
     return tuple(sorted((*peers, *own), key=lambda row: (row[1], row[0])))
+
+
+def _short(model: str) -> str:
+    """meta-llama/Llama-3.2-1B -> Llama-3.2-1B; what a file's name adds about its format is left out."""
+    return model.rpartition("/")[2].partition("-instruct")[0]

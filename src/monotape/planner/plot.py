@@ -71,9 +71,9 @@ def render(figure: Figure, kind: str) -> bytes:
     except ImportError as error:
         raise UsageError("--plot needs matplotlib.", "Run `pip install monotape[plot]`.") from error
     with matplotlib.rc_context(_STYLE):
-        canvas = Canvas(figsize=(10, 9.6), layout="constrained")
+        canvas = Canvas(figsize=(10, 10.8), layout="constrained")
         FigureCanvasAgg(canvas)
-        above, below = cast("Any", canvas.subfigures(2, 1, height_ratios=(1, 1)))
+        above, below = cast("Any", canvas.subfigures(2, 1, height_ratios=(1, 1.25)))
         canvas.suptitle(figure.title.replace(" on ", "\non ", 1), fontsize=13, fontweight="bold")
         _roofline(above.subplots(), figure)
         left, right = below.subplots(1, 2, width_ratios=(1, 1.25))
@@ -148,9 +148,12 @@ def _shares(axes: Axes, figure: Figure) -> None:
             place, 100 * share, 0.7, color="#b3431b" if own else "#dfe3e6", hatch="xx" if own else "",
             edgecolor="black", linewidth=0.9,
         )  # fmt: skip
-        axes.text(100 * share + 1.5, place, f"{100 * share:.0f} %", va="center", fontsize=11.5)
-    axes.set_yticks(list(places), [_folded(label) for label, _, _ in figure.shares], fontsize=11)
-    axes.set_xlim(0, 112)
+        at = 100 * share + 1.5 if share < 0.85 else 102  # on the other side of the line
+        axes.text(at, place, f"{100 * share:.0f} %", va="center", fontsize=11.5)
+    axes.set_yticks(
+        list(places), [_folded(label) for label, _, _ in figure.shares], fontsize=9.5, linespacing=0.95
+    )
+    axes.set_xlim(0, 116)
     axes.set_xticks([0, 25, 50, 75, 100])
     axes.axvline(100, color="black", linewidth=2.2)
     axes.set_xlabel("percent of the measured read bandwidth")
