@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from backends.guarded_memory import GuardedMemory
 from monotape.backends.cuda import driver
 
 
@@ -137,14 +138,15 @@ class FakeCuda:
     def _allocate(self, size: int, *, stream: Any) -> Buffer:
         if self.used + size > self.memory:
             raise CUDAError("CUDA_ERROR_OUT_OF_MEMORY: The API call failed ...")
-        memory = (ctypes.c_uint8 * size).from_buffer(bytearray(b"\xa5" * size))  # nobody may count on zeros
-        address = ctypes.addressof(memory)
+        memory = GuardedMemory(size)
+        address = memory.address
+        ctypes.memset(address, 0xA5, size)  # nobody may count on zeros
         self.kept[address] = memory
         self.used += size
         return Buffer(address, size, lambda: self._free(address, size))
 
     def _free(self, address: int, size: int) -> None:
-        del self.kept[address]
+        self.kept.pop(address).close()
         self.used -= size
 
     @property

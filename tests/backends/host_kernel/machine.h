@@ -7,6 +7,8 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include "guard.h"
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -80,7 +82,7 @@ struct Block {
   Warp warp[kWarpsOfBlock];
   Meeting meeting[2];
   std::vector<Store> stores;
-  std::vector<unsigned char> memory;
+  GuardedMemory memory;
   uint64_t stalled_until = 0;
   int rank = 0;
 };
@@ -92,14 +94,17 @@ struct Copy {
   uint64_t* barrier;
 };
 
+class Machine;
+extern Machine* machine;
+
 class Machine {
  public:
   Machine(int blocks, size_t shared_bytes, const Options& options)
       : options(options), random_(options.seed * 0x9E3779B97F4A7C15ull + 1), blocks_(blocks), fibers_(blocks * kThreadsOfBlock),
         stacks_(static_cast<size_t>(blocks) * kThreadsOfBlock * kStackBytes) {
     for (Block& block : blocks_) {
-      block.memory.resize(shared_bytes + 128);
-      for (unsigned char& byte : block.memory) byte = static_cast<unsigned char>(random());
+      block.memory.take(shared_bytes);
+      for (size_t i = 0; i < shared_bytes; i++) block.memory.get()[i] = static_cast<unsigned char>(random());
     }
     for (size_t i = 0; i < fibers_.size(); i++) {
       fibers_[i].block = static_cast<int>(i) / kThreadsOfBlock, fibers_[i].thread = static_cast<int>(i) % kThreadsOfBlock;
@@ -123,12 +128,11 @@ class Machine {
   uint64_t now() const { return now_; }
   uint64_t turns() const { return turns_; }
   Block& block() { return blocks_[current->block]; }
-  unsigned char* shared_memory(int block) {
-    return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(blocks_[block].memory.data()) + 127) / 128 * 128);
-  }
+  unsigned char* shared_memory(int block) { return blocks_[block].memory.get(); }
 
   // Runs everybody to the end; the fault says what came between.
   void run() {
+    const FaultCatcher catcher([](const void* at) { machine->stray(at); });
     size_t ended = 0;
     while (ended < fibers_.size() && fault.empty()) {
       happen();
@@ -149,6 +153,20 @@ class Machine {
     }
     while (fault.empty() && !copies_.empty()) fault = "A block ended under a copy.";
     for (Block& block : blocks_) flush(block, [](const Store&) { return true; });
+  }
+
+  // A fiber has touched what is not the kernel's: called by a signal handler. Does nothing if it was not a fiber.
+  void stray(const void* at) {
+    if (!in_fiber_) return;
+    char text[64];
+    snprintf(text, sizeof(text), "An access outside of all memory, at %p", at);
+    fail(text);
+  }
+  // Words that will be moved later, when no fiber can be blamed any more.
+  void touch(const void* at, size_t bytes, size_t alignment) {
+    if (reinterpret_cast<uintptr_t>(at) % alignment) fail("A misaligned access");
+    const volatile unsigned char* byte = static_cast<const volatile unsigned char*>(at);
+    if (bytes) static_cast<void>(byte[0]), static_cast<void>(byte[bytes - 1]);
   }
 
   void fail(const std::string& what) {
@@ -206,6 +224,7 @@ class Machine {
 
   void store(uint32_t* at, const uint32_t* value, unsigned parts) {
     did_something();
+    touch(at, parts == 15 ? 16 : parts == 3 ? 8 : 4, parts == 15 ? 16 : parts == 3 ? 8 : 4);
     Block& b = block();
     const bool torn = parts == 15 && once_in(4);  // nobody promises that sixteen bytes arrive at once
     for (int i = 0; i < (torn ? 4 : 1); i++) {
@@ -242,6 +261,7 @@ class Machine {
 
   void copy(const Copy& all) {
     did_something();
+    touch(all.from, all.bytes, 16);
     memset(all.to, 0xff, all.bytes);  // from now on the memory is the copy's
     const uint32_t words = all.bytes / 16;
     uint32_t done = 0;
@@ -362,7 +382,11 @@ class Machine {
   __attribute__((noinline)) void resume(Fiber& fiber) {
     current = &fiber;
     enter(fiber);
-    if (_setjmp(scheduler_)) return;
+    if (_setjmp(scheduler_)) {
+      in_fiber_ = false;
+      return;
+    }
+    in_fiber_ = true;
     if (fiber.started) _longjmp(fiber.place, 1);
     begin(fiber);
   }
@@ -379,6 +403,7 @@ class Machine {
 
  public:
   [[noreturn]] void end() {
+    if (!current->copies.empty()) fail("A thread ended before its copies");
     current->ended = true, current->doing = "ended";
     _longjmp(scheduler_, 1);
   }
@@ -394,7 +419,7 @@ class Machine {
   };
 
   uint64_t random_, now_ = 0, turns_ = 0, order_ = 0, next_ranks_ = 0, next_mood_ = 0;
-  bool fair_ = false;
+  bool fair_ = false, in_fiber_ = false;
   std::vector<Block> blocks_;
   std::vector<Fiber> fibers_;
   Stacks stacks_;
@@ -404,7 +429,5 @@ class Machine {
   std::priority_queue<Landing> copies_;
   jmp_buf scheduler_;
 };
-
-extern Machine* machine;
 
 }  // namespace host

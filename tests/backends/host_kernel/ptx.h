@@ -83,6 +83,7 @@ inline void fence_copies() {}
 
 // Groups of copies are a thread's own: they may land at once, or not before they are waited for.
 inline void copy_word(void* to, const void* from, uint32_t bytes) {
+  machine->touch(to, 16, 16), machine->touch(from, bytes, 16);
   const host::AsyncWord word = {to, from, bytes, machine->current->copy_group};
   memset(to, 0xff, 16);
   machine->current->copies.push_back(word);
@@ -113,6 +114,7 @@ inline void wait_copy_groups() {
 
 inline bool all_there(uint4 v) { return v.x != ~0u && v.y != ~0u && v.z != ~0u && v.w != ~0u; }
 inline uint4 load_word(const uint4* p) {
+  machine->touch(p, 16, 16);
   machine->settle(reinterpret_cast<const uint32_t*>(p));
   uint4 v = *p;
   machine->saw(all_there(v), "waiting for a word");
@@ -139,10 +141,16 @@ inline void load_links(const uint64_t* p, uint64_t& a, uint64_t& b) {
   (turned ? a : b) = load_link(p + !turned);
 }
 inline void store_links(uint64_t* p, uint64_t a, uint64_t b) { store_link(p, a), store_link(p + 1, b); }
-inline uint4 load_row_word(const uint4* p) { return *p; }
+inline uint4 load_row_word(const uint4* p) {
+  machine->touch(p, 16, 16);
+  return *p;
+}
 inline float load_row_value(const float* p) { return *p; }
 
-inline uint4 load_block(const uint4* p) { return *p; }
+inline uint4 load_block(const uint4* p) {
+  machine->touch(p, 16, 16);
+  return *p;
+}
 
 inline void add_to_shared(uint32_t* p, uint32_t n) {
   if (machine->once_in(8)) machine->yield();
