@@ -111,7 +111,7 @@ def main() -> None:
                 f" ({found['min']:.1f} to {found['max']:.1f})", flush=True,
             )  # fmt: skip
     facts = {"model": server.model, "tokens": options.tokens, "answer_s": whole, "clients": results}
-    publish("serve-leave", facts, save=options.save)
+    publish("serve-leave", facts, save=options.save, measured="server")
 
 
 if __name__ == "__main__":
