@@ -159,7 +159,7 @@ function showPlate() {
     ["model", info.model],
     ["weights", info.dtype],
     ["context", count(info.context)],
-    ["backend", `${info.backend}, ${info.workers} workers`],
+    ["backend", `${info.backend}, ${info.workers} worker${info.workers === 1 ? "" : "s"}`],
   ];
   byId("plate").replaceChildren(
     ...facts.map(([name, value]) => element("span", {}, element("b", {}, name), ` ${value}`)),
