@@ -1,4 +1,4 @@
-"""What the tests of the CPU backend share: loading a small checkpoint in any format, and running jobs on it."""
+"""What tests of backends share: loading a small checkpoint in any format, running jobs on it, and measuring results."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from monotape.backends.cpu.backend import CpuBackend
-from monotape.backends.protocol import Backend, Job, Sampling, Token
+from monotape.backends.protocol import Backend, Generation, Job, Sampling, Token
 from monotape.backends.reference.backend import ReferenceBackend
 from monotape.engine.loading import load_backend
 from monotape.models.registry import spec_from_config
@@ -51,3 +52,19 @@ def generate(
 
 def ids(tokens: list[Token]) -> list[int]:
     return [token.id for token in tokens]
+
+
+def take_until_cancelled(generation: Generation, after: int) -> int:
+    """Cancels after so many tokens, and takes what still comes: how many there were."""
+    if after == 0:
+        generation.cancel()
+    seen = 0
+    for _ in generation:
+        seen += 1
+        if seen == after:
+            generation.cancel()
+    return seen
+
+
+def distance(got: NDArray[np.float32], want: NDArray[np.float32]) -> float:
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from backends.cpu_cases import PROMPT, cpu, generate, ids, reference
+from backends.cpu_cases import PROMPT, cpu, generate, ids, reference, take_until_cancelled
 from monotape.backends.cpu.backend import CpuBackend
 from monotape.backends.protocol import Job, Sampling
 from monotape.backends.reference.sampler import reference_probabilities
@@ -116,13 +116,7 @@ def test_cancel_ends_within_a_token_and_the_backend_goes_on(checkpoint: Checkpoi
     with cpu(checkpoint("llama"), context=100_000) as backend:
         sequence = backend.new_sequence()
         generation = backend.start(Job(PROMPT[:5], 0, 90_000), sequence)
-        if after == 0:
-            generation.cancel()
-        seen = 0
-        for _ in generation:
-            seen += 1
-            if seen == after:
-                generation.cancel()
+        seen = take_until_cancelled(generation, after)
         assert generation.finish_reason == "cancelled"
         assert seen < 90_000
         assert sequence.length == (5 + seen - 1 if seen else 0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends.cpu_cases import ids, reference
+from backends.cpu_cases import distance, ids, reference, take_until_cancelled
 from families import Case, make_checkpoint
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.detection import why_not
@@ -96,10 +96,6 @@ def limits(folder_of: Callable[[str], Path]) -> Callable[[str], tuple[Logits, fl
         return known[name]
 
     return limit
-
-
-def distance(got: Logits, want: Logits) -> float:
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
 def honest(folder: Path, dtype: str) -> Logits:
@@ -238,16 +234,9 @@ def test_a_missing_word_hits_its_deadline_and_names_itself(
 def test_cancel_ends_the_kernel_and_the_backend_goes_on(loaded: Load, after: int) -> None:
     backend, sequence = loaded("tied"), loaded("tied").new_sequence()
     generation = backend.start(Job(tuple(TOKENS[:40]), 0, CONTEXT - 40), sequence)
-    if after == 0:
-        generation.cancel()
-    seen = 0
-    for _ in generation:
-        seen += 1
-        if seen == after:
-            generation.cancel()
-    assert after <= seen
-    assert generation.finish_reason in ("cancelled", "length")  # it may have been nearly done
-    assert generation.finish_reason == "cancelled" or seen == CONTEXT - 40
+    seen = take_until_cancelled(generation, after)
+    assert generation.finish_reason == "cancelled"
+    assert after <= seen < CONTEXT - 40
     assert sequence.length == (40 + seen - 1 if seen else 0)
     assert works(backend)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.cpu_cases import take_until_cancelled
 from backends.fake_cuda import FakeCuda, Stream, fake_gpu
 from families import Case, make_checkpoint
 from monotape.backends.cuda import backend as module
@@ -217,13 +218,7 @@ def test_sampling_reaches_the_kernel_and_log_probabilities_come_back(backend: Cu
 def test_cancel_ends_it_and_the_backend_goes_on(backend: CudaBackend, after: int) -> None:
     sequence = sequence_of(backend)
     generation = backend.start(Job((3, 4, 50), 0, 2000), sequence)
-    if after == 0:
-        generation.cancel()
-    seen = 0
-    for _ in generation:
-        seen += 1
-        if seen == after:
-            generation.cancel()
+    seen = take_until_cancelled(generation, after)
     assert generation.finish_reason == "cancelled"
     assert after <= seen < 2000
     assert sequence.length == (3 + seen - 1 if seen else 0)

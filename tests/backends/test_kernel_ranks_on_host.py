@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends.cpu_cases import ids, reference
+from backends.cpu_cases import distance, ids, reference
 from backends.host_kernel import HostKernel, Schedule, host_gpu
 from families import Case, make_checkpoint
 from lane_models import in_modules, make_laneformer
@@ -97,10 +97,6 @@ def load(place: Path) -> Iterator[Load]:
             return loaded
 
         yield backend
-
-
-def distance(got: Logits, want: Logits) -> float:
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
 def agrees(backend: RankedCudaBackend, exact: Logits, count: int) -> None:
