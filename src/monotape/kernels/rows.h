@@ -12,16 +12,38 @@ struct Chunk {
   int start, count;  // position of its first row, and how many rows it has
 };
 
-// All workers have arrived, and see what the others wrote before.
-__device__ inline bool all_meet(Consumer& c, int layer) {
+// What a chunk passes in each layer, in this order; a barrier after each.
+enum class Part : int { attention_norm, qkv, heads, attention, combine, output, ffn_norm, gate_up, down };
+constexpr int kParts = 9;
+
+// How a product is cut into blocks of work: their shape, and how many pieces of k. See rows_matrix.h.
+struct Cut {
+  int shape, pieces;
+};
+
+// What a prefill is at. It lies in shared memory, where decoding has its sums, because a part takes all registers: what
+// follows from it is worked out anew wherever it is needed.
+struct RowsState {
+  Chunk chunk;
+  int number;  // of the part, counted through all layers
+  Cut cuts[kMatrixStages];
+
+  __device__ __forceinline__ int layer() const { return number / kParts; }
+  __device__ __forceinline__ Part part() const { return static_cast<Part>(number % kParts); }
+};
+__device__ __forceinline__ RowsState& rows_state(Consumer& c) { return *reinterpret_cast<RowsState*>(c.shared.sums[1]); }
+
+// All workers have arrived, and see what the others wrote before. The next part begins.
+__device__ inline bool all_meet(Consumer& c, int parts) {
   if (!c.meet()) return false;
   if (c.thread == 0) {
     const int barriers = ++c.shared.barriers;
     c.shared.progress = c.shared.progress + 1;
     raise_counter(&c.params.exchange->counter);
-    Patience patience(c.shared, c.lost, Stage::rows, layer);
+    Patience patience(c.shared, c.lost, Stage::rows, rows_state(c).layer());
     while (static_cast<int>(read_counter(&c.params.exchange->counter)) < barriers * kWorkers - 1)
       if (!patience.more(barriers)) break;
+    rows_state(c).number += parts;
   }
   return c.meet();
 }
@@ -88,8 +110,8 @@ class RowNorm {
  public:
   static constexpr int kWords = divide_up(kWidthWords, kConsumers), kRows = larger(1, 4 / kWords);
 
-  __device__ RowNorm(Consumer& c, Chunk chunk, Pieces pieces, const float* gain, bool first)
-      : c_(c), chunk_(chunk), pieces_(pieces), gain_(gain), first_(first) {}
+  __device__ RowNorm(Consumer& c, Pieces pieces, const float* gain, bool first)
+      : c_(c), chunk_(rows_state(c).chunk), pieces_(pieces), gain_(gain), first_(first) {}
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
@@ -167,7 +189,9 @@ __device__ __forceinline__ uint4 qkv_word(const Params& params, const Pieces& pi
 }
 
 // Queries and keys are normalised and rotated; keys go into the KV with the values. A warp does eight rows of a head.
-__device__ inline void finish_heads(Consumer& c, Chunk chunk, Pieces pieces, int layer) {
+__device__ inline void finish_heads(Consumer& c, Pieces pieces) {
+  const Chunk chunk = rows_state(c).chunk;
+  const int layer = rows_state(c).layer();
   for_each_item(c, divide_up(chunk.count, 8) * (kHeads + kKvHeads), [&](int item) {
     const int head = item % (kHeads + kKvHeads), row = item / (kHeads + kKvHeads) * 8 + c.row(), position = chunk.start + row;
     const bool real = row < chunk.count, is_key = head >= kHeads;
@@ -201,8 +225,9 @@ __device__ inline void finish_heads(Consumer& c, Chunk chunk, Pieces pieces, int
 }
 
 // The chunk's last row becomes what the head starts from.
-__device__ inline void publish_last_row(Consumer& c, Pieces pieces, int row) {
+__device__ inline void publish_last_row(Consumer& c, Pieces pieces) {
   const Span& owned = c.span(Stage::output);
+  const int row = rows_state(c).chunk.count - 1;
 #pragma unroll 1
   for (int tile = c.thread; tile < owned.count; tile += kConsumers) {
     float value[8];

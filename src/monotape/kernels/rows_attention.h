@@ -24,8 +24,9 @@ struct Splits {
 __device__ __forceinline__ int attention_blocks(Chunk chunk) { return divide_up(chunk.count * kGroup, kBlockRows); }
 
 // As many splits as there are workers for, of at least eight units each.
-__device__ __forceinline__ Splits splits_of(const Consumer& c, Chunk chunk, int layer) {
-  const int window = c.shared.windows[layer], positions = chunk.start + chunk.count;
+__device__ __forceinline__ Splits splits_of(Consumer& c) {
+  const Chunk chunk = rows_state(c).chunk;
+  const int window = c.shared.windows[rows_state(c).layer()], positions = chunk.start + chunk.count;
   const int seen = window ? smaller(positions, window + chunk.count) : positions;
   const int room = kWorkers / (attention_blocks(chunk) * kKvHeads);
   return {larger(1, smaller(room, divide_up(seen, 8 * kUnitPositions))), chunk.count};
@@ -37,8 +38,8 @@ class RowAttention {
   static constexpr int kStepBytes = kUnits * kUnitBytes;
   static constexpr int kSteps = smaller(6, kRingPages * kPageBytes / kStepBytes);
 
-  __device__ RowAttention(Consumer& c, Chunk chunk, Splits splits, int layer)
-      : c_(c), chunk_(chunk), splits_(splits), layer_(layer), window_(c.shared.windows[layer]) {}
+  __device__ RowAttention(Consumer& c, Splits splits)
+      : c_(c), chunk_(rows_state(c).chunk), splits_(splits), layer_(rows_state(c).layer()), window_(c.shared.windows[layer_]) {}
 
   __device__ __forceinline__ void run(int kv_head, int block, int split) {
     kv_head_ = kv_head;
@@ -220,23 +221,23 @@ class RowAttention {
 };
 
 // The longest blocks first, and back and forth over the workers, so that all have about the same to do.
-__device__ __forceinline__ void attend_rows(Consumer& c, Chunk chunk, int layer) {
-  c.refresh();
-  const Splits splits = splits_of(c, chunk, layer);
-  const int blocks = attention_blocks(chunk), items = blocks * kKvHeads * splits.count;
-  RowAttention attention(c, chunk, splits, layer);
+__device__ __forceinline__ void attend_rows(Consumer& c) {
 #pragma unroll 1
-  for (int round = 0; round * kWorkers < items; round++) {
+  for (int round = 0;; round++) {
+    c.refresh();
+    const Splits splits = splits_of(c);
+    const int blocks = attention_blocks(rows_state(c).chunk), items = blocks * kKvHeads * splits.count;
+    if (round * kWorkers >= items) return;
     const int item = round * kWorkers + (round % 2 ? kWorkers - 1 - blockIdx.x : blockIdx.x);
-    if (item < items) attention.run(item % kKvHeads, blocks - 1 - item / kKvHeads % blocks, item / kKvHeads / blocks);
+    if (item < items) RowAttention(c, splits).run(item % kKvHeads, blocks - 1 - item / kKvHeads % blocks, item / kKvHeads / blocks);
   }
 }
 
 // A thread has eight values of a row. A split that saw nothing of it has no weight.
-__device__ __forceinline__ void combine_splits(Consumer& c, Chunk chunk, int layer) {
-  const Splits splits = splits_of(c, chunk, layer);
+__device__ __forceinline__ void combine_splits(Consumer& c) {
+  const Splits splits = splits_of(c);
 #pragma unroll 1
-  for (int i = c.thread * kWorkers + blockIdx.x; i < chunk.count * kAttendedWords; i += kConsumers * kWorkers) {
+  for (int i = c.thread * kWorkers + blockIdx.x; i < splits.rows * kAttendedWords; i += kConsumers * kWorkers) {
     const int row = i / kAttendedWords, word = i % kAttendedWords, head = word / kHeadWords;
     float top = -infinity(), sum = 0, value[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll 4

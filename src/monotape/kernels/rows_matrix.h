@@ -15,10 +15,7 @@ __device__ constexpr int tiles_of(Stage s) {
                                : kWidthWords;
 }
 
-// How a product is cut into blocks of work: which of the shapes below, and how many pieces of k.
-struct Cut {
-  int shape, pieces;
-};
+// A block of work, in tiles.
 struct Shape {
   int row_tiles, column_tiles;
 };
@@ -45,29 +42,43 @@ __device__ __forceinline__ Cut cut_of(Stage stage, int rows) {
   return best;
 }
 
-// Of all products of a chunk, found out once. They lie where no part of a prefill has anything else.
-__device__ __forceinline__ Cut* cuts_place(Consumer& c) { return reinterpret_cast<Cut*>(c.shared.sums[1]); }
-__device__ __forceinline__ void find_cuts(Consumer& c, Chunk chunk) {
-  if (c.thread < kMatrixStages) cuts_place(c)[c.thread] = cut_of(static_cast<Stage>(c.thread), chunk.count);
-  consumers_meet(kConsumers);
-}
-__device__ __forceinline__ Cut known_cut(Consumer& c, Stage stage) { return cuts_place(c)[static_cast<int>(stage)]; }
-
-__device__ __forceinline__ Pieces pieces_of(Consumer& c, Stage stage, Chunk chunk) {
-  return {known_cut(c, stage).pieces, chunk.count, tiles_of(stage)};
+// A new chunk begins. Its cuts are found out once.
+__device__ __forceinline__ bool begin_chunk(Consumer& c, int start) {
+  if (!c.meet()) return false;  // nobody looks at the chunk before any more
+  RowsState& state = rows_state(c);
+  const Chunk chunk = {start, smaller(c.params.chunk, c.params.prompt_length - start)};
+  if (c.thread == 0) state.chunk = chunk, state.number = 0;
+  if (c.thread < kMatrixStages) state.cuts[c.thread] = cut_of(static_cast<Stage>(c.thread), chunk.count);
+  return c.meet();
 }
 
+__device__ __forceinline__ Stage stage_of(const RowsState& state) {
+  const Part part = state.part();
+  if (state.layer() == kLayers) return Stage::head;  // for tests: logits of all rows
+  return part == Part::qkv ? Stage::qkv : part == Part::output ? Stage::output : part == Part::down ? Stage::down : Stage::gate_up;
+}
+__device__ __forceinline__ Pieces pieces_of(Consumer& c, Stage stage) {
+  const RowsState& state = rows_state(c);
+  return {state.cuts[static_cast<int>(stage)].pieces, state.chunk.count, tiles_of(stage)};
+}
+
+// The product at hand.
 struct Product {
+  Chunk chunk;
   Stage stage;
   int layer, tiles, blocks;  // tiles: of eight outputs
   const uint4* input;        // rows in blocks
   Pieces pieces;
+  int shape;
 };
 
-__device__ __forceinline__ Product product_of(Consumer& c, Chunk chunk, Stage stage, int layer) {
+__device__ __forceinline__ Product product_of(Consumer& c) {
+  const RowsState& state = rows_state(c);
   const Rows& rows = c.params.rows;
+  const Stage stage = stage_of(state);
   const uint4* input = stage == Stage::output ? rows.attended : stage == Stage::down ? rows.activation : rows.normed;
-  return {stage, layer, tiles_of(stage), k_blocks(stage), input, pieces_of(c, stage, chunk)};
+  const int layer = stage == Stage::head ? 0 : state.layer();
+  return {state.chunk, stage, layer, tiles_of(stage), k_blocks(stage), input, pieces_of(c, stage), state.cuts[static_cast<int>(stage)].shape};
 }
 
 // A block of work, and where its output begins.
@@ -82,7 +93,7 @@ __device__ __forceinline__ void keep_activation(Consumer& c, int row, int tile, 
   for (int i = 0; i < 8; i++) value[i] = __fdividef(gate[i], 1 + __expf(-gate[i])) * up[i];
   c.params.rows.activation[block_word(row, tile / 2, k_blocks(Stage::down))] = pack8(value);
 }
-__device__ __forceinline__ void keep_logits(Consumer& c, Chunk chunk, int row, int tile, const float (&y)[8]) {
+__device__ __forceinline__ void keep_logits(Consumer& c, const Chunk& chunk, int row, int tile, const float (&y)[8]) {
   float* out = c.params.logits_out + static_cast<int64_t>(chunk.start - c.params.cached + row) * kVocab;
 #pragma unroll
   for (int i = 0; i < 8; i++)
@@ -209,8 +220,9 @@ __device__ __forceinline__ bool take(const float* from, float (&value)[8]) {
 }
 
 // The finished block leaves shared memory. Rows and tiles past the end are left out.
-__device__ __forceinline__ void finish_block(Consumer& c, const Product& product, Chunk chunk, Shape shape, Block at) {
-  const int rows = smaller(shape.row_tiles * kTileRows, chunk.count - at.row_tile * kTileRows);
+__device__ __forceinline__ void finish_block(Consumer& c, const Product& product, Block at) {
+  const Shape shape = shape_of(product.shape);
+  const int rows = smaller(shape.row_tiles * kTileRows, product.chunk.count - at.row_tile * kTileRows);
   const int each = product.stage == Stage::gate_up ? 2 : 1, across = shape.column_tiles / each;
   bool nan = false;
 #pragma unroll 1
@@ -225,7 +237,7 @@ __device__ __forceinline__ void finish_block(Consumer& c, const Product& product
       nan |= take(from + kTileRows, up);
       keep_activation(c, row, tile, value, up);
     } else if (product.stage == Stage::head) {
-      keep_logits(c, chunk, row, tile, value);
+      keep_logits(c, product.chunk, row, tile, value);
     } else {
       store_row_values(piece_values(c.params, product.pieces, at.piece, row, tile), value);
     }
@@ -238,34 +250,34 @@ __device__ __forceinline__ void multiply_block(Consumer& c, const Product& produ
   BlockProduct<shape_of(Number).row_tiles, shape_of(Number).column_tiles>::run(c, product, at);
 }
 
-// Which block of output the i-th one of a product is. Blocks of the same weights are neighbours in time, so that the
-// weights are read from memory once.
-__device__ __forceinline__ Block block_of(const Product& product, Chunk chunk, Shape shape, int i) {
-  const int rows = divide_up(chunk.count, shape.row_tiles * kTileRows);
+__device__ __forceinline__ int blocks_of(const Product& product) {
+  const Shape shape = shape_of(product.shape);
+  return divide_up(product.chunk.count, shape.row_tiles * kTileRows) * divide_up(product.tiles, shape.column_tiles) * product.pieces.count;
+}
+// Which block of output the i-th one is. Blocks of the same weights are neighbours in time, so that the weights are read
+// from memory once.
+__device__ __forceinline__ Block block_of(const Product& product, int i) {
+  const Shape shape = shape_of(product.shape);
+  const int rows = divide_up(product.chunk.count, shape.row_tiles * kTileRows);
   return {i % rows * shape.row_tiles, i / rows / product.pieces.count * shape.column_tiles, i / rows % product.pieces.count};
 }
 
-__device__ __forceinline__ void multiply_rows(Consumer& c, Chunk chunk, Stage stage, int layer) {
-  const int number = known_cut(c, stage).shape, pieces = known_cut(c, stage).pieces;
-  const Shape shape = shape_of(number);
-  const int items = divide_up(chunk.count, shape.row_tiles * kTileRows) * divide_up(tiles_of(stage), shape.column_tiles) * pieces;
+__device__ __forceinline__ void multiply_rows(Consumer& c) {
 #pragma unroll 1
-  for (int i = blockIdx.x; i < items; i += kWorkers) {
-    // Everything about the block is worked out twice: sums take all registers in between.
+  for (int i = blockIdx.x;; i += kWorkers) {
     {
-      const Product product = product_of(c, chunk, stage, layer);
-      const Block at = block_of(product, chunk, shape_of(number), i);
       c.refresh();
-      if (number == 0) multiply_block<0>(c, product, at);
-      else if (number == 1) multiply_block<1>(c, product, at);
-      else if (number == 2) multiply_block<2>(c, product, at);
+      const Product product = product_of(c);
+      if (i >= blocks_of(product)) return;
+      const Block at = block_of(product, i);
+      if (product.shape == 0) multiply_block<0>(c, product, at);
+      else if (product.shape == 1) multiply_block<1>(c, product, at);
+      else if (product.shape == 2) multiply_block<2>(c, product, at);
       else multiply_block<3>(c, product, at);
     }
-    const Stage same = static_cast<Stage>(opaque(static_cast<int>(stage)));
-    const Product product = product_of(c, chunk, same, layer);
-    const Shape finished = shape_of(known_cut(c, same).shape);
     c.refresh();
-    finish_block(c, product, chunk, finished, block_of(product, chunk, finished, i));
+    const Product product = product_of(c);
+    finish_block(c, product, block_of(product, i));
   }
 }
 
