@@ -87,7 +87,9 @@ class CudaBackend:
         self._params.chunk = chunk_of(plan)
         self._row_memories: list[DeviceMemory] = []
         if self._params.chunk:
-            self._params.rows, self._row_memories = rows.allocate(spec, self._params.chunk)
+            self._params.rows, self._row_memories = rows.allocate(
+                spec, self._params.chunk, plan.machine.workers
+            )
         self._params.first_place[:] = first_places
         self._params.deadline_ns = DEADLINE_NS
         windows = [window or 0 for window in spec.windows]
@@ -130,7 +132,9 @@ class CudaBackend:
         # A model that the kernel does not run is refused before all else.
         header = plan_header(spec, plan, rank=rank, link_delay=link_delay)
         own_spec, own_plan = rank_spec(spec, plan, rank), rank_plan(plan, rank)
-        working = exchange_bytes(own_spec, plan) + sum(rows.sizes(spec, chunk_of(plan)).values())
+        working = exchange_bytes(own_spec, plan) + sum(
+            rows.sizes(spec, chunk_of(plan), plan.machine.workers).values()
+        )
         working += inbox_bytes(spec, plan, link_delay=link_delay) if plan.steps else 0
         require_memory(memory_plan(own_spec, own_plan, plan.context, working), memory_free_and_total()[0])
         beside = ThreadPoolExecutor(1, "compile")
