@@ -1,5 +1,5 @@
-"""Builds the native CPU library with the package. Without a C++ compiler the package still installs: it then runs
-on the NumPy reference, and says so."""
+"""Builds the native libraries with the package. Without a C++ compiler the package still installs: it then runs on the
+NumPy reference, and says so, and loads weights onto a GPU more slowly."""
 
 import runpy
 import sys
@@ -8,22 +8,25 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-CPU = Path("src/monotape/backends/cpu")
+BACKENDS = Path("src/monotape/backends")
+WITH_LIBRARY = ("cpu", "cuda")
 
 
-class BuildWithLibrary(build_py):
-    """Compiles the library into the wheel. A development install needs none: it builds on first use."""
+class BuildWithLibraries(build_py):
+    """Compiles the libraries into the wheel. A development install needs none: it builds them on first use."""
 
     def run(self) -> None:
         super().run()
         if self.editable_mode:
             return
-        builder = runpy.run_path(str(CPU / "build.py"))
-        try:
-            folder = Path(self.build_lib) / "monotape" / "backends" / "cpu"
-            builder["build"](folder, builder["find_compiler"]())
-        except builder["BuildError"] as error:
-            print(f"monotape: the native CPU library was not built: {error}", file=sys.stderr)
+        builder = runpy.run_path(str(BACKENDS / "cpu" / "build.py"))
+        compiler = builder["find_compiler"]()
+        for backend in WITH_LIBRARY:
+            folder = Path(self.build_lib) / "monotape" / "backends" / backend
+            try:
+                builder["build"](folder, compiler, BACKENDS / backend / "native")
+            except builder["BuildError"] as error:
+                print(f"monotape: the native {backend} library was not built: {error}", file=sys.stderr)
 
 
-setup(cmdclass={"build_py": BuildWithLibrary}, has_ext_modules=lambda: True)
+setup(cmdclass={"build_py": BuildWithLibraries}, has_ext_modules=lambda: True)

@@ -20,7 +20,9 @@ from monotape.backends.cuda.driver import (
 )
 from monotape.weights.tapes import Bytes
 
-SLOT_BYTES = 2 << 20  # long enough for the bus to run at full speed, short enough to stay in a core's cache
+SLOT_BYTES = (
+    4 << 20
+)  # what a piece costs in Python is the same for every size, and threads wait for each other in it
 MOST_THREADS = 16
 _SLOTS = 2  # a thread
 Result = TypeVar("Result")
@@ -41,25 +43,24 @@ class _Lane:
 
     def __init__(self) -> None:
         self.stream = new_stream()
-        self._slots = [PinnedMemory(SLOT_BYTES) for _ in range(_SLOTS)]
+        self._slots = PinnedMemory(_SLOTS * SLOT_BYTES)
         self._copied = [new_event() for _ in range(_SLOTS)]
         self._turn = 0
 
     def move(self, piece: Piece) -> None:
-        slot, copied = self._slots[self._turn], self._copied[self._turn]
+        slot, copied = self._turn * SLOT_BYTES, self._copied[self._turn]
         self._turn = (self._turn + 1) % _SLOTS
         with driver_errors():
             copied.sync()
-        piece.pack(slot.view[: piece.bytes])
-        piece.memory.copy_in(slot.pointer, piece.bytes, piece.offset, self.stream)
+        piece.pack(self._slots.view[slot : slot + piece.bytes])
+        piece.memory.copy_in(self._slots.pointer + slot, piece.bytes, piece.offset, self.stream)
         with driver_errors():
             self.stream.record(copied)
 
     def close(self) -> None:
         with driver_errors():
             self.stream.sync()
-        for slot in self._slots:
-            slot.close()
+        self._slots.close()
 
 
 class Staging:
