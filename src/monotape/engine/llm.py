@@ -23,6 +23,7 @@ from monotape.engine.sampling_params import SEED_BITS, SamplingParams
 from monotape.engine.stream import TextStream
 from monotape.engine.tokenizer import Tokenizer
 from monotape.engine.turnstile import Turnstile
+from monotape.engine.wake import wake
 from monotape.errors import RequestError, UsageError
 
 _DEFAULT = EngineConfig()
@@ -55,6 +56,7 @@ class LLM:
             tp=tp, emulate_ranks=emulate_ranks, seed=seed, chat_template=chat_template,
             max_sequences=max_sequences, kv_bytes=kv_bytes, progress=progress,
         )  # fmt: skip
+        wake(config)
         from monotape.engine.startup import load
 
         loaded = load(config)

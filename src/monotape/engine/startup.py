@@ -13,6 +13,7 @@ from monotape.engine.config import EngineConfig
 from monotape.engine.loading import choose_backend, load_backend
 from monotape.engine.progress import progress_bar
 from monotape.engine.tokenizer import Tokenizer
+from monotape.engine.wake import wake
 from monotape.errors import UsageError
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
@@ -40,6 +41,7 @@ Phase = Callable[[str], None]  # hears the name of each phase when it has ended
 
 def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
     """Loads the model that the configuration names."""
+    wake(config)
     path = resolve(config.model, config.progress)
     phase("find the model")
     checkpoint = open_checkpoint(path)
@@ -67,6 +69,7 @@ def kv_budget_for(config: EngineConfig, spec: ModelSpec) -> int:
     chosen = choose_backend(config.backend, config.dtype, config.workers, ranks, config.emulate_ranks)
     if config.kv_bytes is not None or chosen != "cuda":
         return config.kv_budget
+    import monotape.backends.cuda.backend  # noqa: F401  -- all of it, while the driver makes the context
     from monotape.backends.cuda.driver import memory_free_and_total
 
     left = memory_free_and_total()[0] - 2 * spec.parameters
