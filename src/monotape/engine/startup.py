@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from monotape.backends.protocol import Backend
@@ -18,8 +19,7 @@ from monotape.errors import UsageError
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
 from monotape.weights.check import check_tensors
-from monotape.weights.hub import resolve
-from monotape.weights.open import open_checkpoint
+from monotape.weights.open import local_path, open_checkpoint
 
 _CONTEXT_STEP = 256  # an automatic context is a multiple of this
 
@@ -42,7 +42,7 @@ Phase = Callable[[str], None]  # hears the name of each phase when it has ended
 def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
     """Loads the model that the configuration names."""
     wake(config)
-    path = resolve(config.model, config.progress)
+    path = local_path(config.model) or _fetched(config)
     phase("find the model")
     checkpoint = open_checkpoint(path)
     spec = spec_from_config(checkpoint.config)
@@ -61,6 +61,12 @@ def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
     phase("weights")
     text = checkpoint.text
     return Loaded(backend, tokenizer, text.chat_template, checkpoint.generation_config, context, kv_budget)
+
+
+def _fetched(config: EngineConfig) -> Path:
+    from monotape.weights.hub import resolve  # all that speaks with a hub, which a path does not need
+
+    return resolve(config.model, config.progress)
 
 
 def kv_budget_for(config: EngineConfig, spec: ModelSpec) -> int:
