@@ -1,15 +1,11 @@
 """Builds the native libraries with the package. Without a C++ compiler the package still installs: it then runs on the
-NumPy reference, and says so, and loads weights onto a GPU more slowly."""
+NumPy reference, and says so, and takes longer to load weights onto a GPU."""
 
-import runpy
 import sys
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
-
-BACKENDS = Path("src/monotape/backends")
-WITH_LIBRARY = ("cpu", "cuda")
 
 
 class BuildWithLibraries(build_py):
@@ -19,14 +15,16 @@ class BuildWithLibraries(build_py):
         super().run()
         if self.editable_mode:
             return
-        builder = runpy.run_path(str(BACKENDS / "cpu" / "build.py"))
-        compiler = builder["find_compiler"]()
-        for backend in WITH_LIBRARY:
-            folder = Path(self.build_lib) / "monotape" / "backends" / backend
+        sys.path.insert(0, "src")  # the builders need nothing but the standard library
+        from monotape.backends.cpu import build as cpu
+        from monotape.backends.cuda import library as cuda
+
+        backends = Path(self.build_lib) / "monotape" / "backends"
+        for name, builder in (("cpu", cpu), ("cuda", cuda)):
             try:
-                builder["build"](folder, compiler, BACKENDS / backend / "native")
-            except builder["BuildError"] as error:
-                print(f"monotape: the native {backend} library was not built: {error}", file=sys.stderr)
+                builder.build(backends / name, cpu.find_compiler())
+            except cpu.BuildError as error:
+                print(f"monotape: the native {name} library was not built: {error}", file=sys.stderr)
 
 
 setup(cmdclass={"build_py": BuildWithLibraries}, has_ext_modules=lambda: True)

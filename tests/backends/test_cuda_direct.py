@@ -14,7 +14,7 @@ from backends.test_cuda_loading import STORED, gpu_plan
 from families import BY_NAME, make_checkpoint
 from lane_models import make_laneformer
 from monotape.backends.cpu.build import BuildError
-from monotape.backends.cuda import direct
+from monotape.backends.cuda import direct, library
 from monotape.backends.cuda.blocks import EXPONENT, pack_blocks
 from monotape.backends.cuda.direct import DirectPacking, pack_function, packing_for
 from monotape.backends.cuda.loading import load_model
@@ -95,15 +95,31 @@ def test_rows_and_columns_that_lie_elsewhere_are_put_in_order_first(
 
 
 @pytest.mark.usefixtures("forgetful")
-def test_without_a_compiler_numpy_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(sources: Path) -> Path:
-        raise BuildError("no C++ compiler was found")
-
-    monkeypatch.setattr(direct, "find_library", nothing)
+@pytest.mark.parametrize("compiler", [None, ["false"]])
+def test_without_a_compiler_that_works_numpy_packs(
+    tmp_path: Path, compiler: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONOTAPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "find_compiler", lambda preferred: compiler)
     checkpoint = open_checkpoint(make_checkpoint(BY_NAME["qwen2"], tmp_path, "bfloat16"))
     spec = spec_from_config(checkpoint.config)
     stages = gpu_plan(spec, Format.BF16).ranks[0].layer_stages
     assert isinstance(packing_for(spec, Format.BF16, checkpoint, stages, range(spec.layers)), AnyPacking)
+
+
+def test_the_library_is_built_once_and_anew_for_another_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONOTAPE_CACHE", str(tmp_path))
+    found = library.find_library()
+    assert found.parent == tmp_path / "native" and found.is_file()
+    monkeypatch.setattr(library, "find_compiler", lambda preferred: None)
+    assert library.find_library() == found
+    changed = tmp_path / "blocks.cpp"
+    changed.write_bytes(library.SOURCE.read_bytes() + b"//")
+    monkeypatch.setattr(library, "SOURCE", changed)
+    with pytest.raises(BuildError, match="no C"):
+        library.find_library()
 
 
 def damage(folder: Path, name: str, row: int, column: int, bits: int) -> None:

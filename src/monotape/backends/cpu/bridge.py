@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
+from pathlib import Path
 
-from monotape.backends.cpu.build import SOURCES, BuildError
-from monotape.backends.native import find_library
-from monotape.config import forced_isa
+from monotape.backends.cpu.build import BuildError, build, find_compiler, library_name
+from monotape.config import cache_dir, cxx_compiler, forced_isa
 from monotape.errors import BackendUnavailable
 from monotape.plan.types import Format
 
@@ -96,7 +96,7 @@ _SIGNATURES = {
 def library() -> ctypes.CDLL:
     """The native library, built first if need be. Raises BackendUnavailable with the cause and the cure."""
     try:
-        loaded = ctypes.CDLL(str(find_library(SOURCES)))
+        loaded = ctypes.CDLL(str(_locate()))
     except (BuildError, OSError) as error:
         raise BackendUnavailable(
             f"The native CPU library cannot be used: {error}.",
@@ -110,6 +110,15 @@ def library() -> ctypes.CDLL:
     for code, structure in enumerate(structures):
         assert loaded.monotape_size_of(code) == ctypes.sizeof(structure), structure.__name__
     return loaded
+
+
+def _locate() -> Path:
+    name = library_name()
+    cached = cache_dir() / "native" / name
+    for candidate in (Path(__file__).parent / name, cached):
+        if candidate.exists():
+            return candidate
+    return build(cached.parent, find_compiler(cxx_compiler()))
 
 
 def isa_name() -> str:

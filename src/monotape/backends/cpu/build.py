@@ -1,8 +1,7 @@
-"""Builds native libraries: when the package is installed, and again whenever their sources have changed.
+"""Builds the native library: when the package is installed, and again whenever its sources have changed.
 
 A library is named after the hash of its sources, flags and compiler target, so a stale one can never be loaded. The
 installed package carries one; a checkout builds its own into the cache directory on first use (about ten seconds).
-A folder of sources makes one library; other backends have theirs built here too (see setup.py).
 This module needs nothing but the standard library, because the installer runs it by itself.
 """
 
@@ -36,12 +35,12 @@ class BuildError(Exception):
     """The library could not be built; the message says why."""
 
 
-def library_name(sources: Path = SOURCES) -> str:
+def library_name() -> str:
     """The file name that the library must have to belong to these sources."""
     digest = hashlib.sha256(
         repr((COMMON_FLAGS, KERNEL_FLAGS, platform.machine(), platform.system())).encode()
     )
-    for source in sorted(sources.iterdir()):
+    for source in sorted(SOURCES.iterdir()):
         if source.suffix in (".h", ".cpp"):
             digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return f"monotape-{digest.hexdigest()[:16]}.so"
@@ -56,21 +55,21 @@ def find_compiler(preferred: str | None = None) -> list[str] | None:
     return None
 
 
-def build(folder: Path, compiler: list[str] | None, sources: Path = SOURCES) -> Path:
+def build(folder: Path, compiler: list[str] | None) -> Path:
     """Compiles the library into `folder`, published by an atomic rename."""
     if compiler is None:
         raise BuildError("no C++ compiler (c++, g++ or clang++) was found")
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / library_name(sources)
+    target = folder / library_name()
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        objects = _compile_all(compiler, sources, Path(scratch))
+        objects = _compile_all(compiler, Path(scratch))
         library = Path(scratch) / target.name
         _run([*compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
         os.replace(library, target)
     return target
 
 
-def _compile_all(compiler: list[str], sources: Path, scratch: Path) -> list[Path]:
+def _compile_all(compiler: list[str], scratch: Path) -> list[Path]:
     extra = KERNEL_FLAGS.get(platform.machine(), {})
 
     def compile_one(source: Path) -> Path:
@@ -80,7 +79,7 @@ def _compile_all(compiler: list[str], sources: Path, scratch: Path) -> list[Path
         return target
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return list(pool.map(compile_one, sorted(sources.glob("*.cpp"))))
+        return list(pool.map(compile_one, sorted(SOURCES.glob("*.cpp"))))
 
 
 def _run(command: list[str]) -> None:

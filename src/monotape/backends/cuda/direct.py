@@ -10,7 +10,6 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from ctypes import c_int64, c_uint16, c_void_p
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,13 @@ from numpy.typing import NDArray
 from monotape.backends.cpu.build import BuildError
 from monotape.backends.cuda.blocks import EXPONENT, Halves
 from monotape.backends.cuda.cuts import Cut, TileSpan
+from monotape.backends.cuda.library import find_library
 from monotape.backends.cuda.packing import AnyPacking, Layers, Pack, Packing
-from monotape.backends.native import find_library
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import TILE_ROWS, Format, Stage
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Bytes, TileRun, refuse_row, rows_of, source_of, tensor_name, tile_runs
 
-SOURCES = Path(__file__).parent / "native"
 _RUN_FIELDS = ("tensor", "offset", "pitch", "rows", "k", "padded_k", "at", "step")
 _Runs = NDArray[np.int64]  # [runs][_RUN_FIELDS], as native/blocks.cpp has them
 
@@ -35,7 +33,7 @@ _Runs = NDArray[np.int64]  # [runs][_RUN_FIELDS], as native/blocks.cpp has them
 def pack_function() -> Any:
     """The native function; None where it cannot be built or loaded."""
     try:
-        function = ctypes.CDLL(str(find_library(SOURCES))).monotape_pack_blocks
+        function = ctypes.CDLL(str(find_library())).monotape_pack_blocks
     except (BuildError, OSError):
         return None
     function.restype = c_int64
