@@ -3,9 +3,10 @@ mapped file straight into pinned memory, from which they are copied (see staging
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from monotape.backends.cuda.cuts import head_cuts, layer_cuts, layer_groups
 from monotape.backends.cuda.direct import packing_for
 from monotape.backends.cuda.driver import DeviceMemory
-from monotape.backends.cuda.packing import Layers, pack_table
+from monotape.backends.cuda.packing import Layers, Packing, pack_table
 from monotape.backends.cuda.rank_view import reads_table
 from monotape.backends.cuda.staging import SLOT_BYTES, Piece, Staging
 from monotape.models.rope import position_tables
@@ -57,9 +58,10 @@ def load_model(
     if reads_table(spec, plan) and "embedding" not in shared:
         memories["embedding"] = DeviceMemory(2 * spec.vocab * spec.width)
     try:
-        with Staging() as staging:
+        pieces, threads = all_pieces(spec, plan, checkpoint, memories)
+        with Staging(threads) as staging:
             small = staging.run(partial(_small_arrays, spec, plan, checkpoint))
-            _move_weights(spec, plan, checkpoint, staging, memories, progress)
+            _move_weights(spec, plan, checkpoint, staging, pieces, progress)
             small_arrays = {name: array for name, array in small.result().items() if name not in shared}
             memories |= {name: DeviceMemory.of(array) for name, array in small_arrays.items()}
     except BaseException:
@@ -70,13 +72,10 @@ def load_model(
 
 
 def _move_weights(
-    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, staging: Staging,
-    memories: Mapping[str, DeviceMemory], progress: Progress | None,
+    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, staging: Staging, pieces: Sequence[tuple[Layers, Piece]],
+    progress: Progress | None,
 ) -> None:  # fmt: skip
-    pieces = list(tape_pieces(spec, plan, checkpoint, memories["tapes"]))
-    if "embedding" in memories:
-        table = table_pieces(spec, plan.format, checkpoint, memories["embedding"])
-        pieces += [(HEAD, piece) for piece in table]
+    """Moves everything, and lets go of the file's pages behind itself."""
     before = pieces[0][0]
     for done in staging.move([piece for _, piece in pieces]):
         layers = pieces[done - 1][0]
@@ -88,26 +87,46 @@ def _move_weights(
     _release(spec, plan, checkpoint, before)
 
 
-def tape_pieces(
-    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, tapes: DeviceMemory
-) -> Iterator[tuple[Layers, Piece]]:
-    """All tapes, a few layers after another and worker after worker, then the heads: the order of the file."""
+def all_pieces(
+    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, memories: Mapping[str, DeviceMemory]
+) -> tuple[list[tuple[Layers, Piece]], int]:
+    """What is to be moved, in the order of the file, and how many threads are of use for that."""
     rank, fmt = plan.ranks[0], plan.format
-    starts = np.cumsum([0, *(tape.bytes for tape in rank.tapes[:-1])]).tolist()
     of_layers = packing_for(spec, fmt, checkpoint, rank.layer_stages, range(spec.layers))
     of_heads = packing_for(spec, fmt, checkpoint, (rank.head,), HEAD)
-    cuts = [
-        [(cut, of_layers.of_cut(cut)) for cut in layer_cuts(plan, tape, SLOT_BYTES)] for tape in rank.tapes
+    pieces = [
+        *layer_pieces(plan, of_layers, spec.layers, memories["tapes"]),
+        *((HEAD, piece) for piece in head_pieces(plan, of_heads, memories["tapes"])),
     ]
-    for layers in layer_groups(spec.layers, rank.tapes, SLOT_BYTES):
-        for tape, start, own in zip(rank.tapes, starts, cuts, strict=True):
-            base = start + layers[0] * tape.layer_bytes
-            for cut, pack in own:
-                yield layers, Piece(tapes, base + cut.first, len(layers) * cut.bytes, partial(pack, layers))
-    for tape, start in zip(rank.tapes, starts, strict=True):
+    if "embedding" in memories:
+        table = table_pieces(spec, fmt, checkpoint, memories["embedding"])
+        pieces += [(HEAD, piece) for piece in table]
+    return pieces, max(of_layers.threads, of_heads.threads)
+
+
+def _starts(plan: Plan) -> list[int]:
+    """Where each tape begins."""
+    return [0, *accumulate(tape.bytes for tape in plan.ranks[0].tapes[:-1])]
+
+
+def layer_pieces(
+    plan: Plan, packing: Packing, layers: int, tapes: DeviceMemory
+) -> Iterator[tuple[Layers, Piece]]:
+    """A few layers after another, and of those worker after worker."""
+    own = plan.ranks[0].tapes
+    cuts = [[(cut, packing.of_cut(cut)) for cut in layer_cuts(plan, tape, SLOT_BYTES)] for tape in own]
+    for group in layer_groups(layers, own, SLOT_BYTES):
+        for tape, start, of_tape in zip(own, _starts(plan), cuts, strict=True):
+            base = start + group[0] * tape.layer_bytes
+            for cut, pack in of_tape:
+                yield group, Piece(tapes, base + cut.first, len(group) * cut.bytes, partial(pack, group))
+
+
+def head_pieces(plan: Plan, packing: Packing, tapes: DeviceMemory) -> Iterator[Piece]:
+    for tape, start in zip(plan.ranks[0].tapes, _starts(plan), strict=True):
         for cut in head_cuts(plan, tape, SLOT_BYTES):
             offset = start + tape.head_segment.offset + cut.first
-            yield HEAD, Piece(tapes, offset, cut.bytes, partial(of_heads.of_cut(cut), HEAD))
+            yield Piece(tapes, offset, cut.bytes, partial(packing.of_cut(cut), HEAD))
 
 
 def table_pieces(

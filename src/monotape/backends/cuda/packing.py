@@ -37,6 +37,11 @@ Pack: TypeAlias = Callable[[Layers, Bytes], None]  # fills all bytes: the same c
 class Packing(Protocol):
     """Where pieces of tapes come from."""
 
+    @property
+    def threads(self) -> int:
+        """How many can work at a time before they only wait for each other."""
+        ...
+
     def of_cut(self, cut: Cut) -> Pack: ...
 
 
@@ -47,6 +52,10 @@ class AnyPacking:
     spec: ModelSpec
     format: Format
     checkpoint: Checkpoint
+
+    @property
+    def threads(self) -> int:
+        return 16
 
     def of_cut(self, cut: Cut) -> Pack:
         return partial(self._pack_layers, cut)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,8 +23,8 @@ from monotape.weights.tapes import Bytes
 SLOT_BYTES = (
     4 << 20
 )  # what a piece costs in Python is the same for every size, and threads wait for each other in it
-MOST_THREADS = 16
 _SLOTS = 2  # a thread
+_TOLD_TOGETHER = 16  # pieces: whoever hears of each by itself keeps the threads from the next
 Result = TypeVar("Result")
 
 
@@ -66,8 +66,9 @@ class _Lane:
 class Staging:
     """Threads that move pieces. Leaving the `with` block means that every copy has landed, or that one has failed."""
 
-    def __init__(self, threads: int | None = None) -> None:
-        self._pool = ThreadPoolExecutor(threads or min(MOST_THREADS, _cores()))
+    def __init__(self, threads: int) -> None:
+        """At most so many threads, and no more than there are cores."""
+        self._pool = ThreadPoolExecutor(min(threads, _cores()))
         self._own = threading.local()
         self._device = device_index()
         self._lanes: list[_Lane] = []
@@ -88,6 +89,8 @@ class Staging:
         """Moves all of them, in order as far as threads allow; yields how many are done, in order."""
         jobs = [self._pool.submit(self._move, piece) for piece in pieces]
         for done, job in enumerate(jobs, start=1):
+            if done % _TOLD_TOGETHER == 1:
+                wait(jobs[done - 1 : done - 1 + _TOLD_TOGETHER], return_when=FIRST_EXCEPTION)
             job.result()
             yield done
 
