@@ -7,12 +7,11 @@ import itertools
 import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monotape.backends.protocol import Backend
 from monotape.engine.chat_template import ChatTemplate, Message, read_template
 from monotape.engine.config import EngineConfig, check_unknown
-from monotape.engine.constrained import Constraint
 from monotape.engine.defaults import default_params, end_of_text_ids
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
@@ -23,7 +22,11 @@ from monotape.engine.sampling_params import SEED_BITS, SamplingParams
 from monotape.engine.stream import TextStream
 from monotape.engine.tokenizer import Tokenizer
 from monotape.engine.turnstile import Turnstile
+from monotape.engine.wake import wake
 from monotape.errors import RequestError, UsageError
+
+if TYPE_CHECKING:
+    from monotape.engine.constrained import Constraint
 
 _DEFAULT = EngineConfig()
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -55,6 +58,7 @@ class LLM:
             tp=tp, emulate_ranks=emulate_ranks, seed=seed, chat_template=chat_template,
             max_sequences=max_sequences, kv_bytes=kv_bytes, progress=progress,
         )  # fmt: skip
+        wake(config)
         from monotape.engine.startup import load
 
         loaded = load(config)

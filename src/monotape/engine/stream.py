@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from monotape.backends.protocol import Backend, Generation, Token
-from monotape.engine.constrained import ConstrainedGeneration
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import (
     CompletionOutput,
@@ -69,11 +68,13 @@ class TextStream:
             self._prompt_logprobs = score_prompt(self._backend, sequence, ids, scores, self._text_of)
             cached = sequence.length
         job, sequence = request.job(cached), self._lease.sequence
-        self._generation: Generation = (
-            self._backend.start(job, sequence)
-            if request.constraint is None
-            else ConstrainedGeneration(self._backend, job, sequence, request.constraint)
-        )
+        self._generation: Generation
+        if request.constraint is None:
+            self._generation = self._backend.start(job, sequence)
+        else:
+            from monotape.engine.constrained import ConstrainedGeneration
+
+            self._generation = ConstrainedGeneration(self._backend, job, sequence, request.constraint)
         self._tokens = iter(self._generation)
         self._ended = False
 
