@@ -2,7 +2,8 @@
 
 Python turns the signal into an exception wherever it happens to be, and some places swallow exceptions: the callback
 that every import ends with, destructors, a bare `except` in somebody's package. The command then went on as if nobody
-had asked. So the exception is raised again until a command says that it has answered.
+had asked. So the exception is raised again until a command says that it has answered. Other places make another
+exception of it, which is why a command asks whether an interrupt is `waiting` before it explains a failure.
 
 A process that was started with interrupts ignored, as shells start what a script runs in the background, leaves them
 ignored.
@@ -32,11 +33,23 @@ class Interrupts:
             signal.signal(signal.SIGALRM, self._again)
             signal.signal(signal.SIGINT, self._interrupt)
 
+    def uninstall(self) -> None:
+        """The command has ended: an alarm would kill what Python still tidies up, and who cannot wait for that may."""
+        if signal.getsignal(signal.SIGINT) == self._interrupt:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self.answered()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether somebody has asked this process to end and nobody has answered."""
+        return self._waiting
+
     def answered(self) -> None:
         """Whoever caught the KeyboardInterrupt says so when what it had to end has ended."""
         if self._waiting:
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._waiting = False
+            signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that was on its way may have set the next one
 
     def _interrupt(self, *_: object) -> None:
         if self._waiting:
