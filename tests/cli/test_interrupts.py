@@ -142,6 +142,60 @@ def test_no_alarm_comes_after_the_command() -> None:
     assert ended(start("-c", SWALLOWED_AT_THE_END)) == (3, "swallowed True\n", "")
 
 
+LOCKING = """
+import functools, os, signal, sys, threading, types
+from monotape.cli.interrupts import INTERRUPTED, INTERRUPTS
+
+# As it is taken the interrupt comes, in no Python function but that of the condition.
+left = []
+lock = types.SimpleNamespace(acquire=None, release=None, __exit__=lambda *_: left.append("left"))
+lock.__enter__ = functools.partial(os.kill, os.getpid(), signal.SIGINT)
+INTERRUPTS.install()
+try:
+    with threading.Condition(lock):
+        while True:
+            pass
+except KeyboardInterrupt:
+    INTERRUPTS.answered()
+    print(*left)
+    sys.exit(INTERRUPTED)
+"""
+
+
+def test_a_lock_that_was_taken_when_the_interrupt_came_is_left() -> None:
+    assert ended(start("-c", LOCKING)) == (130, "left\n", "")
+
+
+POOL = """
+import os, random, signal, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from monotape.cli.interrupts import INTERRUPTED, INTERRUPTS
+
+def interrupt():
+    time.sleep(random.uniform(0.0005, 0.003))
+    os.kill(os.getpid(), signal.SIGINT)
+
+INTERRUPTS.install()
+for turn in range(200):
+    try:
+        interrupter = threading.Thread(target=interrupt)
+        with ThreadPoolExecutor(2) as pool:
+            interrupter.start()
+            while True:
+                pool.submit(int)
+    except BaseException:
+        assert INTERRUPTS.waiting
+        interrupter.join()
+        INTERRUPTS.answered()
+print("done")
+"""
+
+
+def test_a_pool_that_is_interrupted_while_it_is_given_work_ends() -> None:
+    """Loading gives a pool every piece of the weights; a lock of it that stays taken is waited for without end."""
+    assert ended(start("-c", POOL)) == (0, "done\n", "")
+
+
 SWALLOWED = """
 import os, signal, sys, weakref
 from monotape.cli.interrupts import INTERRUPTED, INTERRUPTS
