@@ -56,16 +56,7 @@ def build_parser(wanted: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Pa
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; the return value is the process's exit code."""
     try:
-        given = sys.argv[1:] if arguments is None else arguments
-        parser, commands = build_parser(given[:1] if given and given[0] in COMMANDS else COMMANDS)
-        options, unknown = parser.parse_known_args(given)
-        if options.command is None:
-            parser.check_flags(unknown)
-            parser.print_help()
-            return 0
-        commands[options.command].check_flags(unknown)
-        handler: Callable[[argparse.Namespace], int] = options.handler
-        return handler(options)
+        return _run(arguments)
     except MonotapeError as error:
         print(f"monotape: {error.message}", file=sys.stderr)
         if error.hint:
@@ -84,6 +75,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        given = sys.argv[1:] if arguments is None else arguments
+        parser, commands = build_parser(given[:1] if given and given[0] in COMMANDS else COMMANDS)
+        options, unknown = parser.parse_known_args(given)
+        if options.command is None:
+            parser.check_flags(unknown)
+            parser.print_help()
+            return 0
+        commands[options.command].check_flags(unknown)
+        handler: Callable[[argparse.Namespace], int] = options.handler
+        return handler(options)
+    except BaseException:
+        # What ends a command that was to end is the interrupt, whatever it has become on its way: Python itself makes
+        # a RuntimeError of one in __set_name__, and a package that was half imported fails in ways of its own.
+        if INTERRUPTS.waiting:
+            raise KeyboardInterrupt from None
+        raise
+
+
 def entry() -> NoReturn:
-    INTERRUPTS.install()
-    sys.exit(main())
+    try:
+        INTERRUPTS.install()
+        code = main()
+        INTERRUPTS.uninstall()
+    except KeyboardInterrupt:  # just before there was a command, or just after
+        INTERRUPTS.uninstall()
+        code = INTERRUPTED
+    sys.exit(code)

@@ -267,6 +267,7 @@ class LLM:
 
     def _open(self, request: Request) -> TextStream:
         self._turnstile.enter()
+        stream = None
         try:
             if self._closed:
                 raise UsageError("This model is closed.", "Load it again.")
@@ -274,7 +275,10 @@ class LLM:
             self._latest = weakref.ref(stream)
             return stream
         except BaseException:
-            self._turnstile.leave()
+            if stream is None:
+                self._turnstile.leave()
+            else:  # an interrupt; an exception keeps the stream, whose job must not outlive the backend
+                stream.close()
             raise
 
     def _run_all(
