@@ -31,9 +31,6 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
   for (int b = 0; b < kHeadBlocks; b++)
 #pragma unroll
     for (int tile = 0; tile < 4; tile++) key[tile][b] = keys[(tile * kHeadBlocks + b) * kBlockWords];
-#pragma unroll
-  for (int j = 0; j < 2 * kValueTiles; j++)
-    value[j] = j < kHeadTiles ? values[j * kBlockWords] : make_uint4(0, 0, 0, 0);
   float sum[4][4] = {}, score[4][2];
 #pragma unroll
   for (int b = 0; b < kHeadBlocks; b++) {
@@ -44,6 +41,9 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
     for (int tile = 0; tile < 4; tile++)
       multiply_accumulate(sum[tile], query.block[b].z, 0, query.block[b].w, 0, key[tile][b].z, key[tile][b].w);
   }
+#pragma unroll
+  for (int j = 0; j < 2 * kValueTiles; j++)
+    value[j] = j < kHeadTiles ? values[j * kBlockWords] : make_uint4(0, 0, 0, 0);
   float top = running.peak;
 #pragma unroll
   for (int tile = 0; tile < 4; tile++)
