@@ -69,21 +69,22 @@ def monotape_engine(model: Path, backend: str, dtype: str, context: int, max_tok
     return Engine(f"monotape {llm.backend.name} {llm.backend.plan.format.value}", complete, llm.close)
 
 
-def transformers_engine(model: Path, max_tokens: int) -> Engine:
-    """The same weights in transformers, float32, on the CPU."""
+def transformers_engine(model: Path, max_tokens: int, device: str) -> Engine:
+    """The same weights in transformers: float32 on the CPU, bfloat16 on a GPU."""
     from transformers_reference import TransformersModel
 
     checkpoint = open_checkpoint(model)
     tokenizer = tokenizer_of(model)
     ends = end_of_text_ids(spec_from_config(checkpoint.config), checkpoint.generation_config, tokenizer)
-    reference = TransformersModel(checkpoint)
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    reference = TransformersModel(checkpoint, device, dtype)
 
     def complete(prompt: Sequence[int]) -> Completion:
         start = time.perf_counter()
         tokens, text, end = stopped(reference.greedy(prompt), tokenizer.decode, ends, max_tokens)
         return Completion(text, tokens, time.perf_counter() - start, end)
 
-    return Engine("transformers cpu f32", complete)
+    return Engine(f"transformers {device} {'f32' if device == 'cpu' else 'bf16'}", complete)
 
 
 def stopped(

@@ -132,7 +132,7 @@ def engines(arguments: argparse.Namespace, model: Path, context: int) -> Iterato
         for dtype in arguments.dtype:
             yield partial(monotape_engine, model, arguments.backend, dtype, context, arguments.max_tokens)
     if arguments.engine in ("transformers", "both"):
-        yield partial(transformers_engine, model, arguments.max_tokens)
+        yield partial(transformers_engine, model, arguments.max_tokens, arguments.transformers_device)
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -183,6 +183,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--problems", type=int, default=40, help=f"1 to {PROBLEMS} (default: %(default)s)")
     made.add_argument("--max-tokens", type=int, default=320, help="a completion (default: %(default)s)")
     made.add_argument("--engine", choices=("monotape", "transformers", "both"), default="monotape")
+    made.add_argument("--transformers-device", default="cpu", help="cpu in float32, or cuda in bfloat16")
     made.add_argument("--save", action="store_true", help="keep the results under reports/")
     return made
 

@@ -19,9 +19,9 @@ Matrix = NDArray[np.float32]
 
 
 class TransformersModel:
-    """A checkpoint as a float32 model of transformers on the CPU."""
+    """A checkpoint as a model of transformers: float32 on the CPU, unless something else is asked for."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, device: str = "cpu", dtype: str = "float32") -> None:
         import transformers
 
         library: Any = transformers
@@ -29,17 +29,23 @@ class TransformersModel:
         config = _transformers_config(checkpoint)
         model_class = getattr(library, checkpoint.config["architectures"][0])
         self.model, loading = model_class.from_pretrained(
-            None, config=config, state_dict=_state(checkpoint), dtype="float32", output_loading_info=True
+            None, config=config, state_dict=_state(checkpoint), dtype=dtype, output_loading_info=True
         )
         assert not any(loading.values()), f"not all weights found their place: {loading}"
-        self.model.eval()
+        self.model.to(device).eval()
+        self._device = device
+
+    def _run(self, tokens: Sequence[Sequence[int]], **options: Any) -> Any:
+        import torch
+
+        return self.model(torch.tensor(tokens, device=self._device), **options)
 
     def logits(self, tokens: Sequence[int]) -> Matrix:
         """The logits after each token, in one pass: [token, vocab]."""
         import torch
 
         with torch.inference_mode():
-            logits: Matrix = self.model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+            logits: Matrix = self._run([tokens], use_cache=False).logits[0].float().cpu().numpy()
         return logits
 
     def greedy(self, prompt: Sequence[int]) -> Iterator[int]:
@@ -49,9 +55,7 @@ class TransformersModel:
         new, past = list(prompt), None
         while True:
             with torch.inference_mode():  # not across the yield, where it would reach the caller
-                output = self.model(
-                    torch.tensor([new]), past_key_values=past, use_cache=True, logits_to_keep=1
-                )
+                output = self._run([new], past_key_values=past, use_cache=True, logits_to_keep=1)
             past, new = output.past_key_values, [int(output.logits[0, -1].argmax())]
             yield new[0]
 
