@@ -1,7 +1,7 @@
 // A matrix product over rows: blocks of output are dealt out to workers; each block's operands stream through shared
 // memory, weights and activations alike, because both lie in the same blocks of 8 x 32.
 #pragma once
-#include "rows.h"
+#include "ranks_rows.h"
 
 namespace monotape {
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ void add_to_residual(Consumer& c, int row, int tile, 
 }
 __device__ __forceinline__ void keep_logits(Consumer& c, Chunk chunk, int row, int tile, const float* y) {
   const int column = tile * kTileRows + 2 * c.column();
-  float* out = c.params.logits_out + static_cast<int64_t>(chunk.start - c.params.cached + row) * kVocab + column;
+  float* out = c.params.logits_out + static_cast<int64_t>(chunk.start - c.params.cached + row) * kAllVocab + first_id(c.params) + column;
   if (column < kVocab) out[0] = y[0];
   if (column + 1 < kVocab) out[1] = y[1];
 }
@@ -161,9 +161,15 @@ class BlockProduct {
     else if (product.stage == Stage::head)
       for_each_pair(c, product, chunk, row_tile, column_tile, sums,
                     [&](int row, int tile, const float* y, const float*) { keep_logits(c, chunk, row, tile, y); });
-    else
+    else if constexpr (kRanks == 1)
       for_each_pair(c, product, chunk, row_tile, column_tile, sums,
                     [&](int row, int tile, const float* y, const float*) { add_to_residual(c, row, tile, y); });
+    else {
+      const RowSums partial(c, chunk, product.stage, product.layer);
+      for_each_pair(c, product, chunk, row_tile, column_tile, sums, [&](int row, int tile, const float* y, const float*) {
+        partial.keep(row, tile * kTileRows + 2 * c.column(), y);
+      });
+    }
   }
 };
 

@@ -141,6 +141,10 @@ inline void load_links(const uint64_t* p, uint64_t& a, uint64_t& b) {
   (turned ? a : b) = load_link(p + !turned);
 }
 inline void store_links(uint64_t* p, uint64_t a, uint64_t b) { store_link(p, a), store_link(p + 1, b); }
+inline void store_row_pair(float* p, float a, float b) {
+  const uint32_t parts[4] = {__float_as_uint(a), __float_as_uint(b), 0, 0};
+  machine->store(reinterpret_cast<uint32_t*>(p), parts, 3);
+}
 inline uint4 load_row_word(const uint4* p) {
   machine->touch(p, 16, 16);
   return *p;
