@@ -110,9 +110,13 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
   if constexpr (kRanks > 1)
     for (int i = threadIdx.x; i < kSteps; i += kThreads) shared.steps[i] = params.ranks.steps[i];
   __syncthreads();
-  if (threadIdx.x == kConsumers) Producer(shared, params).play(blockIdx.x);
-  if (threadIdx.x == kConsumers + 32) Clerk(shared, params).work();
-  if (threadIdx.x >= kConsumers) return;
+  if (threadIdx.x >= kConsumers) {
+    give_registers<kOtherRegisters>();
+    if (threadIdx.x == kConsumers) Producer(shared, params).play(blockIdx.x);
+    if (threadIdx.x == kConsumers + 32) Clerk(shared, params).work();
+    return;
+  }
+  take_registers<kConsumerRegisters>();
   Consumer consumer(params, shared);
   run(consumer);
   if (consumer.thread == 0) {

@@ -6,16 +6,19 @@
 namespace monotape {
 
 constexpr int kMailbox = 16;
+constexpr int kPartValues = kHeadDim + 4;  // of a head that a warp has: the values, their peak and sum; two are spare
 
 // How many copies may be in flight. Polls must not queue behind pages, but pages that are needed now must come.
 enum Pace : int { kWorking = 0, kPolling, kAttending };
 
 struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
-  uint4 x[kMostBlocks * 4];                                 // the input of the stage at hand, each warp its own blocks
+  union {
+    uint4 x[kMostBlocks * 4];                               // the input of the stage at hand, each warp its own blocks
+    alignas(16) float attention[kWarps][kGroup][kPartValues];  // between matrices: what each warp has of every head
+  };
   union {
     float sums[2][kBatchTiles][kWarps][kTileRows];          // partial sums of warps; two buffers, used in turn
-    float attention[kWarps][kGroup][kHeadDim + 2];          // what each warp has of every head
     SelectScratch select;                                   // while a token is drawn
   };
   SamplerState sampler;
