@@ -36,6 +36,11 @@ PLAIN = {
         "ranks-eight", "llama",
         {**SMALL, "hidden_size": 40, "head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 4},
     ),
+    #: Products of so many values that workers share them by k.
+    "long": Case(
+        "ranks-long", "llama",
+        {**SMALL, "hidden_size": 24, "head_dim": 128, "num_attention_heads": 4, "intermediate_size": 1088},
+    ),
     "odd width": Case(
         "ranks-odd", "llama",
         {**SMALL, "hidden_size": 22, "head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 2},

@@ -5,75 +5,81 @@
 
 namespace monotape {
 
-// What a chunk passes in each layer, in this order; a barrier after each. One loop runs them all, so that each is in
-// the kernel once.
-enum class Part : int { attention_norm, qkv, keys, attention, output, ffn_norm, gate_up, down };
-constexpr int kParts = 8;
+// Few rows take no time to multiply: the memory would rest while parts without weights run. So each of those asks for
+// weights that come after it, as much as arrives meanwhile.
+__device__ __forceinline__ void fetch_tiles(Consumer& c, Stage stage, int layer, int first, int count) {
+  const TilePlace* places = c.params.places + c.params.first_place[static_cast<int>(stage)];
+#pragma unroll 1
+  for (int tile = first + c.thread * kWorkers + blockIdx.x; tile < smaller(first + count, tiles_of(stage)); tile += kConsumers * kWorkers)
+    fetch_ahead(c.params.tapes + places[tile].start + layer * places[tile].stride, k_blocks(stage) * kBlockBytes);
+}
+__device__ __forceinline__ void fetch_weights(Consumer& c, int layer, Part part) {
+  constexpr int kSome = divide_up(tiles_of(Stage::gate_up), 3);
+  if (part == Part::attention_norm) fetch_tiles(c, Stage::qkv, layer, 0, tiles_of(Stage::qkv));
+  if (part == Part::heads) fetch_tiles(c, Stage::output, layer, 0, tiles_of(Stage::output));
+  if (part == Part::attention) fetch_tiles(c, Stage::gate_up, layer, 0, kSome);
+  if (part == Part::ffn_norm) fetch_tiles(c, Stage::gate_up, layer, kSome, kSome);
+}
 
-__device__ __forceinline__ void run_part(Consumer& c, Chunk chunk, int layer, Part part) {
+__device__ __forceinline__ void normalise_rows(Consumer& c) {
   const Params& p = c.params;
-  const bool after = layer == kLayers;  // for tests: logits of all rows
-  if (kHeadInput == HeadInput::mean && after && part == Part::attention_norm) {
-    pack_rows(c, chunk);
-  } else if (part == Part::attention_norm || part == Part::ffn_norm) {
-    const float* gain = part == Part::ffn_norm ? p.ffn_norm : p.attention_norm;
-    normalise_rows(c, chunk, after ? p.final_norm : gain + static_cast<int64_t>(layer) * kWidth);
-  } else if (part == Part::keys) {
-    keep_keys_and_values(c, chunk, layer);
-  } else if (part == Part::attention) {
-    attend_rows(c, chunk, layer);
-  } else {
-    const Stage stage = after                  ? Stage::head
-                        : part == Part::qkv    ? Stage::qkv
-                        : part == Part::output ? Stage::output
-                        : part == Part::down   ? Stage::down
-                                               : Stage::gate_up;
-    multiply_rows(c, chunk, stage, after ? 0 : layer);
-  }
+  const RowsState& state = rows_state(c);
+  const bool before_ffn = state.part() == Part::ffn_norm, first = !before_ffn && state.layer() == 0;
+  const float* gain = (before_ffn ? p.ffn_norm : p.attention_norm) + static_cast<int64_t>(state.layer()) * kWidth;
+  Pieces pieces = pieces_of(c, before_ffn ? Stage::output : Stage::down);
+  if (first) pieces.count = 0;
+  RowNorm(c, pieces, state.layer() == kLayers ? p.final_norm : gain, first).run();
+}
+
+// One call of each part, so that each is in the kernel once.
+__device__ __forceinline__ void run_part(Consumer& c) {
+  const Part part = rows_state(c).part();
+  if (kHeadInput == HeadInput::mean && rows_state(c).number == kLayers * kParts) pack_rows(c);
+  else if (part == Part::attention_norm || part == Part::ffn_norm) normalise_rows(c);
+  else if (part == Part::heads) finish_heads(c, pieces_of(c, Stage::qkv));
+  else if (part == Part::attention) attend_rows(c);
+  else if (part == Part::combine) combine_splits(c);
+  else multiply_rows(c);
 }
 
 enum class Prefilled { failed, cancelled, done };
 
-__device__ __forceinline__ Prefilled run_chunk(Consumer& c, Chunk chunk) {
+__device__ __forceinline__ Prefilled run_chunk(Consumer& c) {
   const Params& p = c.params;
-  if (kRanks > 1 && c.thread == 0) c.shared.position = chunk.start;  // for whoever asks how far a rank has come
-  embed_rows(c, chunk);
-  if (!all_meet(c, 0)) return Prefilled::failed;
-  const int parts = kLayers * kParts + (p.logits_out ? 2 : 0);
+  constexpr int kFewRows = 128;
 #pragma unroll 1
-  for (int i = 0; i < parts; i++) {
-    const Part part = static_cast<Part>(i % kParts);
+  for (;;) {
+    c.refresh();
+    const RowsState& state = rows_state(c);
+    const Part part = state.part();
+    if (state.number == kLayers * kParts + (p.logits_out ? 2 : 0)) return Prefilled::done;
     if constexpr (kRanks == 1) {
       // Worker 0 says before a layer's last barrier that the host wants to stop; after it all workers know.
       if (part == Part::attention_norm && read_counter(&p.exchange->going_on) == 0) return Prefilled::cancelled;
       if (part == Part::down && blockIdx.x == 0 && c.thread == 0 && c.shared.cancel) mark_unhealthy(&p.exchange->going_on);
     }
-    run_part(c, chunk, i / kParts, part);
-    if constexpr (kRanks > 1) {
-      const bool module_ends = part == Part::output || part == Part::down;
-      if (module_ends && !settle_rows(c, chunk, 2 * (i / kParts) + (part == Part::down))) return Prefilled::failed;
-      if (module_ends && c.shared.stopping) return Prefilled::cancelled;
-    }
-    if (!all_meet(c, i / kParts)) return Prefilled::failed;
-    if constexpr (kHeadInput != HeadInput::own) {
-      if (i != kLayers * kParts - 1 || !ends_together(p, chunk)) continue;
-      if (!combine_rows(c, chunk)) return Prefilled::failed;
+    if (state.chunk.count <= kFewRows && state.layer() < kLayers) fetch_weights(c, state.layer(), part);
+    run_part(c);
+    if (kRanks > 1 && (part == Part::output || part == Part::down)) {
+      if (!end_module_rows(c, pieces_of(c, part == Part::output ? Stage::output : Stage::down))) return Prefilled::failed;
       if (c.shared.stopping) return Prefilled::cancelled;
-      if (!all_meet(c, kLayers)) return Prefilled::failed;
+      continue;
     }
+    const bool whole = rows_state(c).part() == Part::attention && splits_of(c).count == 1;  // nothing to combine
+    if (!all_meet(c, whole ? 2 : 1)) return Prefilled::failed;
   }
-  return Prefilled::done;
 }
 
 __device__ __forceinline__ Prefilled prefill(Consumer& c) {
   const Params& p = c.params;
 #pragma unroll 1
-  for (int start = p.cached; start < p.prompt_length; start += p.chunk) {
-    const Chunk chunk = {start, smaller(p.chunk, p.prompt_length - start)};
-    const Prefilled prefilled = run_chunk(c, chunk);
+  for (int start = p.cached; start < p.prompt_length; start = rows_state(c).chunk.start + p.chunk) {
+    if (!begin_chunk(c, start)) return Prefilled::failed;
+    if (kRanks > 1 && c.thread == 0) c.shared.position = start;  // for whoever asks how far a rank has come
+    const Prefilled prefilled = run_chunk(c);
     if (prefilled != Prefilled::done) return prefilled;
-    if (start + p.chunk >= p.prompt_length) publish_last_row(c, chunk.count - 1);
   }
+  if (!p.logits_out) publish_last_row(c, pieces_of(c, Stage::down));
   return Prefilled::done;
 }
 

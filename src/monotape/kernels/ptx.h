@@ -103,6 +103,10 @@ class Pages {
  private:
   uint32_t first_;
 };
+// Asks for a run of memory that will be needed soon: from now on it is on its way into the L2.
+__device__ __forceinline__ void fetch_ahead(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 // Ordinary accesses before it come before bulk copies after it, and the other way round.
 __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
@@ -148,9 +152,10 @@ __device__ __forceinline__ void load_links(const uint64_t* p, uint64_t& a, uint6
 __device__ __forceinline__ void store_links(uint64_t* p, uint64_t a, uint64_t b) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(a), "l"(b) : "memory");
 }
-// Two values of a row, into the memory of any rank. No order: a meeting of all ranks follows.
-__device__ __forceinline__ void store_row_pair(float* p, float a, float b) {
-  asm volatile("st.relaxed.sys.global.v2.f32 [%0], {%1,%2};" ::"l"(p), "f"(a), "f"(b) : "memory");
+// Four values of a row, into the memory of any rank. No order: a meeting of all ranks follows.
+__device__ __forceinline__ void store_row_word(uint4* p, uint4 v) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 }
 // Through the L2, because another worker wrote it: rows of a prefill.
 __device__ __forceinline__ uint4 load_row_word(const uint4* p) { return __ldcg(p); }
@@ -267,6 +272,73 @@ __device__ __forceinline__ void multiply_accumulate(float* c, uint32_t a0, uint3
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+
+// Products of a group: four warps, of which the first is a multiple of four, multiply operands that both lie in shared
+// memory, without reading them into registers. An operand is tiles of eight rows and 32 values of k, one block after
+// another, the words of each block in the order of `operand_place`: that is how the tensor cores read 64 bytes a row
+// without conflicts. Warp w of a group has rows 16 w to 16 w + 15 of the first operand's 64, and holds of each tile of the
+// second what multiply_accumulate holds.
+__device__ __forceinline__ int operand_place(int lane) { return (lane & ~3) | ((lane ^ lane >> 3) & 3); }
+
+__device__ __forceinline__ uint64_t operand_at(const void* block, int half) {
+  constexpr uint64_t kRows64Bytes = 2ull << 62, kTileStride = static_cast<uint64_t>(512 >> 4) << 32, kUnused = 1ull << 16;
+  return kRows64Bytes | kTileStride | kUnused | (shared_address(block) + 32 * half) >> 4;
+}
+
+#define MONOTAPE_TILE(t) "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])
+#define MONOTAPE_TILES_8(t)                                                                                    \
+  MONOTAPE_TILE(t), MONOTAPE_TILE(t + 1), MONOTAPE_TILE(t + 2), MONOTAPE_TILE(t + 3), MONOTAPE_TILE(t + 4), \
+      MONOTAPE_TILE(t + 5), MONOTAPE_TILE(t + 6), MONOTAPE_TILE(t + 7)
+#define MONOTAPE_GROUP_64(type)                                                                             \
+  asm volatile(                                                                                             \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type    \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26," \
+      "%27,%28,%29,%30,%31}, %32, %33, 1, 1, 1, 0, 0;"                                                   \
+      : MONOTAPE_TILES_8(0)                                                                                 \
+      : "l"(a), "l"(b))
+#define MONOTAPE_GROUP_128(type)                                                                            \
+  asm volatile(                                                                                             \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type   \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26," \
+      "%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51," \
+      "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, 1, 1, 1, 0, 0;"                       \
+      : MONOTAPE_TILES_8(0), MONOTAPE_TILES_8(8)                                                            \
+      : "l"(a), "l"(b))
+// c += a * b for 64 rows of a, `Tiles` tiles of b (8 or 16) and one half of the k of their blocks. It has only begun.
+template <int Tiles>
+__device__ __forceinline__ void begin_product(float (*c)[4], const void* first, const void* second, int half) {
+  static_assert(Tiles == 8 || Tiles == 16, "products that there are");
+  const uint64_t a = operand_at(first, half), b = operand_at(second, half);
+  if constexpr (Tiles == 8 && kFloat16) MONOTAPE_GROUP_64("f16");
+  else if constexpr (Tiles == 8) MONOTAPE_GROUP_64("bf16");
+  else if constexpr (kFloat16) MONOTAPE_GROUP_128("f16");
+  else MONOTAPE_GROUP_128("bf16");
+}
+#undef MONOTAPE_TILE
+#undef MONOTAPE_TILES_8
+#undef MONOTAPE_GROUP_64
+#undef MONOTAPE_GROUP_128
+template <int Tiles>
+__device__ __forceinline__ void clear_sums(float (&c)[Tiles][4]) {
+#pragma unroll
+  for (int t = 0; t < Tiles; t++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(c[t][i]));
+}
+// Sums that were written in ordinary ways may be added to by products after it.
+__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void end_product_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// The operands of all but the latest group have been read.
+__device__ __forceinline__ void wait_operands() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+// All products have been added to the sums.
+template <int Tiles>
+__device__ __forceinline__ void wait_products(float (&c)[Tiles][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int t = 0; t < Tiles; t++) asm volatile("" : "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])::"memory");
+}
+// What this thread's copies have brought into shared memory may be read by products, of any thread that it meets then.
+__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Pairs of 16-bit floats, bf16 or fp16 as the weights are. The conversion never makes the pattern "all ones": its only
 // NaN is 0x7fff.

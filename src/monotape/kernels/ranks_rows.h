@@ -1,7 +1,7 @@
 // A prompt in rows on several ranks. A module leaves every rank with partial sums of all rows of the chunk; they are
-// stored straight into the inbox of every rank, its own too, then all ranks meet, and then each folds what the plan's
-// step says, in rank order, as `settle` in ranks.h does for a token. A part of a prefill takes tens of microseconds and
-// a meeting few, so no word of rows says by itself whether it is there.
+// stored straight into the inbox of every rank, its own too, then all ranks meet, and the part that comes next folds
+// what the plan's step says, in rank order, as `settle` in ranks.h does for a token. A part of a prefill takes tens of
+// microseconds and a meeting few, so no word of rows says by itself whether it is there.
 //
 // Meetings. There is one after every module, whether it sends or not. A worker that has come makes its stores visible to
 // all GPUs and raises its rank's counter; worker 0, who has seen all workers of the rank come, pushes a numbered word to
@@ -26,6 +26,8 @@
 
 namespace monotape {
 
+constexpr int kModules = 2 * kLayers;
+
 // Of lanes that differ the head reads what all have made together. That takes one more send and meeting at the end of a
 // chunk: of the last one, or of every one where the logits of all rows are asked for.
 __device__ __forceinline__ bool ends_together(const Params& p, Chunk chunk) {
@@ -36,42 +38,44 @@ __device__ __forceinline__ int count_in_request(const Params& p, Chunk chunk, in
   const int more = kHeadInput != HeadInput::own && p.logits_out ? 1 : 0;
   return (chunk.start - p.cached) / p.chunk * (in_chunk + more) + at;
 }
-constexpr int kModules = 2 * kLayers;
 
-// Where the rows of a send lie in an inbox: [slots][rows of a chunk][from][width].
-__device__ __forceinline__ int64_t row_slot(const Params& p, Chunk chunk, int send) {
-  return static_cast<int64_t>(count_in_request(p, chunk, kSends, send) % kRowSlots) * p.chunk * kRanks * kLinkWidth;
+// Where eight neighbouring values of a send lie in an inbox: [slots][rows of a chunk][from][width].
+__device__ __forceinline__ int64_t row_place(Consumer& c, int send, int row, int word) {
+  const Params& p = c.params;
+  const int slot = count_in_request(p, rows_state(c).chunk, kSends, send) % kRowSlots;
+  return (static_cast<int64_t>(slot) * p.chunk + row) * kRanks * kLinkWidth + word * 8;
 }
-__device__ __forceinline__ int64_t place_in_slot(int row, int column) {
-  return static_cast<int64_t>(row) * kRanks * kLinkWidth + column;
-}
-// Two neighbouring values, to all ranks.
-__device__ __forceinline__ void push_pair(const Ranks& ranks, int64_t place, float a, float b) {
+__device__ __forceinline__ void push_values(const Ranks& ranks, int64_t place, const float (&value)[8]) {
 #pragma unroll
-  for (int to = 0; to < kRanks; to++) store_row_pair(ranks.inbox[to].rows + place, a, b);
+  for (int to = 0; to < kRanks; to++)
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      store_row_word(reinterpret_cast<uint4*>(ranks.inbox[to].rows + place) + i,
+                     make_uint4(__float_as_uint(value[4 * i]), __float_as_uint(value[4 * i + 1]),
+                                __float_as_uint(value[4 * i + 2]), __float_as_uint(value[4 * i + 3])));
 }
 
-// What becomes of the partial sums of a module, two neighbouring columns of a row at a time.
+// What becomes of the partial sums of a module, eight neighbouring ones of a row at a time.
 class RowSums {
  public:
-  __device__ __forceinline__ RowSums(Consumer& c, Chunk chunk, Stage stage, int layer) : params_(c.params) {
-    const RankStep& step = c.shared.steps[2 * layer + (stage == Stage::down)];
-    own_ = step.own;
-    slot_ = step.sends ? row_slot(params_, chunk, step.sends) : -1;
-  }
-  __device__ __forceinline__ void keep(int row, int column, const float* y) const {
-    if (own_ != 0) {
-      float* out = params_.rows.residual + static_cast<int64_t>(row) * kWidth + column;
-      if (column < kWidth) out[0] = load_row_value(out) + own_ * y[0];
-      if (column + 1 < kWidth) out[1] = load_row_value(out + 1) + own_ * y[1];
+  __device__ __forceinline__ RowSums(Consumer& c, Stage stage)
+      : c_(c), step_(c.shared.steps[2 * rows_state(c).layer() + (stage == Stage::down)]) {}
+
+  __device__ __forceinline__ void keep(int row, int word, const float (&value)[8]) const {
+    if (step_.own != 0) {
+      float residual[8];
+      float* place = residual_values(c_.params, row, word);
+      load_row_values(place, residual);
+#pragma unroll
+      for (int i = 0; i < 8; i++) residual[i] += step_.own * value[i];
+      store_row_values(place, residual);
     }
-    if (slot_ >= 0) push_pair(params_.ranks, slot_ + place_in_slot(row, column), y[0], y[1]);
+    if (step_.sends) push_values(c_.params.ranks, row_place(c_, step_.sends, row, word), value);
   }
 
  private:
-  const Params& params_;
-  float own_;
-  int64_t slot_;
+  Consumer& c_;
+  const RankStep& step_;
 };
 
 // Called by the first thread of each worker.
@@ -90,13 +94,13 @@ __device__ inline void come_to_meeting(Consumer& c, int module, uint32_t number)
     push(c.params.ranks.inbox[to].meetings + number % 2 * kRanks, c.shared.cancel ? 1 : 0, number);
 }
 
-// All workers of all ranks have arrived after this module of a chunk, and see what the others wrote before. Whether
-// everybody is to stop then is in shared.stopping, until the next meeting.
-__device__ inline bool ranks_meet(Consumer& c, Chunk chunk, int module) {
+// All workers of all ranks have arrived after this module of a chunk, and see what the others wrote before. So many parts
+// of the prefill are done. Whether everybody is to stop then is in shared.stopping, until the next meeting.
+__device__ inline bool ranks_meet(Consumer& c, int module, int parts) {
   if (!c.meet()) return false;
   const Ranks& ranks = c.params.ranks;
-  const uint32_t number = ranks.first_meeting + count_in_request(c.params, chunk, kModules, module);
-  if (c.thread == 0) come_to_meeting(c, module, number);
+  const uint32_t number = ranks.first_meeting + count_in_request(c.params, rows_state(c).chunk, kModules, module);
+  if (c.thread == 0) come_to_meeting(c, module, number), rows_state(c).number += parts;
   if (c.warp() == 0) {
     __syncwarp();
     const LinkWord* word = ranks.own.meetings + number % 2 * kRanks + c.lane();
@@ -117,104 +121,118 @@ __device__ inline bool ranks_meet(Consumer& c, Chunk chunk, int module) {
   return c.meet();
 }
 
-__device__ __forceinline__ void add_quad(float* out, const float* sum, bool replaces) {
-  uint4* word = reinterpret_cast<uint4*>(out);
-  const uint4 old = replaces ? make_uint4(0, 0, 0, 0) : load_row_word(word);
-  *word = make_uint4(__float_as_uint(__uint_as_float(old.x) + sum[0]), __float_as_uint(__uint_as_float(old.y) + sum[1]),
-                     __float_as_uint(__uint_as_float(old.z) + sum[2]), __float_as_uint(__uint_as_float(old.w) + sum[3]));
-}
-
-// Adds up what all ranks have sent of the rows from `first_row` on, or all but this one, and adds that to the residual
-// or puts it in its place. Elements are dealt out to all threads, always alike: one thread makes all foldings of its own.
-__device__ __forceinline__ void fold_rows(Consumer& c, Chunk chunk, int first_row, int send, bool whole, bool replaces) {
-  constexpr int kQuads = kLinkWidth / 4;
+// Adds to eight values of a row what the ranks have sent: the sum of all, or of all but this one.
+__device__ __forceinline__ void add_send(Consumer& c, int send, bool whole, int row, int word, float (&value)[8]) {
   const Ranks& ranks = c.params.ranks;
-  const uint4* slot = reinterpret_cast<const uint4*>(ranks.own.rows + row_slot(c.params, chunk, send));
-#pragma unroll 1
-  for (int i = blockIdx.x * kConsumers + c.thread; i < (chunk.count - first_row) * kQuads; i += kWorkers * kConsumers) {
-    const int row = first_row + i / kQuads, column = i % kQuads * 4;
-    uint4 word[kRanks];
+  const float* sent = ranks.own.rows + row_place(c, send, row, word);
+  float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll
-    for (int from = 0; from < kRanks; from++) word[from] = load_row_word(slot + place_in_slot(row, from * kLinkWidth + column) / 4);
-    float sum[4] = {0, 0, 0, 0};
+  for (int from = 0; from < kRanks; from++) {
+    float part[8];
+    load_row_values(sent + from * kLinkWidth, part);
+    const bool counts = whole || from != ranks.rank;
 #pragma unroll
-    for (int from = 0; from < kRanks; from++) {
-      if (!whole && from == ranks.rank) continue;
-      sum[0] += __uint_as_float(word[from].x), sum[1] += __uint_as_float(word[from].y);
-      sum[2] += __uint_as_float(word[from].z), sum[3] += __uint_as_float(word[from].w);
-    }
-    float* out = c.params.rows.residual + static_cast<int64_t>(row) * kWidth + column;
-    if constexpr (kWidth % 4 == 0) {
-      if (column < kWidth) add_quad(out, sum, replaces);
-    } else {
-#pragma unroll
-      for (int j = 0; j < 4; j++)
-        if (column + j < kWidth) out[j] = replaces ? sum[j] : load_row_value(out + j) + sum[j];
-    }
+    for (int i = 0; i < 8; i++) sum[i] += counts ? part[i] : 0;
   }
+#pragma unroll
+  for (int i = 0; i < 8; i++) value[i] += sum[i];
 }
-
-// After `output` or `down`: all ranks meet, and fold what the step says; at the end also what is still on its way.
-__device__ __forceinline__ bool settle_rows(Consumer& c, Chunk chunk, int module) {
-  if (!ranks_meet(c, chunk, module)) return false;
-  if (c.shared.stopping) return true;
+// The same of all that is folded after a module; at the end that is also what is still on its way.
+__device__ __forceinline__ void fold_values(Consumer& c, int module, int row, int word, float (&value)[8]) {
   const int late = module == kModules - 1 ? kLateFolds : 0;
 #pragma unroll 1
   for (int i = 0; i <= late; i++) {
     const RankStep& step = c.shared.steps[module + i];
-    if (step.folds) fold_rows(c, chunk, 0, step.folds, step.whole, false);
+    if (step.folds) add_send(c, step.folds, step.whole, row, word, value);
   }
-  return true;
+}
+// Of the module before the part at hand. What the head reads has been folded already, if all lanes have a part in it.
+__device__ __forceinline__ void add_ranks(Consumer& c, int row, int word, float (&value)[8]) {
+  const RowsState& state = rows_state(c);
+  const int module = 2 * state.layer() + (state.part() == Part::ffn_norm) - 1;
+  if (module < 0 || (module == kModules - 1 && ends_together(c.params, state.chunk))) return;
+  fold_values(c, module, row, word, value);
 }
 
-// A row of a rank's final residual, as its part of what the head reads.
-__device__ __forceinline__ void share_row(Consumer& c, int64_t slot, int row) {
+// Words of rows, from `first` on, are dealt out to all threads of all workers.
+template <class Work>
+__device__ __forceinline__ void for_each_word(Consumer& c, int first, Work work) {
+  const int words = (rows_state(c).chunk.count - first) * kWidthWords;
+#pragma unroll 1
+  for (int i = blockIdx.x * kConsumers + c.thread; i < words; i += kWorkers * kConsumers)
+    work(first + i / kWidthWords, i % kWidthWords);
+}
+
+// A row of a rank's final residual, as its part of what the head reads. A warp has the row.
+__device__ __forceinline__ void share_row(Consumer& c, int row) {
   constexpr bool kMean = kHeadInput == HeadInput::mean;
-  const float* in = c.params.rows.residual + static_cast<int64_t>(row) * kWidth;
   float scale = 1;
   if constexpr (kMean) {
     float squares = 0;
-#pragma unroll 4
-    for (int k = c.lane(); k < kWidth; k += 32) {
-      const float value = load_row_value(in + k);
-      squares += value * value;
+#pragma unroll 2
+    for (int word = c.lane(); word < kWidthWords; word += 32) {
+      float value[8];
+      load_row_values(residual_values(c.params, row, word), value);
+#pragma unroll
+      for (int i = 0; i < 8; i++) squares += value[i] * value[i];
     }
     scale = rsqrtf(warp_sum(squares) / kWidth + kNormEps) / kRanks;  // the mean's division goes along with the norm
   }
-#pragma unroll 2
-  for (int column = 2 * c.lane(); column < kLinkWidth; column += 64) {
-    float value[2];
+#pragma unroll 1
+  for (int word = c.lane(); word < kWidthWords; word += 32) {
+    float value[8];
+    load_row_values(residual_values(c.params, row, word), value);
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      const int k = column + j;
-      value[j] = k < kWidth ? load_row_value(in + k) * (kMean ? c.params.final_norm[k] : 1) * scale : 0;
-    }
-    push_pair(c.params.ranks, slot + place_in_slot(row, column), value[0], value[1]);
+    for (int i = 0; i < 8; i++)
+      if (kMean && word * 8 + i < kWidth) value[i] *= c.params.final_norm[word * 8 + i] * scale;
+    push_values(c.params.ranks, row_place(c, kSends + 1, row, word), value);
   }
 }
 
 // Residuals that the lanes have each for themselves become what the head reads, in every rank: of the last row, or of
 // all where all logits are asked for.
-__device__ __forceinline__ bool combine_rows(Consumer& c, Chunk chunk) {
-  const int first = c.params.logits_out ? 0 : chunk.count - 1, send = kSends + 1;
-  const int64_t slot = row_slot(c.params, chunk, send);
-  for_each_row(c, chunk.count - first, [&](int row) { share_row(c, slot, first + row); });
-  if (!ranks_meet(c, chunk, kModules)) return false;
-  if (!c.shared.stopping) fold_rows(c, chunk, first, send, true, true);
-  return true;
+__device__ __forceinline__ bool combine_rows(Consumer& c) {
+  const int rows = rows_state(c).chunk.count, first = c.params.logits_out ? 0 : rows - 1;
+  for_each_word(c, first, [&](int row, int word) {
+    float value[8];
+    load_row_values(residual_values(c.params, row, word), value);
+    fold_values(c, kModules - 1, row, word, value);
+    store_row_values(residual_values(c.params, row, word), value);
+  });
+  if (!all_meet(c, 0)) return false;
+  for_each_item(c, rows - first, [&](int item) { share_row(c, first + item); });
+  if (!ranks_meet(c, kModules, 0)) return false;
+  for_each_word(c, first, [&](int row, int word) {
+    float value[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    add_send(c, kSends + 1, true, row, word, value);
+    store_row_values(residual_values(c.params, row, word), value);
+  });
+  return all_meet(c, 0);
+}
+
+// After `output` or `down`, which has left sums in several pieces of k, or in one that is sent already.
+__device__ __forceinline__ bool end_module_rows(Consumer& c, Pieces pieces) {
+  const RowsState& state = rows_state(c);
+  const bool down = state.part() == Part::down;
+  const int module = 2 * state.layer() + down;
+  if (pieces.count > 1) {
+    if (!all_meet(c, 0)) return false;
+    for_each_word(c, 0, [&](int row, int word) {
+      float value[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+      add_pieces(c.params, pieces, row, word, value);
+      RowSums(c, down ? Stage::down : Stage::output).keep(row, word, value);
+    });
+  }
+  if (!ranks_meet(c, module, 1)) return false;
+  return module < kModules - 1 || c.shared.stopping || !ends_together(c.params, state.chunk) || combine_rows(c);
 }
 
 // A mean is of normalised values, and goes into the head as it is.
-__device__ __forceinline__ void pack_rows(Consumer& c, Chunk chunk) {
-  for_each_row(c, chunk.count, [&](int row) {
-    const float* in = c.params.rows.residual + static_cast<int64_t>(row) * kWidth;
-#pragma unroll 1
-    for (int word = c.lane(); word < kWidthWords; word += 32) {
-      float value[8];
-#pragma unroll
-      for (int i = 0; i < 8; i++) value[i] = word * 8 + i < kWidth ? load_row_value(in + word * 8 + i) : 0;
-      c.params.rows.normed[block_word(row, word, k_blocks(Stage::head))] = pack8(value);
-    }
+__device__ __forceinline__ void pack_rows(Consumer& c) {
+  for_each_word(c, 0, [&](int row, int word) {
+    float value[8];
+    load_row_values(residual_values(c.params, row, word), value);
+    c.params.rows.normed[block_word(row, word, k_blocks(Stage::head))] = pack8(value);
   });
 }
 

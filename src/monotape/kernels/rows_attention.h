@@ -1,6 +1,7 @@
 // Attention over rows. A block of work is 128 rows of one KV head, a row being (position, query head of the group), so
 // that every key and value serves all query heads that share it. A warp has 16 rows; units of KV come to all of them
-// through shared memory.
+// through shared memory. Where blocks are few and positions many, the units of a block are split among workers, and
+// what they have is combined in order.
 #pragma once
 #include "rows.h"
 
@@ -8,50 +9,83 @@ namespace monotape {
 
 constexpr int kBlockRows = kWarps * 16;
 
+// What a split has of a row and head: in partials, [split][row][query values], then (peak, sum) of [split][row][head].
+struct Splits {
+  int count, rows;
+
+  __device__ __forceinline__ float* values(const Params& params, int split, int row, int head) const {
+    return params.rows.partials + ((static_cast<int64_t>(split) * rows + row) * kHeads + head) * kHeadDim;
+  }
+  __device__ __forceinline__ float2* weight(const Params& params, int split, int row, int head) const {
+    return reinterpret_cast<float2*>(values(params, count, 0, 0)) + (static_cast<int64_t>(split) * rows + row) * kHeads + head;
+  }
+};
+
+__device__ __forceinline__ int attention_blocks(Chunk chunk) { return divide_up(chunk.count * kGroup, kBlockRows); }
+
+// As many splits as there are workers for, of at least eight units each.
+__device__ __forceinline__ Splits splits_of(Consumer& c) {
+  const Chunk chunk = rows_state(c).chunk;
+  const int window = c.shared.windows[rows_state(c).layer()], positions = chunk.start + chunk.count;
+  const int seen = window ? smaller(positions, window + chunk.count) : positions;
+  const int room = kWorkers / (attention_blocks(chunk) * kKvHeads);
+  return {larger(1, smaller(room, divide_up(seen, 8 * kUnitPositions))), chunk.count};
+}
+
 class RowAttention {
  public:
-  static constexpr int kSteps = smaller(6, kRingPages * kPageBytes / kUnitBytes);
+  static constexpr int kUnits = kHeadDim <= 64 ? 2 : 1, kTiles = kUnits * 4;  // that a step looks at
+  static constexpr int kStepBytes = kUnits * kUnitBytes;
+  static constexpr int kSteps = smaller(6, kRingPages * kPageBytes / kStepBytes);
 
-  __device__ RowAttention(Consumer& c, Chunk chunk, int layer) : c_(c), chunk_(chunk), layer_(layer) {}
+  __device__ RowAttention(Consumer& c, Splits splits)
+      : c_(c), chunk_(rows_state(c).chunk), splits_(splits), layer_(rows_state(c).layer()), window_(c.shared.windows[layer_]) {}
 
-  __device__ __forceinline__ void run(int kv_head, int block) {
+  __device__ __forceinline__ void run(int kv_head, int block, int split) {
     kv_head_ = kv_head;
-    const int window = c_.params.windows[layer_], first = block * kBlockRows;
-    Head query[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) prepare(first + c_.warp() * 16 + half * 8 + c_.row(), half, window, query[half]);
-    clear();
-    // Units that any row of the block can see.
+    const int first = block * kBlockRows;
+    // Units that any row of the block can see, and of those this split's.
     const int low = chunk_.start + first / kGroup, high = chunk_.start + smaller(chunk_.count, divide_up(first + kBlockRows, kGroup)) - 1;
-    const int begin = (window && low + 1 > window ? low + 1 - window : 0) / kUnitPositions, end = high / kUnitPositions + 1;
+    const int begin = (window_ && low + 1 > window_ ? low + 1 - window_ : 0) / kUnitPositions, all = high / kUnitPositions + 1;
+    const int each = divide_up(all - begin, splits_.count), from = begin + split * each, end = smaller(all, from + each);
     consumers_meet(kConsumers);  // everybody is done with the block before
 #pragma unroll 1
-    for (int step = 0; step < kSteps - 1; step++) copy_unit(begin + step, end, step);
+    for (int step = 0; step < kSteps - 1; step++) copy_units(from + step * kUnits, end, step);
+    index_ = first + c_.warp() * 16 + c_.row();
+    Head query[2] = {load_query(row_of(0)), load_query(row_of(1))};
+    clear();
+    see(first + c_.warp() * 16);
     int slot = 0;
 #pragma unroll 1
-    for (int unit = begin; unit < end; unit++) {
+    for (int unit = from; unit < end; unit += kUnits) {
       wait_copy_groups<kSteps - 2>();
       consumers_meet(kConsumers);
-      copy_unit(unit + kSteps - 1, end, slot ? slot - 1 : kSteps - 1);
-      look_at_unit(unit, slot, query);
+      copy_units(unit + (kSteps - 1) * kUnits, end, slot ? slot - 1 : kSteps - 1);
+      look_at_units(unit * kUnitPositions, slot, query);
       if (++slot == kSteps) slot = 0;
     }
     wait_copy_groups<0>();
-    finish();
+    finish(split);
   }
 
  private:
-  // Row `index` of the KV head's rows in this chunk.
-  __device__ __forceinline__ void prepare(int index, int half, int window, Head& query) {
-    const int row = index / kGroup, head = kv_head_ * kGroup + index % kGroup;
+  // One of the lane's two rows.
+  struct Row {
+    int row, head, first, last;  // in the chunk, and the positions that it sees
+    bool real;
+  };
+  __device__ __forceinline__ Row row_of(int half) const {
+    const int index = index_ + 8 * half, row = index / kGroup, position = chunk_.start + row;
     const bool real = row < chunk_.count;
-    row_[half] = real ? row : -1, head_[half] = head;
-    last_[half] = real ? chunk_.start + row : -1;
-    first_[half] = window ? last_[half] + 1 - window : 0;
-    uint4 word[HeadWords::count];
-    row_words(c_.params, row, head * kHeadDim, c_.column(), real, word);
-    const float* gain = kQkNorm ? c_.params.q_norm + layer_ * kHeadDim : nullptr;
-    query = finish_head(word, c_.column(), gain, angles_of(c_.params, real ? chunk_.start + row : chunk_.start), kAttentionScale);
+    return {row, kv_head_ * kGroup + index % kGroup, window_ ? position + 1 - window_ : 0, real ? position : -1, real};
+  }
+  __device__ __forceinline__ Head load_query(const Row& row) const {
+    const uint4* words = c_.params.rows.queries + static_cast<int64_t>(row.row) * kAttendedWords + row.head * kHeadWords;
+    Head query;
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++)
+      query.block[b] = row.real && 4 * b + c_.column() < kHeadWords ? load_row_word(words + 4 * b + c_.column()) : make_uint4(0, 0, 0, 0);
+    return query;
   }
 
   __device__ __forceinline__ void clear() {
@@ -61,103 +95,167 @@ class RowAttention {
     for (int j = 0; j < kHeadTiles; j++) values_[j][0] = values_[j][1] = values_[j][2] = values_[j][3] = 0;
   }
 
-  __device__ __forceinline__ void copy_unit(int unit, int end, int slot) {
+  // What all 16 rows of the warp, which begin with that one, see, and what any of them sees.
+  __device__ __forceinline__ void see(int index) {
+    const int low = chunk_.start + index / kGroup, high = chunk_.start + smaller(chunk_.count - 1, (index + 15) / kGroup);
+    all_see_until_ = low, all_see_from_ = window_ ? high + 1 - window_ : 0, any_sees_until_ = index / kGroup < chunk_.count ? high : -1;
+  }
+
+  // Units of a head follow each other. Past the end come zeros: weights of zero do not make a number of everything.
+  __device__ __forceinline__ void copy_units(int unit, int end, int slot) {
     if (unit < end) {
+      const int real = smaller(kUnits, end - unit) * kUnitBytes;
       const uint8_t* from = kv_unit(c_.params, layer_, kv_head_, unit);
-      uint8_t* to = c_.shared.ring[0] + slot * kUnitBytes;
+      uint8_t* to = c_.shared.ring[0] + slot * kStepBytes;
 #pragma unroll 4
-      for (int i = c_.thread; i < kUnitBytes / 16; i += kConsumers) copy_word(to + i * 16, from + i * 16, 16);
+      for (int i = c_.thread * 16; i < kStepBytes; i += kConsumers * 16) copy_word(to + i, from + (i < real ? i : 0), i < real ? 16 : 0);
     }
     end_copy_group();
   }
 
-  __device__ __forceinline__ void look_at_unit(int unit, int slot, const Head (&query)[2]) {
-    const uint4* keys = reinterpret_cast<const uint4*>(c_.shared.ring[0] + slot * kUnitBytes) + c_.lane();
-    float score[4][4];
+  __device__ __forceinline__ void look_at_units(int position, int slot, const Head (&query)[2]) {
+    if (position > any_sees_until_) return;
+    const uint4* units = reinterpret_cast<const uint4*>(c_.shared.ring[0] + slot * kStepBytes) + c_.lane();
+    float score[kTiles][4];
 #pragma unroll
-    for (int tile = 0; tile < 4; tile++) {
+    for (int tile = 0; tile < kTiles; tile++) {
       score[tile][0] = score[tile][1] = score[tile][2] = score[tile][3] = 0;
 #pragma unroll
       for (int b = 0; b < kHeadBlocks; b++) {
-        const uint4 key = load_block(keys + (tile * kHeadBlocks + b) * kBlockWords);
+        const uint4 key = load_block(units + tile / 4 * (kUnitBytes / 16) + (tile % 4 * kHeadBlocks + b) * kBlockWords);
         multiply_accumulate(score[tile], query[0].block[b].x, query[1].block[b].x, query[0].block[b].y, query[1].block[b].y, key.x, key.y);
         multiply_accumulate(score[tile], query[0].block[b].z, query[1].block[b].z, query[0].block[b].w, query[1].block[b].w, key.z, key.w);
       }
     }
-    uint32_t weight[4][2];
+    if (position + kUnits * kUnitPositions - 1 > all_see_until_ || position < all_see_from_) hide(position, score);
+    uint32_t weight[kTiles][2];
     float fade[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) fade[half] = weigh(unit, half, score, weight);
-    const uint4* values = keys + kKeyBlocks * kBlockWords;
+    for (int half = 0; half < 2; half++) fade[half] = weigh(half, score, weight);
 #pragma unroll
     for (int j = 0; j < kHeadTiles; j++) {
-      const uint4 value = load_block(values + j * kBlockWords);
       values_[j][0] *= fade[0], values_[j][1] *= fade[0], values_[j][2] *= fade[1], values_[j][3] *= fade[1];
-      multiply_accumulate(values_[j], weight[0][0], weight[0][1], weight[1][0], weight[1][1], value.x, value.y);
-      multiply_accumulate(values_[j], weight[2][0], weight[2][1], weight[3][0], weight[3][1], value.z, value.w);
+#pragma unroll
+      for (int u = 0; u < kUnits; u++) {
+        const uint4 value = load_block(units + u * (kUnitBytes / 16) + (kKeyBlocks + j) * kBlockWords);
+        const uint32_t(*w)[2] = weight + 4 * u;
+        multiply_accumulate(values_[j], w[0][0], w[0][1], w[1][0], w[1][1], value.x, value.y);
+        multiply_accumulate(values_[j], w[2][0], w[2][1], w[3][0], w[3][1], value.z, value.w);
+      }
     }
   }
 
-  // Scores of one of the lane's two rows become weights; returns what earlier results shrink by.
-  __device__ __forceinline__ float weigh(int unit, int half, float (&score)[4][4], uint32_t (&weight)[4][2]) {
+  // Scores of positions that a row does not see.
+  __device__ __forceinline__ void hide(int position, float (&score)[kTiles][4]) {
+    index_ = opaque(index_);  // rows are worked out anew, not kept in registers
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const Row row = row_of(half);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; tile++)
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; i++) {
+          const int at = position + tile * 8 + 2 * c_.column() + i % 2;
+          if (at > row.last || at < row.first) score[tile][i] = -infinity();
+        }
+    }
+  }
+
+  // Scores of one of the lane's two rows become weights; returns what earlier results shrink by. Each lane adds up the
+  // weights of its own positions.
+  __device__ __forceinline__ float weigh(int half, const float (&score)[kTiles][4], uint32_t (&weight)[kTiles][2]) {
     float top = peak_[half];
 #pragma unroll
-    for (int tile = 0; tile < 4; tile++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const int position = unit * kUnitPositions + tile * 8 + 2 * c_.column() + i;
-        float& s = score[tile][2 * half + i];
-        if (position > last_[half] || position < first_[half]) s = -infinity();
-        top = fmaxf(top, s);
-      }
+    for (int tile = 0; tile < kTiles; tile++) top = fmaxf(top, fmaxf(score[tile][2 * half], score[tile][2 * half + 1]));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
     const float base = top == -infinity() ? 0 : top;  // nothing seen yet: all weights are zero
     float total = 0;
 #pragma unroll
-    for (int tile = 0; tile < 4; tile++) {
+    for (int tile = 0; tile < kTiles; tile++) {
       const float a = __expf(score[tile][2 * half] - base), b = __expf(score[tile][2 * half + 1] - base);
       total += a + b;
       weight[tile][half] = pack_pair(a, b);
     }
-    total += __shfl_xor_sync(~0u, total, 1);
-    total += __shfl_xor_sync(~0u, total, 2);
     const float fade = __expf(peak_[half] - base);
     peak_[half] = top;
     sum_[half] = sum_[half] * fade + total;
     return fade;
   }
 
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ void finish(int split) {
+    index_ = opaque(index_);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      if (row_[half] < 0) continue;
-      const float scale = 1 / sum_[half];
-#pragma unroll
-      for (int j = 0; j < kHeadTiles; j++) {
-        const int k = head_[half] * kHeadDim + 8 * j;
-        uint32_t* word = reinterpret_cast<uint32_t*>(c_.params.rows.attended + block_word(row_[half], k / 8, k_blocks(Stage::output)));
-        word[c_.column()] = pack_pair(values_[j][2 * half] * scale, values_[j][2 * half + 1] * scale);
-      }
+      float sum = sum_[half];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const Row row = row_of(half);
+      if (!row.real) continue;
+      if (splits_.count > 1) leave(row, split, half, sum);
+      else attended(row, half, 1 / sum);
     }
+  }
+  __device__ __forceinline__ void attended(const Row& row, int half, float scale) {
+#pragma unroll
+    for (int j = 0; j < kHeadTiles; j++) {
+      const int word = row.head * kHeadWords + j;
+      uint32_t* pairs = reinterpret_cast<uint32_t*>(c_.params.rows.attended + block_word(row.row, word, k_blocks(Stage::output)));
+      pairs[c_.column()] = pack_pair(values_[j][2 * half] * scale, values_[j][2 * half + 1] * scale);
+    }
+  }
+  __device__ __forceinline__ void leave(const Row& row, int split, int half, float sum) {
+    float2* values = reinterpret_cast<float2*>(splits_.values(c_.params, split, row.row, row.head)) + c_.column();
+#pragma unroll
+    for (int j = 0; j < kHeadTiles; j++) values[4 * j] = make_float2(values_[j][2 * half], values_[j][2 * half + 1]);
+    if (c_.column() == 0) *splits_.weight(c_.params, split, row.row, row.head) = make_float2(peak_[half], sum);
   }
 
   Consumer& c_;
   Chunk chunk_;
-  int layer_, kv_head_ = 0;
-  int row_[2], head_[2], first_[2], last_[2];
+  Splits splits_;
+  int layer_, window_, kv_head_ = 0;
+  int index_ = 0;  // of the first of its rows, among those of the KV head
+  int all_see_from_, all_see_until_, any_sees_until_;
   float peak_[2], sum_[2], values_[kHeadTiles][4];
 };
 
 // The longest blocks first, and back and forth over the workers, so that all have about the same to do.
-__device__ __forceinline__ void attend_rows(Consumer& c, Chunk chunk, int layer) {
-  c.refresh();
-  const int blocks = divide_up(chunk.count * kGroup, kBlockRows), items = blocks * kKvHeads;
-  RowAttention attention(c, chunk, layer);
+__device__ __forceinline__ void attend_rows(Consumer& c) {
 #pragma unroll 1
-  for (int round = 0; round * kWorkers < items; round++) {
+  for (int round = 0;; round++) {
+    c.refresh();
+    const Splits splits = splits_of(c);
+    const int blocks = attention_blocks(rows_state(c).chunk), items = blocks * kKvHeads * splits.count;
+    if (round * kWorkers >= items) return;
     const int item = round * kWorkers + (round % 2 ? kWorkers - 1 - blockIdx.x : blockIdx.x);
-    if (item < items) attention.run(item % kKvHeads, blocks - 1 - item / kKvHeads);
+    if (item < items) RowAttention(c, splits).run(item % kKvHeads, blocks - 1 - item / kKvHeads % blocks, item / kKvHeads / blocks);
+  }
+}
+
+// A thread has eight values of a row. A split that saw nothing of it has no weight.
+__device__ __forceinline__ void combine_splits(Consumer& c) {
+  const Splits splits = splits_of(c);
+#pragma unroll 1
+  for (int i = c.thread * kWorkers + blockIdx.x; i < splits.rows * kAttendedWords; i += kConsumers * kWorkers) {
+    const int row = i / kAttendedWords, word = i % kAttendedWords, head = word / kHeadWords;
+    float top = -infinity(), sum = 0, value[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+#pragma unroll 4
+    for (int split = 0; split < splits.count; split++)
+      top = fmaxf(top, load_row_value(&splits.weight(c.params, split, row, head)->x));
+#pragma unroll 4
+    for (int split = 0; split < splits.count; split++) {
+      const float2* weight = splits.weight(c.params, split, row, head);
+      const float share = __expf(load_row_value(&weight->x) - top);
+      float part[8];
+      load_row_values(splits.values(c.params, split, row, head) + word % kHeadWords * 8, part);
+      sum += load_row_value(&weight->y) * share;
+#pragma unroll
+      for (int k = 0; k < 8; k++) value[k] += part[k] * share;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) value[k] /= sum;
+    c.params.rows.attended[block_word(row, word, k_blocks(Stage::output))] = pack8(value);
   }
 }
 

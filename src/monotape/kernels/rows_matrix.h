@@ -1,197 +1,285 @@
 // A matrix product over rows: blocks of output are dealt out to workers; each block's operands stream through shared
-// memory, weights and activations alike, because both lie in the same blocks of 8 x 32.
+// memory, weights and activations alike, because both lie in the same blocks of 8 x 32, and groups of four warps
+// multiply them there.
 #pragma once
 #include "ranks_rows.h"
 
 namespace monotape {
 
+// Products whose pieces of k the part after them adds up. What the others leave is not a sum.
+__device__ constexpr bool leaves_pieces(Stage s) { return s == Stage::qkv || s == Stage::output || s == Stage::down; }
+__device__ constexpr int tiles_of(Stage s) {
+  return s == Stage::qkv       ? kQkvRows / kTileRows
+         : s == Stage::gate_up ? 2 * divide_up(kFfn, kTileRows)
+         : s == Stage::head    ? divide_up(kVocab, kTileRows)
+                               : kWidthWords;
+}
+
+// A block of work, in tiles.
+struct Shape {
+  int row_tiles, column_tiles;
+};
+constexpr int kShapes = 4;
+__device__ constexpr Shape shape_of(int number) {
+  return number == 0 ? Shape{8, 16} : number == 1 ? Shape{16, 16} : number == 2 ? Shape{16, 24} : Shape{16, 32};
+}
+
+// The shape that is done first. A block's time is what it reads, and some more to begin and to end.
+__device__ __forceinline__ Cut cut_of(Stage stage, int rows) {
+  constexpr int kBeginning = 250;  // in blocks of 8 x 32
+  Cut best = {0, 1};
+  int least = 0x7fffffff;
+#pragma unroll 1
+  for (int i = 0; i < kShapes; i++) {
+    const Shape shape = shape_of(i);
+    const int items = divide_up(rows, shape.row_tiles * kTileRows) * divide_up(tiles_of(stage), shape.column_tiles);
+    const int room = smaller(kWorkers / items, k_blocks(stage) / 4);
+    const int most = leaves_pieces(stage) && shape.column_tiles == 16 ? larger(1, room) : 1;
+    const int each = divide_up(k_blocks(stage), most), pieces = divide_up(k_blocks(stage), each);  // none is empty
+    const int time = divide_up(items * pieces, kWorkers) * ((shape.row_tiles + shape.column_tiles) * each + kBeginning);
+    if (time < least) least = time, best = {i, pieces};
+  }
+  return best;
+}
+
+// A new chunk begins. Its cuts are found out once.
+__device__ __forceinline__ bool begin_chunk(Consumer& c, int start) {
+  if (!c.meet()) return false;  // nobody looks at the chunk before any more
+  RowsState& state = rows_state(c);
+  const Chunk chunk = {start, smaller(c.params.chunk, c.params.prompt_length - start)};
+  if (c.thread == 0) state.chunk = chunk, state.number = 0;
+  if (c.thread < kMatrixStages) state.cuts[c.thread] = cut_of(static_cast<Stage>(c.thread), chunk.count);
+  return c.meet();
+}
+
+__device__ __forceinline__ Stage stage_of(const RowsState& state) {
+  const Part part = state.part();
+  if (state.layer() == kLayers) return Stage::head;  // for tests: logits of all rows
+  return part == Part::qkv ? Stage::qkv : part == Part::output ? Stage::output : part == Part::down ? Stage::down : Stage::gate_up;
+}
+__device__ __forceinline__ Pieces pieces_of(Consumer& c, Stage stage) {
+  const RowsState& state = rows_state(c);
+  return {state.cuts[static_cast<int>(stage)].pieces, state.chunk.count, tiles_of(stage)};
+}
+
+// The product at hand.
 struct Product {
+  Chunk chunk;
   Stage stage;
-  int layer, tiles, k_blocks;  // tiles: of eight outputs
-  const uint4* input;          // rows in blocks
+  int layer, tiles, blocks;  // tiles: of eight outputs
+  const uint4* input;        // rows in blocks
+  Pieces pieces;
+  int shape;
 };
 
-__device__ __forceinline__ Product product_of(const Params& p, Stage stage, int layer) {
-  const uint4* input = stage == Stage::output ? p.rows.attended : stage == Stage::down ? p.rows.activation : p.rows.normed;
-  const int tiles = stage == Stage::qkv       ? kQkvRows / kTileRows
-                    : stage == Stage::gate_up ? 2 * divide_up(kFfn, kTileRows)
-                    : stage == Stage::head    ? divide_up(kVocab, kTileRows)
-                                              : divide_up(kWidth, kTileRows);
-  return {stage, layer, tiles, k_blocks(stage), input};
+__device__ __forceinline__ Product product_of(Consumer& c) {
+  const RowsState& state = rows_state(c);
+  const Rows& rows = c.params.rows;
+  const Stage stage = stage_of(state);
+  const uint4* input = stage == Stage::output ? rows.attended : stage == Stage::down ? rows.activation : rows.normed;
+  const int layer = stage == Stage::head ? 0 : state.layer();
+  return {state.chunk, stage, layer, tiles_of(stage), k_blocks(stage), input, pieces_of(c, stage), state.cuts[static_cast<int>(stage)].shape};
 }
 
-// What becomes of two neighbouring outputs of a row, by stage. Rows and tiles past the end are left out.
-__device__ __forceinline__ void keep_qkv(Consumer& c, const Product& product, int row, int tile, const float* y) {
-  const int column = tile * kTileRows + 2 * c.column();
-  float2 bias = make_float2(0, 0);
-  if constexpr (kQkvBias) {
-    const float* biases = c.params.qkv_bias + static_cast<int64_t>(product.layer) * kQkvRows + column;
-    bias = make_float2(biases[0], biases[1]);
-  }
-  *reinterpret_cast<uint32_t*>(c.params.rows.qkv + static_cast<int64_t>(row) * kQkvRows + column) = pack_pair(y[0] + bias.x, y[1] + bias.y);
+// A block of work, and where its output begins.
+struct Block {
+  int row_tile, column_tile, piece;
+};
+
+// What becomes of eight neighbouring outputs of a row, by stage.
+__device__ __forceinline__ void keep_activation(Consumer& c, int row, int tile, const float (&gate)[8], const float (&up)[8]) {
+  float value[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) value[i] = __fdividef(gate[i], 1 + __expf(-gate[i])) * up[i];
+  c.params.rows.activation[block_word(row, tile / 2, k_blocks(Stage::down))] = pack8(value);
 }
-__device__ __forceinline__ void keep_activation(Consumer& c, int row, int tile, const float* y, const float* up) {
-  if (tile % 2) return;  // the tile beside has the values that this one's are multiplied with
-  const int k = tile / 2 * kTileRows + 2 * c.column();
-  uint32_t* word = reinterpret_cast<uint32_t*>(c.params.rows.activation + block_word(row, k / 8, k_blocks(Stage::down)));
-  word[c.column()] = pack_pair(__fdividef(y[0], 1 + __expf(-y[0])) * up[0], __fdividef(y[1], 1 + __expf(-y[1])) * up[1]);
-}
-__device__ __forceinline__ void add_to_residual(Consumer& c, int row, int tile, const float* y) {
-  const int column = tile * kTileRows + 2 * c.column();
-  float* out = c.params.rows.residual + static_cast<int64_t>(row) * kWidth + column;
-  if (column < kWidth) out[0] = load_row_value(out) + y[0];
-  if (column + 1 < kWidth) out[1] = load_row_value(out + 1) + y[1];
-}
-__device__ __forceinline__ void keep_logits(Consumer& c, Chunk chunk, int row, int tile, const float* y) {
-  const int column = tile * kTileRows + 2 * c.column();
-  float* out = c.params.logits_out + static_cast<int64_t>(chunk.start - c.params.cached + row) * kAllVocab + first_id(c.params) + column;
-  if (column < kVocab) out[0] = y[0];
-  if (column + 1 < kVocab) out[1] = y[1];
+__device__ __forceinline__ void keep_logits(Consumer& c, const Chunk& chunk, int row, int tile, const float (&y)[8]) {
+  float* out = c.params.logits_out + static_cast<int64_t>(chunk.start - c.params.cached + row) * kAllVocab + first_id(c.params);
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+    if (tile * kTileRows + i < kVocab) out[tile * kTileRows + i] = y[i];
 }
 
-// One block of output: RowTiles x ColumnTiles tiles of eight. WarpRows x WarpColumns warps share it.
-template <int RowTiles, int ColumnTiles, int WarpRows, int WarpColumns>
+// A finished block goes through shared memory, so that whole words leave it. Floats of a row: the next is on other banks.
+__device__ constexpr int finished_stride(int column_tiles) { return column_tiles * kTileRows + 8; }
+__device__ __forceinline__ float* finished_row(Consumer& c, int row, int column_tiles) {
+  return reinterpret_cast<float*>(c.shared.ring[0]) + row * finished_stride(column_tiles);
+}
+
+// One block of output: RowTiles x ColumnTiles tiles of eight. Two groups of warps share it, by rows or by columns.
+template <int RowTiles, int ColumnTiles>
 class BlockProduct {
  public:
-  static constexpr int kTiles = RowTiles + ColumnTiles;
-  static constexpr int kStepBlocks = 2, kStepBytes = kTiles * kStepBlocks * kBlockBytes;
-  static constexpr int kSteps = smaller(6, kRingPages * kPageBytes / kStepBytes);  // in shared memory at a time
-  static constexpr int kRows = RowTiles / WarpRows, kColumns = ColumnTiles / WarpColumns;  // tiles of a warp
-  static constexpr int kCopies = divide_up(kTiles, kWarps);
-  static_assert(WarpRows * WarpColumns == kWarps && kRows % 2 == 0 && kColumns % 2 == 0 && kSteps >= 3, "a block's shape");
+  static constexpr int kTiles = RowTiles + ColumnTiles, kCopies = kTiles / kWarps;
+  static constexpr int kStepBlocks = kTiles > 32 ? 1 : 2, kStepBytes = kTiles * kStepBlocks * kBlockBytes;
+  static constexpr int kSteps = smaller(8, kRingPages * kPageBytes / kStepBytes);  // in shared memory at a time
+  static constexpr bool kByRows = RowTiles == 16;
+  static constexpr int kColumns = kByRows ? ColumnTiles : ColumnTiles / 2;  // tiles of a group
+  static_assert(RowTiles == 8 || RowTiles == 16, "a group has 64 rows");
+  static_assert(kTiles % kWarps == 0 && kColumns % 8 == 0 && kSteps >= 4, "a block's shape");
+  static_assert(RowTiles * kTileRows * finished_stride(ColumnTiles) * 4 <= kRingPages * kPageBytes, "a finished block fits the ring");
 
-  static __device__ __forceinline__ bool run(Consumer& c, const Product& product, Chunk chunk, int row_tile, int column_tile) {
-    const uint8_t* from[kCopies];
+  // Leaves the finished block in shared memory.
+  static __device__ __forceinline__ void run(Consumer& c, const Product& product, Block at) {
+    const int each = divide_up(product.blocks, product.pieces.count), first = at.piece * each;
+    const int last = smaller(product.blocks, first + each), steps = divide_up(last - first, kStepBlocks);
+    uint32_t from[kCopies];
 #pragma unroll
-    for (int i = 0; i < kCopies; i++) from[i] = source(c, product, row_tile, column_tile, c.warp() + i * kWarps);
-    float sums[kRows / 2][kColumns][4] = {};
-    const int steps = divide_up(product.k_blocks, kStepBlocks);
+    for (int i = 0; i < kCopies; i++) from[i] = source(c, product, at, i) + c.lane();
+    float sums[kColumns][4];
+    clear_sums(sums);
     consumers_meet(kConsumers);  // everybody is done with the block before
 #pragma unroll 1
-    for (int step = 0; step < kSteps - 1; step++) copy_step(c, from, step, steps, product.k_blocks);
+    for (int step = 0; step < kSteps - 2; step++) copy_step(c, product, from, step, first + step * kStepBlocks, last);
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
-      wait_copy_groups<kSteps - 2>();
+      wait_copy_groups<kSteps - 3>();
+      show_to_products();
       consumers_meet(kConsumers);
-      copy_step(c, from, step + kSteps - 1, steps, product.k_blocks);
       multiply_step(c, step % kSteps, sums);
+      // Everybody has waited for the products of two steps ago before they met.
+      const int next = step + kSteps - 2;
+      copy_step(c, product, from, next % kSteps, first + next * kStepBlocks, last);
+      wait_operands();
     }
+    wait_products(sums);
     wait_copy_groups<0>();
-    finish(c, product, chunk, row_tile, column_tile, sums);
-    return true;
+    consumers_meet(kConsumers);
+    leave(c, sums);
+    consumers_meet(kConsumers);
   }
 
  private:
-  static __device__ __forceinline__ uint4* shared_block(Consumer& c, int slot, int tile, int block) {
-    return reinterpret_cast<uint4*>(c.shared.ring[0] + slot * kStepBytes + (tile * kStepBlocks + block) * kBlockBytes) + c.lane();
-  }
+  static __device__ __forceinline__ uint8_t* step_place(Consumer& c, int slot) { return c.shared.ring[0] + slot * kStepBytes; }
 
-  // Where the first block of a tile of either operand lies; what is past the end is a copy of the last, and not used.
-  static __device__ __forceinline__ const uint8_t* source(Consumer& c, const Product& product, int row_tile, int column_tile,
-                                                          int tile) {
-    if (tile < RowTiles)
-      return reinterpret_cast<const uint8_t*>(product.input + static_cast<int64_t>(row_tile + tile) * product.k_blocks * kBlockWords);
-    const int column = smaller(column_tile + tile - RowTiles, product.tiles - 1);
+  // Where the first block of a tile of either operand lies, in words from the operand's beginning; what is past the end
+  // is a copy of the last, and not used.
+  static __device__ __forceinline__ uint32_t source(Consumer& c, const Product& product, Block at, int i) {
+    const int tile = c.warp() + i * kWarps;
+    if (i * kWarps < RowTiles) return (at.row_tile + tile) * product.blocks * kBlockWords;
+    const int column = smaller(at.column_tile + tile - RowTiles, product.tiles - 1);
     const TilePlace& place = c.params.places[c.params.first_place[static_cast<int>(product.stage)] + column];
-    return c.params.tapes + place.start + product.layer * place.stride;
+    return static_cast<uint32_t>((place.start + product.layer * place.stride) / 16);
   }
 
-  static __device__ __forceinline__ void copy_step(Consumer& c, const uint8_t* (&from)[kCopies], int step, int steps, int blocks) {
-    if (step < steps) {
+  static __device__ __forceinline__ void copy_step(Consumer& c, const Product& product, const uint32_t (&from)[kCopies], int slot,
+                                                   int block, int last) {
+    if (block < last) {
+      uint8_t* to = step_place(c, slot) + c.warp() * kBlockBytes + operand_place(c.lane()) * 16;
 #pragma unroll
-      for (int i = 0; i < kCopies; i++) {
-        const int tile = c.warp() + i * kWarps;
-        if (kTiles % kWarps && tile >= kTiles) continue;
+      for (int b = 0; b < kStepBlocks; b++) {
+        const bool real = block + b < last;
 #pragma unroll
-        for (int b = 0; b < kStepBlocks; b++) {
-          const int block = step * kStepBlocks + b;
-          copy_word(shared_block(c, step % kSteps, tile, b), from[i] + (block < blocks ? block : 0) * kBlockBytes + c.lane() * 16,
-                    block < blocks ? 16 : 0);
+        for (int i = 0; i < kCopies; i++) {
+          const uint4* operand = i * kWarps < RowTiles ? product.input : reinterpret_cast<const uint4*>(c.params.tapes);
+          copy_word(to + (b * kTiles + i * kWarps) * kBlockBytes, operand + from[i] + (real ? block + b : block) * kBlockWords,
+                    real ? 16 : 0);
         }
       }
     }
     end_copy_group();
   }
 
-  static __device__ __forceinline__ void multiply_step(Consumer& c, int slot, float (&sums)[kRows / 2][kColumns][4]) {
-    const int first_row = c.warp() / WarpColumns * kRows, first_column = RowTiles + c.warp() % WarpColumns * kColumns;
+  static __device__ __forceinline__ void multiply_step(Consumer& c, int slot, float (&sums)[kColumns][4]) {
+    const int group = c.warp() / 4;
+    const uint8_t* rows = step_place(c, slot) + (kByRows ? group * 8 : 0) * kBlockBytes;
+    const uint8_t* columns = step_place(c, slot) + (RowTiles + (kByRows ? 0 : group * kColumns)) * kBlockBytes;
+    fence_products();
 #pragma unroll
-    for (int b = 0; b < kStepBlocks; b++) {
-      uint4 x[kRows];
+    for (int b = 0; b < kStepBlocks; b++)
 #pragma unroll
-      for (int i = 0; i < kRows; i++) x[i] = *shared_block(c, slot, first_row + i, b);
+      for (int half = 0; half < 2; half++) {
+        const uint8_t* x = rows + b * kTiles * kBlockBytes;
+        const uint8_t* w = columns + b * kTiles * kBlockBytes;
 #pragma unroll
-      for (int j = 0; j < kColumns; j++) {
-        const uint4 w = *shared_block(c, slot, first_column + j, b);
-#pragma unroll
-        for (int i = 0; i < kRows; i += 2) {
-          multiply_accumulate(sums[i / 2][j], x[i].x, x[i + 1].x, x[i].y, x[i + 1].y, w.x, w.y);
-          multiply_accumulate(sums[i / 2][j], x[i].z, x[i + 1].z, x[i].w, x[i + 1].w, w.z, w.w);
-        }
+        for (int j = 0; j + 16 <= kColumns; j += 16) begin_product<16>(sums + j, x, w + j * kBlockBytes, half);
+        if constexpr (kColumns % 16) begin_product<8>(sums + kColumns - 8, x, w + (kColumns - 8) * kBlockBytes, half);
       }
-    }
+    end_product_group();
   }
 
-  template <class Keep>
-  static __device__ __forceinline__ void for_each_pair(Consumer& c, const Product& product, Chunk chunk, int row_tile,
-                                                       int column_tile, float (&sums)[kRows / 2][kColumns][4], Keep keep) {
-    const int first_row = (row_tile + c.warp() / WarpColumns * kRows) * kTileRows + c.row();
-    const int first_tile = column_tile + c.warp() % WarpColumns * kColumns;
+  static __device__ __forceinline__ void leave(Consumer& c, const float (&sums)[kColumns][4]) {
+    const int row = (kByRows ? c.warp() : c.warp() % 4) * 16 + c.row();
+    const int column = (kByRows ? 0 : c.warp() / 4 * kColumns * kTileRows) + 2 * c.column();
 #pragma unroll
-    for (int i = 0; i < kRows; i++)
+    for (int j = 0; j < kColumns; j++)
 #pragma unroll
-      for (int j = 0; j < kColumns; j++)
-        if (first_row + 8 * i < chunk.count && first_tile + j < product.tiles)
-          keep(first_row + 8 * i, first_tile + j, sums[i / 2][j] + i % 2 * 2, sums[i / 2][j ^ 1] + i % 2 * 2);
-  }
-
-  static __device__ __forceinline__ void finish(Consumer& c, const Product& product, Chunk chunk, int row_tile, int column_tile,
-                                                float (&sums)[kRows / 2][kColumns][4]) {
-    const auto is_nan = [](const float* y) { return y[0] != y[0] || y[1] != y[1]; };
-    bool nan = false;
-    for_each_pair(c, product, chunk, row_tile, column_tile, sums,
-                  [&](int, int, const float* y, const float*) { nan |= is_nan(y); });
-    if (nan) report_nan(c.shared, product.stage, product.layer);
-    if (product.stage == Stage::qkv)
-      for_each_pair(c, product, chunk, row_tile, column_tile, sums,
-                    [&](int row, int tile, const float* y, const float*) { keep_qkv(c, product, row, tile, y); });
-    else if (product.stage == Stage::gate_up)
-      for_each_pair(c, product, chunk, row_tile, column_tile, sums,
-                    [&](int row, int tile, const float* y, const float* up) { keep_activation(c, row, tile, y, up); });
-    else if (product.stage == Stage::head)
-      for_each_pair(c, product, chunk, row_tile, column_tile, sums,
-                    [&](int row, int tile, const float* y, const float*) { keep_logits(c, chunk, row, tile, y); });
-    else if constexpr (kRanks == 1)
-      for_each_pair(c, product, chunk, row_tile, column_tile, sums,
-                    [&](int row, int tile, const float* y, const float*) { add_to_residual(c, row, tile, y); });
-    else {
-      const RowSums partial(c, chunk, product.stage, product.layer);
-      for_each_pair(c, product, chunk, row_tile, column_tile, sums, [&](int row, int tile, const float* y, const float*) {
-        partial.keep(row, tile * kTileRows + 2 * c.column(), y);
-      });
-    }
+      for (int half = 0; half < 2; half++)
+        *reinterpret_cast<float2*>(finished_row(c, row + 8 * half, ColumnTiles) + column + j * kTileRows) =
+            make_float2(sums[j][2 * half], sums[j][2 * half + 1]);
   }
 };
 
-// Large blocks where there are enough of them for all workers, small ones otherwise.
-__device__ __forceinline__ void multiply_rows(Consumer& c, Chunk chunk, Stage stage, int layer) {
-  using Large = BlockProduct<16, 16, 2, 4>;
-  using Small = BlockProduct<8, 4, 4, 2>;
-  c.refresh();
-  const Product product = product_of(c.params, stage, layer);
-  const int row_tiles = divide_up(chunk.count, kTileRows);
-  const int large = divide_up(row_tiles, 16) * divide_up(product.tiles, 16);
-  const int small = divide_up(row_tiles, 8) * divide_up(product.tiles, 4);
-  constexpr int kLargeCost = 4;  // in small blocks: eight times the work at twice the rate
-  // Blocks of the same weights are neighbours in time, so that the weights are read from memory once.
-  if (divide_up(large, kWorkers) * kLargeCost <= divide_up(small, kWorkers)) {
-    const int rows = divide_up(row_tiles, 16);
+// Eight values of a finished row; true if one of them is not a number.
+__device__ __forceinline__ bool take(const float* from, float (&value)[8]) {
+  load8(from, value);
+  bool nan = false;
+#pragma unroll
+  for (int i = 0; i < 8; i++) nan |= value[i] != value[i];
+  return nan;
+}
+
+// The finished block leaves shared memory. Rows and tiles past the end are left out.
+__device__ __forceinline__ void finish_block(Consumer& c, const Product& product, Block at) {
+  const Shape shape = shape_of(product.shape);
+  const int rows = smaller(shape.row_tiles * kTileRows, product.chunk.count - at.row_tile * kTileRows);
+  const int each = product.stage == Stage::gate_up ? 2 : 1, across = shape.column_tiles / each;
+  bool nan = false;
 #pragma unroll 1
-    for (int i = blockIdx.x; i < large; i += kWorkers) Large::run(c, product, chunk, i % rows * 16, i / rows * 16);
-  } else {
-    const int rows = divide_up(row_tiles, 8);
+  for (int i = c.thread; i < rows * across; i += kConsumers) {
+    const int row = at.row_tile * kTileRows + i / across, tile = at.column_tile + i % across * each;
+    if (tile >= product.tiles) continue;
+    const float* from = finished_row(c, i / across, shape.column_tiles) + i % across * each * kTileRows;
+    float value[8];
+    nan |= take(from, value);
+    if (product.stage == Stage::gate_up) {  // gate tiles are even, their up tiles follow
+      float up[8];
+      nan |= take(from + kTileRows, up);
+      keep_activation(c, row, tile, value, up);
+    } else if (product.stage == Stage::head) {
+      keep_logits(c, product.chunk, row, tile, value);
+    } else if (kRanks > 1 && product.stage != Stage::qkv && product.pieces.count == 1) {
+      RowSums(c, product.stage).keep(row, tile, value);
+    } else {
+      store_row_values(piece_values(c.params, product.pieces, at.piece, row, tile), value);
+    }
+  }
+  if (nan) report_nan(c.shared, product.stage, product.layer);
+}
+
+template <int Number>
+__device__ __forceinline__ void multiply_block(Consumer& c, const Product& product, Block at) {
+  BlockProduct<shape_of(Number).row_tiles, shape_of(Number).column_tiles>::run(c, product, at);
+}
+
+__device__ __forceinline__ int blocks_of(const Product& product) {
+  const Shape shape = shape_of(product.shape);
+  return divide_up(product.chunk.count, shape.row_tiles * kTileRows) * divide_up(product.tiles, shape.column_tiles) * product.pieces.count;
+}
+// Which block of output the i-th one is. Blocks of the same weights are neighbours in time, so that the weights are read
+// from memory once.
+__device__ __forceinline__ Block block_of(const Product& product, int i) {
+  const Shape shape = shape_of(product.shape);
+  const int rows = divide_up(product.chunk.count, shape.row_tiles * kTileRows);
+  return {i % rows * shape.row_tiles, i / rows / product.pieces.count * shape.column_tiles, i / rows % product.pieces.count};
+}
+
+__device__ __forceinline__ void multiply_rows(Consumer& c) {
 #pragma unroll 1
-    for (int i = blockIdx.x; i < small; i += kWorkers) Small::run(c, product, chunk, i % rows * 8, i / rows * 4);
+  for (int i = blockIdx.x;; i += kWorkers) {
+    {
+      c.refresh();
+      const Product product = product_of(c);
+      if (i >= blocks_of(product)) return;
+      const Block at = block_of(product, i);
+      if (product.shape == 0) multiply_block<0>(c, product, at);
+      else if (product.shape == 1) multiply_block<1>(c, product, at);
+      else if (product.shape == 2) multiply_block<2>(c, product, at);
+      else multiply_block<3>(c, product, at);
+    }
+    c.refresh();
+    const Product product = product_of(c);
+    finish_block(c, product, block_of(product, i));
   }
 }
 

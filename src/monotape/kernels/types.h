@@ -82,11 +82,12 @@ struct HostStatus {  // in pinned memory that both sides see
 };
 
 struct Rows {  // activations of a prefill's chunk; 16-bit ones in blocks of 8 rows x 32 values
-  float* residual;     // [rows][width]
+  float* residual;     // [rows][width, padded to words]
   uint4* normed;
-  uint16_t* qkv;       // [rows][qkv rows]
+  uint4* queries;      // [rows][query rows]
   uint4* attended;
   uint4* activation;
+  float* partials;     // sums of pieces of k, or what splits of attention have
 };
 
 // Between ranks: see ranks.h. A word is 64 bits, a value and a number; experiments with slow links add when it was sent.

@@ -41,6 +41,12 @@ struct AsyncWord {
   int group;
 };
 
+struct AsyncProduct {  // ptx.h: begin_product
+  float (*sums)[4];
+  const unsigned char *first, *second;
+  int tiles, half, group;
+};
+
 struct Fiber {
   jmp_buf place;
   bool started = false, ended = false, agreed = false;
@@ -49,6 +55,8 @@ struct Fiber {
   const void *watched[3] = {};  // what it looked at last, without doing anything else since
   int copy_group = 0;
   std::vector<AsyncWord> copies;
+  int product_group = 0;
+  std::vector<AsyncProduct> products;
   unsigned warp() const { return thread / kLanes; }
   int lane() const { return thread % kLanes; }
 };
@@ -404,6 +412,7 @@ class Machine {
  public:
   [[noreturn]] void end() {
     if (!current->copies.empty()) fail("A thread ended before its copies");
+    if (!current->products.empty()) fail("A thread ended before its products");
     current->ended = true, current->doing = "ended";
     _longjmp(scheduler_, 1);
   }

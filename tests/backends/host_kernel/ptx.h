@@ -81,6 +81,10 @@ class Pages {
 };
 inline void fence_copies() {}
 inline void fence_shared_copies() {}
+inline void fetch_ahead(const void* from, uint32_t bytes) {
+  if (bytes % 16) machine->fail("A fetch that is not of whole words");
+  machine->touch(from, bytes, 16);
+}
 
 // Groups of copies are a thread's own: they may land at once, or not before they are waited for.
 inline void copy_word(void* to, const void* from, uint32_t bytes) {
@@ -142,10 +146,7 @@ inline void load_links(const uint64_t* p, uint64_t& a, uint64_t& b) {
   (turned ? a : b) = load_link(p + !turned);
 }
 inline void store_links(uint64_t* p, uint64_t a, uint64_t b) { store_link(p, a), store_link(p + 1, b); }
-inline void store_row_pair(float* p, float a, float b) {
-  const uint32_t parts[4] = {__float_as_uint(a), __float_as_uint(b), 0, 0};
-  machine->store(reinterpret_cast<uint32_t*>(p), parts, 3);
-}
+inline void store_row_word(uint4* p, uint4 v) { store_word(p, v); }
 inline uint4 load_row_word(const uint4* p) {
   machine->touch(p, 16, 16);
   return *p;
@@ -277,5 +278,66 @@ inline void multiply_accumulate(float* c, uint32_t a0, uint32_t a1, uint32_t a2,
   host::come_together(host::Collective::multiply, [slot](host::Warp& w) { multiply_warp(w, slot); });
   for (int i = 0; i < 4; i++) c[i] += warp.result[slot][lane][i];
 }
+
+// Products of a group are a thread's own here: it reads operands and adds when it waits for them, or at once.
+inline int operand_place(int lane) { return (lane & ~3) | ((lane ^ lane >> 3) & 3); }
+inline bool operand_row(const uint8_t* operand, int row, int half, float (&value)[16]) {
+  const uint8_t* block = operand + row / 8 * 512;
+  uint16_t bits[16];
+  for (int word = 0; word < 2; word++) memcpy(bits + 8 * word, block + 16 * operand_place(row % 8 * 4 + 2 * half + word), 16);
+  bool any = false;
+  for (int i = 0; i < 16; i++) value[i] = widen(bits[i]), any |= bits[i] != 0;
+  return any;
+}
+inline void do_product(const host::AsyncProduct& product) {
+  const int lane = machine->current->lane(), row = machine->current->warp() % 4 * 16 + lane / 4;
+  float a[2][16], b[16];
+  const bool any[2] = {operand_row(product.first, row, product.half, a[0]), operand_row(product.first, row + 8, product.half, a[1])};
+  if (!any[0] && !any[1]) return;  // most rows are empty, and most of the time would go here
+  for (int column = 0; column < product.tiles * 8; column++) {
+    if (column % 8 / 2 != lane % 4) continue;
+    operand_row(product.second, column, product.half, b);
+    for (int i = 0; i < 2; i++) {
+      float sum = 0;
+      for (int k = 0; k < 16; k++) sum += a[i][k] * b[k];
+      product.sums[column / 8][2 * i + column % 2] += sum;
+    }
+  }
+}
+inline void do_products(int groups) {  // all of the groups before that one
+  auto& products = machine->current->products;
+  size_t done = 0;
+  while (done < products.size() && products[done].group < groups) do_product(products[done++]);
+  products.erase(products.begin(), products.begin() + static_cast<std::ptrdiff_t>(done));
+}
+template <int Tiles>
+inline void begin_product(float (*c)[4], const void* first, const void* second, int half) {
+  machine->touch(first, 8 * 512, 16), machine->touch(second, Tiles * 512, 16);
+  const uint8_t* start = machine->shared_memory(machine->current->block);
+  for (const void* operand : {first, second})
+    if ((static_cast<const uint8_t*>(operand) - start) % 512) machine->fail("An operand that is not of whole blocks");
+  machine->current->products.push_back({c, static_cast<const uint8_t*>(first), static_cast<const uint8_t*>(second), Tiles, half,
+                                        machine->current->product_group});
+  machine->did_something();
+}
+template <int Tiles>
+inline void clear_sums(float (&c)[Tiles][4]) {
+  memset(c, 0, sizeof(c));
+}
+inline void fence_products() {}
+inline void end_product_group() {
+  machine->current->product_group++;
+  if (machine->once_in(4)) do_products(machine->current->product_group);
+}
+inline void wait_operands() {
+  do_products(machine->current->product_group - 1);
+  machine->yield();
+}
+template <int Tiles>
+inline void wait_products(float (&)[Tiles][4]) {
+  do_products(machine->current->product_group);
+  machine->yield();
+}
+inline void show_to_products() {}
 
 }  // namespace monotape

@@ -85,7 +85,9 @@ class CudaBackend:
         self._adjusted, self._counts = DeviceMemory(4 * spec.vocab), DeviceMemory(4 * spec.vocab)
         self._logits_out = DeviceMemory(4 * _KEPT_LOGITS * spec.vocab)
         self._params.chunk = chunk_of(spec, plan)
-        self._params.rows, self._row_memories = rows.allocate(self._own_spec, self._params.chunk)
+        self._params.rows, self._row_memories = rows.allocate(
+            self._own_spec, self._params.chunk, plan.machine.workers
+        )
         self._params.first_place[:] = first_places
         self._params.deadline_ns = DEADLINE_NS
         windows = [window or 0 for window in spec.windows]
@@ -129,8 +131,8 @@ class CudaBackend:
         # A model that the kernel does not run is refused before all else.
         header = plan_header(spec, plan, rank=rank, link_delay=link_delay)
         own_spec, own_plan = rank_spec(spec, plan, rank), rank_plan(plan, rank)
-        chunk = chunk_of(spec, plan)
-        working = exchange_bytes(own_spec, plan) + sum(rows.sizes(own_spec, chunk).values())
+        chunk, workers = chunk_of(spec, plan), plan.machine.workers
+        working = exchange_bytes(own_spec, plan) + sum(rows.sizes(own_spec, chunk, workers).values())
         working += inbox_bytes(spec, plan, chunk, link_delay=link_delay) if plan.steps else 0
         require_memory(memory_plan(own_spec, own_plan, plan.context, working), memory_free_and_total()[0])
         beside = ThreadPoolExecutor(1, "compile")

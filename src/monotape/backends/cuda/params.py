@@ -39,7 +39,7 @@ class StatusStruct(ctypes.Structure):
 class RowsStruct(ctypes.Structure):
     """kernels/types.h: Rows"""
 
-    _fields_ = _pointers("residual", "normed", "qkv", "attended", "activation")
+    _fields_ = _pointers("residual", "normed", "queries", "attended", "activation", "partials")
 
 
 class ParamsStruct(ctypes.Structure):

@@ -15,25 +15,30 @@ def chunk_for(context: int, most: int = CHUNK) -> int:
     return min(CHUNK, most, -(-context // 128) * 128)
 
 
-def sizes(spec: ModelSpec, chunk: int) -> dict[str, int]:
+def sizes(spec: ModelSpec, chunk: int, workers: int) -> dict[str, int]:
     """Bytes of each buffer, by its name in kernels/types.h: Rows."""
 
     def blocks(k: int) -> int:
         return chunk // _BLOCK_ROWS * -(-k // _BLOCK_K) * _BLOCK_BYTES
 
+    width = -(-spec.width // 8) * 8
+    # A whole product in one piece, or of each worker one piece of 128 x 128 sums, or what it has attended to: 128 rows of
+    # a head, and two numbers more of each.
+    partials = max(chunk * max(width, spec.q_rows + 2 * spec.kv_rows), workers * 128 * 132) if chunk else 0
     return {
-        "residual": 4 * chunk * spec.width,
+        "residual": 4 * chunk * width,
         "normed": blocks(spec.width),
-        "qkv": 2 * chunk * (spec.q_rows + 2 * spec.kv_rows),
+        "queries": 2 * chunk * spec.q_rows,
         "attended": blocks(spec.q_rows),
         "activation": blocks(spec.ffn),
+        "partials": 4 * partials,
     }
 
 
-def allocate(spec: ModelSpec, chunk: int) -> tuple[RowsStruct, list[DeviceMemory]]:
+def allocate(spec: ModelSpec, chunk: int, workers: int) -> tuple[RowsStruct, list[DeviceMemory]]:
     """The buffers, zeroed: what pads a block is multiplied too, and must be a number."""
     rows, memories = RowsStruct(), []
-    for name, count in sizes(spec, chunk).items():
+    for name, count in sizes(spec, chunk, workers).items():
         memory = DeviceMemory(count)
         memory.fill(0)
         memories.append(memory)
