@@ -195,12 +195,12 @@ __device__ __forceinline__ void publish_results(Consumer& c, const Share& share)
   }
 }
 
-// A worker that owns nothing else in a layer takes its words of the turn before back here: everybody has read this
-// turn's residual stream, of which the query was made. All its threads must know of that.
-__device__ __forceinline__ bool reset_in_attention(Consumer& c, int layer) {
-  if (!c.meet()) return false;
-  reset_turn_before(c, layer, kConsumers).confirm(c.shared, c.lost);
-  return true;
+// A worker that owns nothing else in a layer has its words of the turn before taken back here: everybody has read this
+// turn's residual stream, of which the query was made.
+__device__ __forceinline__ void reset_in_attention(Consumer& c, int layer) {
+  if (c.thread != 0) return;
+  ask(c, Stage::qkv, layer);
+  await_errands(c, 0);
 }
 
 // The stage: the query arrives, every warp looks at units in turn, and the warps' results are added up.
@@ -210,10 +210,10 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   c.begin(Stage::attention, layer);
   const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
   const bool newest = last >= 0 && last % kWarps == c.warp();
-  const bool idle = c.span(Stage::qkv).count == 0 && c.span(Stage::down).count == 0;
+  const bool idle = c.span(Stage::qkv).count == 0 && resets_late(c);
   const Head query = hear_token(c, share.kv_head, c.warp() < share.count || idle, newest, layer);
   c.trace.arrived();
-  if (idle && !reset_in_attention(c, layer)) return false;
+  if (idle) reset_in_attention(c, layer);
   Running running;
   running.clear();
   for (int unit = 0; unit < share.count; unit += kPageUnits) {
@@ -258,8 +258,9 @@ __device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, 
   poll(words, index, part, patience);
   const uint4 sums = part[kAtOnce];
   __syncwarp();
-  if (c.span(Stage::qkv).count == 0 && blockIdx.x / kKvHeads >= splits)  // it has nothing else to do in a layer
-    reset_turn_before(c, layer, 32).confirm(c.shared, c.lost);
+  const bool idle = c.span(Stage::qkv).count == 0 && resets_late(c) && blockIdx.x / kKvHeads >= splits;
+  if (idle) reset_in_attention(c, layer);  // it has nothing else to do in a layer
+  __syncwarp();
   float peak = c.lane() < splits ? __uint_as_float(sums.x) : -infinity();
   const float my_peak = peak;
 #pragma unroll

@@ -167,32 +167,27 @@ class BatchProduct {
   bool page_ends_ = false;                     // with what was fetched last
 };
 
-// Runs the stage: resets() when it may, then ending(tile, row of the tile, value, whether it is real) for
-// every row of a batch, with whole warps so that the ending may shuffle.
-template <class Resets, class Ending>
-__device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Resets resets, Ending ending) {
+// Runs the stage: ending(tile, row of the tile, value, whether it is real) for every row of a batch, with whole warps so
+// that the ending may shuffle.
+template <class Ending>
+__device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Ending ending) {
   const int count = c.span(matrix.stage).count;
   if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
   c.begin(matrix.stage, matrix.layer);
-  // Who has read this turn's residual stream need not wait for more to reset the words of `output`: the wait for what is
-  // attended to hides it.
-  const bool early = matrix.stage == Stage::output && c.span(Stage::qkv).count > 0;
-  Reset reset;
-  if (early) reset = resets();
   float squares = read_input(c, matrix);
   c.trace.arrived();
+  const bool asks = c.thread == 0 && matrix.stage != Stage::head && (matrix.stage != Stage::qkv || resets_late(c));
+  if (asks) ask(c, matrix.stage, matrix.layer);
   int in_page = 0;
 #pragma unroll 1
   for (int first = 0; first < count; first += kBatchTiles, c.buffer ^= 1) {
     const int batch = smaller(count - first, kBatchTiles);
     const int mine = c.thread / kTileRows, row = c.thread % kTileRows;  // the tile and row that this thread will finish
     BatchProduct(c, matrix, batch, first + batch == count, in_page).run([&] {
-      if (first > 0) return;
-      if (!early) reset = resets();
-      if (matrix.gain) squares = warp_sum(squares);
+      if (first == 0 && matrix.gain) squares = warp_sum(squares);
     });
     if (c.lane() == 0) c.shared.squares[c.buffer][c.warp()] = squares;
-    if (first == 0) reset.confirm(c.shared, c.lost);
+    if (first == 0 && c.thread == 0) await_errands(c, asks && !resets_late(c) ? 1 : 0);
     if (!c.meet()) return false;
     if (c.thread < divide_up(batch * kTileRows, 32) * 32) {
       float total = 0, y = 0;

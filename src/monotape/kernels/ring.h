@@ -38,6 +38,7 @@ struct alignas(128) Shared {
   int own_count[2];
   int sample_turn;                                          // tokens that have been chosen
   int list, list_before, listed_splits;                     // which of the two: of this token, and of the one before
+  volatile int errands[4], asked, answered;                 // of the janitor
   volatile int mailed, delivered;                           // tokens given to the clerk, and tokens that left
   volatile int cancel;                                      // the host asked to stop
   volatile int position;                                    // of the token that the consumers are at

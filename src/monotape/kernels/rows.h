@@ -117,6 +117,14 @@ class RowNorm {
       : c_(c), chunk_(rows_state(c).chunk), pieces_(pieces), gain_(gain), first_(first) {}
 
   __device__ __forceinline__ void run() {
+    float gain[kWords][8];  // they are under way with the first rows
+#pragma unroll
+    for (int w = 0; w < kWords; w++)
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const int k = (c_.thread + w * kConsumers) * 8 + i;
+        gain[w][i] = k < kWidth ? gain_[k] : 0;
+      }
 #pragma unroll 1
     for (int row = blockIdx.x; row < chunk_.count; row += kRows * kWorkers) {
       float value[kRows][kWords][8];
@@ -129,7 +137,7 @@ class RowNorm {
       }
       consumers_meet(kConsumers);
 #pragma unroll
-      for (int r = 0; r < kRows; r++) write(row + r * kWorkers, squares_at(r), value[r]);
+      for (int r = 0; r < kRows; r++) write(row + r * kWorkers, squares_at(r), gain, value[r]);
       consumers_meet(kConsumers);  // everybody has read the squares
     }
   }
@@ -159,7 +167,7 @@ class RowNorm {
       for (int i = 0; i < 8; i++) squares += value[w][i] * value[w][i];
     return squares;
   }
-  __device__ __forceinline__ void write(int row, const float* squares, float (&value)[kWords][8]) {
+  __device__ __forceinline__ void write(int row, const float* squares, const float (&gain)[kWords][8], float (&value)[kWords][8]) {
     float total = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; w++) total += squares[w];
@@ -170,7 +178,7 @@ class RowNorm {
       if (!mine(row, word)) continue;
       store_row_values(residual_values(c_.params, row, word), value[w]);
 #pragma unroll
-      for (int i = 0; i < 8; i++) value[w][i] *= word * 8 + i < kWidth ? scale * gain_[word * 8 + i] : 0;
+      for (int i = 0; i < 8; i++) value[w][i] *= scale * gain[w][i];
       c_.params.rows.normed[block_word(row, word, k_blocks(Stage::qkv))] = pack8(value[w]);
     }
   }
@@ -182,49 +190,71 @@ class RowNorm {
   bool first_;
 };
 
-// A head's words of a row, as the qkv product left them, rounded as a token's are.
-__device__ __forceinline__ uint4 qkv_word(const Params& params, const Pieces& pieces, int layer, int row, int word) {
-  float value[8];
-#pragma unroll
-  for (int i = 0; i < 8; i++)
-    value[i] = kQkvBias ? params.qkv_bias[static_cast<int64_t>(layer) * kQkvRows + word * 8 + i] : 0;
-  add_pieces(params, pieces, row, word, value);
-  return pack8(value);
-}
+// Of eight rows and one head: queries and keys are normalised and rotated; keys and values go into the KV.
+class RowHead {
+ public:
+  __device__ RowHead(Consumer& c, Pieces pieces, int head, int row)
+      : c_(c), pieces_(pieces), layer_(rows_state(c).layer()), head_(head), row_(row),
+        position_(rows_state(c).chunk.start + row), real_(row < rows_state(c).chunk.count) {}
 
-// Queries and keys are normalised and rotated; keys go into the KV with the values. A warp does eight rows of a head.
-__device__ inline void finish_heads(Consumer& c, Pieces pieces) {
-  const Chunk chunk = rows_state(c).chunk;
-  const int layer = rows_state(c).layer();
-  for_each_item(c, divide_up(chunk.count, 8) * (kHeads + kKvHeads), [&](int item) {
-    const int head = item % (kHeads + kKvHeads), row = item / (kHeads + kKvHeads) * 8 + c.row(), position = chunk.start + row;
-    const bool real = row < chunk.count, is_key = head >= kHeads;
-    int number[HeadWords::count];
-    HeadWords::numbers(c.column(), number);
-    uint4 word[HeadWords::count];
-#pragma unroll
-    for (int i = 0; i < HeadWords::count; i++)
-      word[i] = real && number[i] >= 0 ? qkv_word(c.params, pieces, layer, row, head * kHeadWords + number[i]) : make_uint4(0, 0, 0, 0);
-    const float* gain = kQkNorm ? (is_key ? c.params.k_norm : c.params.q_norm) + layer * kHeadDim : nullptr;
-    const Head done = finish_head(word, c.column(), gain, angles_of(c.params, real ? position : chunk.start),
-                                  is_key ? 1.0f : kAttentionScale);
-    if (!real) return;
-    uint8_t* unit = kv_unit(c.params, layer, is_key ? head - kHeads : 0, position / kUnitPositions);
+  __device__ __forceinline__ void keep_value() {
+    if (!real_) return;
+    uint8_t* unit = kv_unit(c_.params, layer_, head_ - kHeads - kKvHeads, position_ / kUnitPositions);
 #pragma unroll
     for (int b = 0; b < kHeadBlocks; b++) {
-      const int at = 4 * b + c.column();
-      if (is_key) store_key_word(unit, position, b, c.column(), done.block[b]);
-      if (at >= kHeadWords) continue;
-      if (!is_key) {
-        c.params.rows.queries[static_cast<int64_t>(row) * kAttendedWords + head * kHeadWords + at] = done.block[b];
-        continue;
-      }
-      const uint4 value = qkv_word(c.params, pieces, layer, row, (head + kKvHeads) * kHeadWords + at);
+      const int word = 4 * b + c_.column();
+      if (word >= kHeadWords) continue;
+      const uint4 value = raw(word);
       const uint32_t pair[4] = {value.x, value.y, value.z, value.w};
 #pragma unroll
       for (int i = 0; i < 8; i++)
-        *value_place(unit, position, at * 8 + i) = static_cast<uint16_t>(pair[i / 2] >> (i % 2 * 16));
+        *value_place(unit, position_, word * 8 + i) = static_cast<uint16_t>(pair[i / 2] >> (i % 2 * 16));
     }
+  }
+
+  __device__ __forceinline__ void finish() {
+    const bool is_key = head_ >= kHeads;
+    int number[HeadWords::count];
+    HeadWords::numbers(c_.column(), number);
+    uint4 word[HeadWords::count];
+#pragma unroll
+    for (int i = 0; i < HeadWords::count; i++) word[i] = real_ && number[i] >= 0 ? raw(number[i]) : make_uint4(0, 0, 0, 0);
+    const float* gain = kQkNorm ? (is_key ? c_.params.k_norm : c_.params.q_norm) + layer_ * kHeadDim : nullptr;
+    const Angles angles = angles_of(c_.params, real_ ? position_ : rows_state(c_).chunk.start);
+    const Head done = finish_head(word, c_.column(), gain, angles, is_key ? 1.0f : kAttentionScale);
+    if (!real_) return;
+    uint4* queries = c_.params.rows.queries + static_cast<int64_t>(row_) * kAttendedWords + head_ * kHeadWords;
+    uint8_t* unit = kv_unit(c_.params, layer_, is_key ? head_ - kHeads : 0, position_ / kUnitPositions);
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++) {
+      const int at = 4 * b + c_.column();
+      if (is_key) store_key_word(unit, position_, b, c_.column(), done.block[b]);
+      else if (at < kHeadWords) queries[at] = done.block[b];
+    }
+  }
+
+ private:
+  // As the qkv product left it, rounded as a token's are.
+  __device__ __forceinline__ uint4 raw(int word) const {
+    const int at = head_ * kHeadWords + word;
+    float value[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    if constexpr (kQkvBias) load8(c_.params.qkv_bias + static_cast<int64_t>(layer_) * kQkvRows + at * 8, value);
+    add_pieces(c_.params, pieces_, row_, at, value);
+    return pack8(value);
+  }
+
+  Consumer& c_;
+  Pieces pieces_;
+  int layer_, head_, row_, position_;
+  bool real_;
+};
+
+__device__ inline void finish_heads(Consumer& c, Pieces pieces) {
+  constexpr int kAll = kHeads + 2 * kKvHeads;  // keys follow the queries, values the keys
+  for_each_item(c, divide_up(pieces.rows, 8) * kAll, [&](int item) {
+    RowHead head(c, pieces, item % kAll, item / kAll * 8 + c.row());
+    if (item % kAll >= kHeads + kKvHeads) head.keep_value();
+    else head.finish();
   });
 }
 

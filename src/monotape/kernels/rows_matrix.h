@@ -24,19 +24,21 @@ __device__ constexpr Shape shape_of(int number) {
   return number == 0 ? Shape{8, 16} : number == 1 ? Shape{16, 16} : number == 2 ? Shape{16, 24} : Shape{16, 32};
 }
 
-// The shape that is done first. A block's time is what it reads, and some more to begin and to end.
+// The shape that is done first. A block's time is what it reads, and some more to begin and to end; sums of pieces are
+// written and read once more.
 __device__ __forceinline__ Cut cut_of(Stage stage, int rows) {
-  constexpr int kBeginning = 250;  // in blocks of 8 x 32
+  constexpr int kBeginning = 250;  // in blocks of 8 x 32 that a worker could read
+  const int tiles = tiles_of(stage), blocks = k_blocks(stage);
   Cut best = {0, 1};
   int least = 0x7fffffff;
 #pragma unroll 1
   for (int i = 0; i < kShapes; i++) {
     const Shape shape = shape_of(i);
-    const int items = divide_up(rows, shape.row_tiles * kTileRows) * divide_up(tiles_of(stage), shape.column_tiles);
-    const int room = smaller(kWorkers / items, k_blocks(stage) / 4);
-    const int most = leaves_pieces(stage) && shape.column_tiles == 16 ? larger(1, room) : 1;
-    const int each = divide_up(k_blocks(stage), most), pieces = divide_up(k_blocks(stage), each);  // none is empty
-    const int time = divide_up(items * pieces, kWorkers) * ((shape.row_tiles + shape.column_tiles) * each + kBeginning);
+    const int items = divide_up(rows, shape.row_tiles * kTileRows) * divide_up(tiles, shape.column_tiles);
+    const int most = leaves_pieces(stage) ? larger(1, smaller(kWorkers / items, blocks / 4)) : 1;
+    const int each = divide_up(blocks, most), pieces = divide_up(blocks, each);  // none is empty
+    const int sums = pieces * rows * tiles * 2 / (kBlockWords / 2 * kWorkers);
+    const int time = divide_up(items * pieces, kWorkers) * ((shape.row_tiles + shape.column_tiles) * each + kBeginning) + sums;
     if (time < least) least = time, best = {i, pieces};
   }
   return best;

@@ -22,9 +22,9 @@ def sizes(spec: ModelSpec, chunk: int, workers: int) -> dict[str, int]:
         return chunk // _BLOCK_ROWS * -(-k // _BLOCK_K) * _BLOCK_BYTES
 
     width = -(-spec.width // 8) * 8
-    # A whole product in one piece, or of each worker one piece of 128 x 128 sums, or what it has attended to: 128 rows of
-    # a head, and two numbers more of each.
-    partials = max(chunk * max(width, spec.q_rows + 2 * spec.kv_rows), workers * 128 * 132) if chunk else 0
+    # A whole product in one piece, or of each worker one piece of 128 x 256 sums: more than what it has attended to,
+    # which is 128 rows of a head, and two numbers more of each.
+    partials = max(chunk * max(width, spec.q_rows + 2 * spec.kv_rows), workers * 128 * 256) if chunk else 0
     return {
         "residual": 4 * chunk * width,
         "normed": blocks(spec.width),
