@@ -36,6 +36,10 @@ PLAIN = {
         "ranks-eight", "llama",
         {**SMALL, "hidden_size": 40, "head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 4},
     ),
+    #: So wide that all workers have a part of every sum over rows.
+    "wide": Case(
+        "ranks-wide", "llama", {**SMALL, "hidden_size": 264, "head_dim": 16, "num_attention_heads": 4}
+    ),
     #: Products of so many values that workers share them by k.
     "long": Case(
         "ranks-long", "llama",

@@ -34,7 +34,8 @@ COUNT, CHUNK = 23, 4  # rows, in so few at a time that a prompt takes several ch
 Logits = NDArray[np.float32]
 #: A name, its ranks where it has no lanes, and workers.
 MODELS = [
-    ("llama", 2, 3), ("qwen2", 2, 2), ("qwen2", 4, 1), ("eight", 8, 1), ("odd width", 2, 2), ("long", 2, 3),
+    ("llama", 2, 3), ("qwen2", 2, 2), ("qwen2", 4, 1), ("eight", 8, 1), ("odd width", 2, 2), ("wide", 2, 3),
+    ("long", 2, 3),
     *((name, None, workers) for name, (_, workers) in (SETTINGS | MANY_RANKS).items()),
 ]  # fmt: skip
 
