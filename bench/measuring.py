@@ -44,12 +44,16 @@ def open_model(name: str) -> tuple[Checkpoint, Path | None]:
     return open_checkpoint(path), path
 
 
-def load_model(options: argparse.Namespace, context: int) -> tuple[Backend, Path | None]:
+def load_model(
+    options: argparse.Namespace, context: int, tp: int | None = None
+) -> tuple[Backend, Path | None]:
+    """Of several ranks all share one GPU."""
     checkpoint, path = open_model(options.model)
     dtype = options.dtype or ("q8" if options.backend == "cpu" else "auto")
     backend = load_backend(
         options.backend, spec_from_config(checkpoint.config), checkpoint,
-        dtype=dtype, context=context, workers=options.workers,
+        dtype=dtype, context=context, workers=options.workers, tp=tp,
+        emulate_ranks=tp is not None and options.backend == "cuda",
     )  # fmt: skip
     return backend, path
 

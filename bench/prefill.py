@@ -44,6 +44,9 @@ def parse_arguments() -> argparse.Namespace:
         help="tokens kept, and new ones",
     )
     parser.add_argument("--requests", type=int, default=7)
+    parser.add_argument(
+        "--tp", type=int, help="ranks, which share one GPU; the ceiling is that of one rank on all of it"
+    )
     return parser.parse_args()
 
 
@@ -122,7 +125,7 @@ def print_table(rows: list[dict[str, Any]], bandwidth: float) -> None:
 
 def main() -> None:
     options = parse_arguments()
-    backend, path = load_model(options, max(*options.prompts, sum(options.second_turn)) + 8)
+    backend, path = load_model(options, max(*options.prompts, sum(options.second_turn)) + 8, options.tp)
     facts = gpu_facts(backend)
     gpu = facts.get("gpu")
     before = launches(backend)
@@ -131,7 +134,7 @@ def main() -> None:
     after = launches(backend)
     print_table(rows, bandwidth)
     requests = len(rows) * (options.requests + 1) + 1  # and the turn before the second one
-    model = Path(options.model).stem if path else options.model
+    model = (Path(options.model).stem if path else options.model) + (f"-tp{options.tp}" if options.tp else "")
     publish(
         f"prefill-{gpu or options.backend}-{model}-{backend.plan.format.value}".lower(),
         {

@@ -43,7 +43,7 @@ ASSUMPTIONS = (
     "one rank alone on the GPU; its peers answer exactly as fast as it does itself",
     "a word arrives a fixed time after it was sent; sending takes stores into this GPU's memory, no link's bandwidth",
     "rank 0's share; where heads do not divide by the ranks it is padded to whole heads, which is more than fair",
-    "random weights; greedy; prompts are taken token by token and are not measured",
+    "random weights; greedy; prompts, whose rows are looped back too, are not measured",
 )
 
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ import pytest
 from backends.fake_cuda import FakeCuda, fake_gpu
 from families import Case, make_checkpoint
 from monotape.backends.cuda import backend as module
-from monotape.backends.cuda.links import MOST_RANKS
+from monotape.backends.cuda.links import MOST_RANKS, inbox_bytes, inbox_regions, row_slots
 from monotape.backends.cuda.params import ParamsStruct, StatusStruct
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job
-from monotape.engine.loading import load_backend
+from monotape.engine.loading import gpu_plan, load_backend
 from monotape.errors import BackendError, ResourceError
+from monotape.models.lanes import Lanes, delayed, silent
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
+from shapes import SHAPES
 
 CASE = Case(
     "ranked", "llama", {"head_dim": 16, "num_attention_heads": 4, "hidden_size": 52, "tie_word_embeddings": True}
@@ -103,7 +106,9 @@ def test_ranks_have_memory_of_their_own_and_reach_each_other(folder: Path, emula
         assert other.ranks.inbox[0].choices == one.ranks.own.choices + 8 * 4
         assert len({one.tapes, other.tapes}) == len({one.exchange, other.exchange}) == 2
         assert (one.embedding == other.embedding) is emulated  # only read: once on a GPU
-        assert one.chunk == other.chunk == 0
+        assert other.ranks.inbox[0].rows == one.ranks.own.rows + 4 * WIDTH
+        assert other.ranks.inbox[0].meetings == one.ranks.own.meetings + 8
+        assert one.chunk == other.chunk == 128
         if not emulated:
             assert [gpu.pools[index].peer_accessible_by for index in (0, 1)] == [[1], [0]]
         del sequence, generation
@@ -117,12 +122,60 @@ def test_numbers_of_a_request_are_the_same_for_all_ranks_and_never_used_again(fo
         backend = load(folder, emulated=True)
         for _ in range(2):
             list(backend.start(Job((3, 5), 0, 4), backend.new_sequence()))
-        numbers = [(params.ranks.first_send, params.ranks.first_token) for _, params in gpu.launches]
+        numbers = [
+            (params.ranks.first_send, params.ranks.first_token, params.ranks.first_meeting)
+            for _, params in gpu.launches
+        ]
         assert numbers[0] == numbers[1]
         assert numbers[2] == numbers[3]
         sends = 2 * backend.spec.layers
         assert numbers[2][0] >= numbers[0][0] + sends * CONTEXT
         assert numbers[2][1] >= numbers[0][1] + CONTEXT
+        assert (
+            numbers[2][2] >= numbers[0][2] + sends * CONTEXT
+        )  # a meeting after each module of each row, at most
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "lanes", "rows", "slots"),
+    [
+        ("llama-3.1-8b", 2, None, 1024, 2), ("llama-3.1-8b", 8, None, 512, 2),
+        ("llama-3.1-8b", 8, delayed(8, 2), 256, 4), ("llama-3.1-8b", 8, silent(8), 1024, 1),
+        ("llama-3.1-8b", 8, delayed(8, 32), 128, 33),
+    ],
+)  # fmt: skip
+def test_rows_of_a_pass_follow_from_the_memory_that_they_take(
+    name: str, ranks: int, lanes: Lanes | None, rows: int, slots: int
+) -> None:
+    """As many as a rank has room for, of every peer and of every send that may be on its way."""
+    spec = replace(spec_from_config(SHAPES[name]), lanes=lanes)
+    plan = gpu_plan(spec, 132, 8192, tp=ranks)
+    assert module.chunk_of(spec, plan) == rows
+    assert row_slots(plan) == slots
+    taken = inbox_regions(spec, plan, rows)["rows"][0]
+    assert taken == slots * rows * ranks * 4096 * 4
+    assert taken <= 128 << 20 or rows == 128
+    assert inbox_bytes(spec, plan, rows) > taken
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_what_a_rank_takes_has_been_planned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and inbox are in the sum that is held against what the GPU has free."""
+    planned: list[int] = []
+    real = module.memory_plan
+
+    def plan_of(*arguments: Any) -> Any:
+        planned.append(arguments[-1])
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "memory_plan", plan_of)
+    with fake_gpu(RankGpu()):
+        backend = load(folder, emulated=True)
+        for rank, working in zip(backend.ranks, planned, strict=True):
+            assert rank.inbox is not None
+            held = [*rank._row_memories, rank.inbox.memory, *rank.memories_of(["exchange"]).values()]
+            assert sum(memory.bytes for memory in held) == working
         backend.close()
 
 

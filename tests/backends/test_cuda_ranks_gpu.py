@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from families import Case, make_checkpoint
 from lane_models import make_laneformer
 from monotape.backends.cuda.detection import why_not
 from monotape.backends.cuda.driver import compile_kernel, processors
+from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.header import plan_header
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job, Sampling
@@ -63,6 +65,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 TOKENS = tuple(np.random.default_rng(5).integers(3, 256, 90).tolist())
 Logits = NDArray[np.float32]
 DEADLINE_NS = 300_000_000
+PATHS = {"rows": None, "rows, a few at a time": 24, "token by token": 0}  # how the prompt is taken: the chunk
 TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
 
 
@@ -133,53 +136,90 @@ def compile_all(folder: Callable[[str], Path]) -> None:
         list(pool.map(compile_kernel, headers))
 
 
-def three_runs_agree(places: Places, name: str, ranks: int | None) -> None:
+def three_runs_agree(places: Places, name: str, ranks: int | None, path: str) -> None:
     """With the reference as well as an honest evaluation does, or half as well; with each other to the last bit."""
     want, backend = reference(places.folder(name), CONTEXT, tp=ranks), places.load(name, ranks)
     exact = want.logits(TOKENS, want.new_sequence())
-    runs = [backend.logits(TOKENS, backend.new_sequence()) for _ in range(3)]
+    runs = [backend.logits(TOKENS, backend.new_sequence(), PATHS[path]) for _ in range(3)]
     assert distance(runs[0], exact) <= 2 * distance(places.honest(name), exact)
     assert np.array_equal(runs[0], runs[1])
     assert np.array_equal(runs[0], runs[2])
 
 
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_tensor_parallelism_gives_the_logits_of_the_reference(places: Places, ranks: int) -> None:
-    three_runs_agree(places, "plain", ranks)
+def test_tensor_parallelism_gives_the_logits_of_the_reference(places: Places, ranks: int, path: str) -> None:
+    three_runs_agree(places, "plain", ranks, path)
 
 
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_lanes_give_the_logits_of_the_reference(places: Places, name: str) -> None:
-    three_runs_agree(places, name, None)
+def test_lanes_give_the_logits_of_the_reference(places: Places, name: str, path: str) -> None:
+    three_runs_agree(places, name, None, path)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("plain", 4), ("ladder", None), ("silent", None)])
+def test_tokens_after_a_long_prompt_are_the_best(places: Places, name: str, ranks: int | None) -> None:
+    """A prompt that fills most of the context, in one chunk and in many: the head has its last row alone."""
+    backend, want = places.load(name, ranks), reference(places.folder(name), CONTEXT, tp=ranks)
+    prompt = (TOKENS * 3)[:240]
+    for chunk in (None, 24):
+        runs = [
+            ids(list(CudaGeneration(backend, Job(prompt, 0, 9), backend.new_sequence(), chunk)))
+            for _ in range(3)
+        ]
+        assert runs[0] == runs[1] == runs[2]
+        logits = want.logits((*prompt, *runs[0][:-1]), want.new_sequence())[len(prompt) - 1 :]
+        behind = logits.max(axis=1) - logits[np.arange(9), runs[0]]
+        assert (behind <= TOLERANCE * np.linalg.norm(logits, axis=1)).all()
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("plain", 8), ("delay 2", None)])
+def test_a_prefill_can_be_cancelled(places: Places, name: str, ranks: int | None) -> None:
+    """One row at a time, so that there is something to cancel; what comes next is not harmed."""
+    backend, prompt = places.load(name, ranks), (TOKENS * 3)[:240]
+    healthy = ids(list(CudaGeneration(backend, Job(prompt, 0, 4), backend.new_sequence(), 1)))
+    for pause_ms in (0, 1, 2, 4, 8):
+        sequence = backend.new_sequence()
+        generation = CudaGeneration(backend, Job(prompt, 0, 4), sequence, 1)
+        time.sleep(1e-3 * pause_ms)
+        generation.cancel()
+        tokens = ids(list(generation))
+        assert tokens == healthy[: len(tokens)]
+        assert generation.finish_reason == ("length" if len(tokens) == 4 else "cancelled")
+        assert sequence.length == (240 + len(tokens) - 1 if tokens else 0)
+    assert ids(list(CudaGeneration(backend, Job(prompt, 0, 4), backend.new_sequence(), 1))) == healthy
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("plain", 8), ("delay 4 of eight", None)])
 def test_tokens_are_the_best_and_a_second_turn_goes_on(places: Places, name: str, ranks: int | None) -> None:
     backend, want = places.load(name, ranks), reference(places.folder(name), CONTEXT, tp=ranks)
     prompt, sequence = TOKENS[:20], backend.new_sequence()
-    tokens = ids(list(backend.start(Job(prompt, 0, 24), sequence)))
-    again = ids(list(backend.start(Job(prompt, 0, 24), backend.new_sequence())))
+    tokens = ids(list(CudaGeneration(backend, Job(prompt, 0, 24), sequence, 0)))
+    again = ids(list(CudaGeneration(backend, Job(prompt, 0, 24), backend.new_sequence(), 0)))
     assert tokens == again
     logits = want.logits((*prompt, *tokens[:-1]), want.new_sequence())[len(prompt) - 1 :]
     behind = logits.max(axis=1) - logits[np.arange(24), tokens]
     assert (behind <= TOLERANCE * np.linalg.norm(logits, axis=1)).all()
     turn = (*prompt, *tokens, *TOKENS[20:30])
-    warm = ids(list(backend.start(Job(turn, sequence.length, 5), sequence)))
-    assert warm == ids(list(backend.start(Job(turn, 0, 5), backend.new_sequence())))
+    warm = ids(list(CudaGeneration(backend, Job(turn, sequence.length, 5), sequence, 0)))
+    assert warm == ids(list(CudaGeneration(backend, Job(turn, 0, 5), backend.new_sequence(), 0)))
 
 
 def test_drawn_tokens_are_those_of_the_reference(places: Places) -> None:
     """From the kernel's own logits."""
     backend, prompt = places.load("plain", 4), TOKENS[:9]
     sampling = Sampling(temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=11)
-    tokens = ids(list(backend.start(Job(prompt, 0, 12, sampling=sampling), backend.new_sequence())))
-    logits = backend.logits((*prompt, *tokens[:-1]), backend.new_sequence())[len(prompt) - 1 :]
+    job = Job(prompt, 0, 12, sampling=sampling)
+    tokens = ids(list(CudaGeneration(backend, job, backend.new_sequence(), 0)))
+    logits = backend.logits((*prompt, *tokens[:-1]), backend.new_sequence(), 0)[len(prompt) - 1 :]
     for step, token in enumerate(tokens):
         assert token == choose(logits[step], prompt, tokens[:step], len(prompt) + step, sampling, ())
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("plain", 4), ("delay 2", None)])
 def test_a_rank_that_stops_is_named(places: Places, name: str, ranks: int | None) -> None:
+    """In the prompt, and after a few tokens."""
     backend = places.load(name, ranks)
     healthy = ids(list(backend.start(Job(TOKENS[:3], 0, 6), backend.new_sequence())))
     for rank, after in ((2, 0), (1, 3)):

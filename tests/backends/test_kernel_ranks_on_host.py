@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,23 @@ from numpy.typing import NDArray
 
 from backends.cpu_cases import distance, ids, reference
 from backends.host_kernel import HostKernel, Schedule, host_gpu
-from families import Case, make_checkpoint
-from lane_models import in_modules, make_laneformer
+from backends.host_ranks import (
+    CONTEXT,
+    DEADLINE_NS,
+    LANES,
+    SCHEDULES,
+    SETTINGS,
+    TOKENS,
+    TOLERANCE,
+    VOCAB,
+    Load,
+    checkpoints,
+    loader,
+)
+from lane_models import make_laneformer
 from monotape.backends.cuda import backend as cuda_backend
 from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.links import Numbers
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job, Sampling
@@ -27,84 +39,26 @@ from monotape.errors import DeadlineFault, NumericalFault, UnsupportedModel
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
 
-CONTEXT = 96
-VOCAB = 64
-SMALL = {"num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": VOCAB}
-LANES = {
-    **SMALL, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "num_lanes": 2,
-    "sliding_window": 5, "swa_layers": [1],
-}  # fmt: skip
-#: A width of three tiles, so that some of four workers own nothing of some stages.
-PLAIN = {
-    "llama": Case("ranks-llama", "llama", {**SMALL, "hidden_size": 20, "head_dim": 16, "num_attention_heads": 4}),
-    "qwen2": Case(
-        "ranks-qwen2", "qwen2", {**SMALL, "hidden_size": 64, "num_attention_heads": 4, "tie_word_embeddings": True}
-    ),
-}  # fmt: skip
-#: Ways in which lanes share what they compute, and their workers.
-SETTINGS: dict[str, tuple[dict[str, Any], int]] = {
-    "delay 2": ({"num_hidden_layers": 3}, 2),
-    "delay 2, four lanes": ({"num_lanes": 4, "num_hidden_layers": 3}, 1),
-    "delay 1, feed-forward alone, head by vocabulary": (
-        {"use_attention_comm": False, "lm_head_type": "vocab_parallel", **in_modules(1)}, 3,
-    ),
-    "early sums, norms of their own": (
-        {"use_early_comm": True, "replicated_rmsn_scale": False, "num_hidden_layers": 3}, 2,
-    ),
-    "ladder of three, summed head": (
-        {"ladder_residual": True, "pre_norm_lane_agg": True, **in_modules(3)}, 2,
-    ),
-    "silent": ({"use_comm": False}, 2),
-}  # fmt: skip
-SCHEDULES = (
-    Schedule(seed=2, delay_steps=20_000, copy_steps=20_000, favour_steps=60_000),
-    Schedule(seed=3, stalls_per_million=40, stall_steps=100_000, delay_steps=3000, favour_steps=200_000),
-)
-TOKENS = tuple(np.random.default_rng(5).integers(3, VOCAB, 40).tolist())
-TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
-DEADLINE_NS = 100_000_000  # of the machine's own time
 Logits = NDArray[np.float32]
-Load = Callable[..., RankedCudaBackend]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("host-ranks")
-    for name, case in PLAIN.items():
-        make_checkpoint(case, folder / name)
-    for name, (changes, _) in SETTINGS.items():
-        make_laneformer(folder / name, **{**LANES, **changes})
-    return folder
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture
 def load(place: Path) -> Iterator[Load]:
-    with ExitStack() as stack:
-
-        def backend(
-            name: str, workers: int, tp: int | None = None, *, link_delay: bool = False, fewer_slots: int = 0
-        ) -> RankedCudaBackend:
-            stack.enter_context(host_gpu(place / "libraries"))
-            checkpoint = open_checkpoint(place / name)
-            spec = spec_from_config(checkpoint.config)
-            plan = gpu_plan(spec, workers, CONTEXT, tp=tp)
-            plan = replace(plan, slots=plan.slots - fewer_slots)
-            devices = [0] * len(plan.ranks)
-            loaded = RankedCudaBackend.load(spec, plan, checkpoint, devices=devices, link_delay=link_delay)
-            for rank in loaded.ranks:
-                rank._params.deadline_ns = DEADLINE_NS
-            stack.callback(loaded.close)
-            return loaded
-
-        yield backend
+    with loader(place) as load:
+        yield load
 
 
 def agrees(backend: RankedCudaBackend, exact: Logits, count: int) -> None:
-    """Close to the reference, and the same bits whatever order the machine chose."""
+    """Token by token: close to the reference, and the same bits whatever order the machine chose."""
     seen = []
     for schedule in SCHEDULES:
         HostKernel.schedule = schedule
-        seen.append(backend.logits(TOKENS[:count], backend.new_sequence()))
+        seen.append(backend.logits(TOKENS[:count], backend.new_sequence(), chunk=0))
     assert distance(seen[0], exact) < TOLERANCE
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
@@ -166,9 +120,9 @@ def test_sampling_in_any_order(load: Load, settings: dict[str, Any]) -> None:
     job = Job(prompt, 0, 4, (9, 40), 2, Sampling(seed=77, **settings), logprobs=4)
     for schedule in SCHEDULES:
         HostKernel.schedule = schedule
-        tokens = list(backend.start(job, backend.new_sequence()))
+        tokens = list(CudaGeneration(backend, job, backend.new_sequence(), chunk=0))
         told = (*prompt, *ids(tokens)[:-1])
-        logits = backend.logits(told, backend.new_sequence())[len(prompt) - 1 :]
+        logits = backend.logits(told, backend.new_sequence(), chunk=0)[len(prompt) - 1 :]
         for step, token in enumerate(tokens):
             output, banned = ids(tokens)[:step], job.stop_ids if step < job.min_tokens else ()
             assert token.id == choose(logits[step], prompt, output, len(prompt) + step, job.sampling, banned)
@@ -183,7 +137,7 @@ def test_sampling_in_any_order(load: Load, settings: dict[str, Any]) -> None:
     ("name", "tp", "stage"), [("qwen2", 2, "output"), ("delay 2", None, r"\w+"), ("silent", None, "head")]
 )  # fmt: skip
 def test_a_rank_that_stops_is_named(load: Load, name: str, tp: int | None, stage: str) -> None:
-    """Before the first token and after two; what comes next is not harmed."""
+    """Before the first token of the prompt and after two of the output; what comes next is not harmed."""
     backend = load(name, 2, tp)
     healthy = ids(list(backend.start(Job(TOKENS[:3], 0, 4), backend.new_sequence())))
     for rank, after in ((len(backend.ranks) - 1, 0), (0, 2)):
@@ -191,7 +145,7 @@ def test_a_rank_that_stops_is_named(load: Load, name: str, tp: int | None, stage
         sequence = backend.new_sequence()
         expected = rf"^Rank \d waited too long for rank {rank} in stage {stage} of layer \d, for word \d+ at"
         with pytest.raises(DeadlineFault, match=expected):
-            list(backend.start(Job(TOKENS[:3], 0, 4), sequence))
+            list(CudaGeneration(backend, Job(TOKENS[:3], 0, 4), sequence, chunk=0))
         assert sequence.length == 0
     backend.stop_rank(None)
     assert ids(list(backend.start(Job(TOKENS[:3], 0, 4), backend.new_sequence()))) == healthy
@@ -215,10 +169,10 @@ def test_a_nan_of_one_rank_ends_all(load: Load) -> None:
 
 def test_late_words_change_no_bit(load: Load) -> None:
     backend = load("delay 2", 2, link_delay=True)
-    expected = backend.logits(TOKENS[:4], backend.new_sequence())
+    expected = backend.logits(TOKENS[:4], backend.new_sequence(), chunk=0)
     steps = HostKernel.steps
     backend.delay_links(300_000)
-    assert np.array_equal(backend.logits(TOKENS[:4], backend.new_sequence()), expected)
+    assert np.array_equal(backend.logits(TOKENS[:4], backend.new_sequence(), chunk=0), expected)
     assert HostKernel.steps != steps  # they were late
 
 
@@ -229,7 +183,7 @@ def test_with_fewer_slots_a_word_is_overwritten_and_noticed(load: Load) -> None:
     def many_schedules() -> None:
         for seed in range(30):
             HostKernel.schedule = Schedule(seed=seed, delay_steps=20_000, favour_steps=60_000)
-            backend.logits(TOKENS[:4], backend.new_sequence())
+            backend.logits(TOKENS[:4], backend.new_sequence(), chunk=0)
 
     with pytest.raises(DeadlineFault, match=r"Rank \d waited too long for rank \d"):
         many_schedules()
@@ -265,10 +219,11 @@ def test_numbers_start_again_before_they_run_out(load: Load, monkeypatch: pytest
 
 def test_numbers_are_used_once() -> None:
     numbers = Numbers()
-    first, second = numbers.take(10, 4), numbers.take(10, 4)
-    assert first == (0, 1)
+    first, second = numbers.take(10, 4, 6), numbers.take(10, 4, 6)
+    assert first == (0, 1, 1)
     assert second[0] >= first[0] + 11 * 4
     assert second[1] >= first[1] + 11
+    assert second[2] >= first[2] + 10 * 7
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ __device__ __forceinline__ void normalise_rows(Consumer& c) {
 // One call of each part, so that each is in the kernel once.
 __device__ __forceinline__ void run_part(Consumer& c) {
   const Part part = rows_state(c).part();
-  if (part == Part::attention_norm || part == Part::ffn_norm) normalise_rows(c);
+  if (kHeadInput == HeadInput::mean && rows_state(c).number == kLayers * kParts) pack_rows(c);
+  else if (part == Part::attention_norm || part == Part::ffn_norm) normalise_rows(c);
   else if (part == Part::heads) finish_heads(c, pieces_of(c, Stage::qkv));
   else if (part == Part::attention) attend_rows(c);
   else if (part == Part::combine) combine_splits(c);
@@ -52,11 +53,18 @@ __device__ __forceinline__ Prefilled run_chunk(Consumer& c) {
     const RowsState& state = rows_state(c);
     const Part part = state.part();
     if (state.number == kLayers * kParts + (p.logits_out ? 2 : 0)) return Prefilled::done;
-    // Worker 0 says before a layer's last barrier that the host wants to stop; after it all workers know.
-    if (part == Part::attention_norm && read_counter(&p.exchange->going_on) == 0) return Prefilled::cancelled;
-    if (part == Part::down && blockIdx.x == 0 && c.thread == 0 && c.shared.cancel) mark_unhealthy(&p.exchange->going_on);
+    if constexpr (kRanks == 1) {
+      // Worker 0 says before a layer's last barrier that the host wants to stop; after it all workers know.
+      if (part == Part::attention_norm && read_counter(&p.exchange->going_on) == 0) return Prefilled::cancelled;
+      if (part == Part::down && blockIdx.x == 0 && c.thread == 0 && c.shared.cancel) mark_unhealthy(&p.exchange->going_on);
+    }
     if (state.chunk.count <= kFewRows && state.layer() < kLayers) fetch_weights(c, state.layer(), part);
     run_part(c);
+    if (kRanks > 1 && (part == Part::output || part == Part::down)) {
+      if (!end_module_rows(c, pieces_of(c, part == Part::output ? Stage::output : Stage::down))) return Prefilled::failed;
+      if (c.shared.stopping) return Prefilled::cancelled;
+      continue;
+    }
     const bool whole = rows_state(c).part() == Part::attention && splits_of(c).count == 1;  // nothing to combine
     if (!all_meet(c, whole ? 2 : 1)) return Prefilled::failed;
   }
@@ -67,6 +75,7 @@ __device__ __forceinline__ Prefilled prefill(Consumer& c) {
 #pragma unroll 1
   for (int start = p.cached; start < p.prompt_length; start = rows_state(c).chunk.start + p.chunk) {
     if (!begin_chunk(c, start)) return Prefilled::failed;
+    if (kRanks > 1 && c.thread == 0) c.shared.position = start;  // for whoever asks how far a rank has come
     const Prefilled prefilled = run_chunk(c);
     if (prefilled != Prefilled::done) return prefilled;
   }

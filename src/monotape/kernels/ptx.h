@@ -152,6 +152,11 @@ __device__ __forceinline__ void load_links(const uint64_t* p, uint64_t& a, uint6
 __device__ __forceinline__ void store_links(uint64_t* p, uint64_t a, uint64_t b) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(a), "l"(b) : "memory");
 }
+// Four values of a row, into the memory of any rank. No order: a meeting of all ranks follows.
+__device__ __forceinline__ void store_row_word(uint4* p, uint4 v) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
 // Through the L2, because another worker wrote it: rows of a prefill.
 __device__ __forceinline__ uint4 load_row_word(const uint4* p) { return __ldcg(p); }
 __device__ __forceinline__ float load_row_value(const float* p) { return __ldcg(p); }

@@ -92,6 +92,9 @@ __device__ __forceinline__ void add_pieces(const Params& params, const Pieces& p
   }
 }
 
+// The same of what several ranks have sent of a module: see ranks_rows.h.
+__device__ __forceinline__ void add_ranks(Consumer& c, int row, int word, float (&value)[8]);
+
 __device__ __forceinline__ float* residual_values(const Params& params, int row, int word) {
   return params.rows.residual + (static_cast<int64_t>(row) * kWidthWords + word) * 8;
 }
@@ -152,7 +155,8 @@ class RowNorm {
       if (!mine(row, word)) continue;
       if (first_) load_embedding(c_.params, c_.params.prompt[chunk_.start + row], word, value[w]);
       else load_row_values(residual_values(c_.params, row, word), value[w]);
-      add_pieces(c_.params, pieces_, row, word, value[w]);
+      if constexpr (kRanks == 1) add_pieces(c_.params, pieces_, row, word, value[w]);
+      else add_ranks(c_, row, word, value[w]);
     }
   }
   __device__ __forceinline__ float squares_of(const float (&value)[kWords][8]) const {
@@ -262,7 +266,8 @@ __device__ inline void publish_last_row(Consumer& c, Pieces pieces) {
   for (int tile = c.thread; tile < owned.count; tile += kConsumers) {
     float value[8];
     load_row_values(residual_values(c.params, row, owned.first + tile), value);
-    add_pieces(c.params, pieces, row, owned.first + tile, value);
+    if constexpr (kRanks == 1) add_pieces(c.params, pieces, row, owned.first + tile, value);
+    else add_ranks(c, row, owned.first + tile, value);
     publish(c.params.exchange->final_residual, c.sample_turn(), owned.first + tile, pack8(value));
   }
 }

@@ -2,7 +2,7 @@
 // memory, weights and activations alike, because both lie in the same blocks of 8 x 32, and groups of four warps
 // multiply them there.
 #pragma once
-#include "rows.h"
+#include "ranks_rows.h"
 
 namespace monotape {
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ void keep_activation(Consumer& c, int row, int tile, 
   c.params.rows.activation[block_word(row, tile / 2, k_blocks(Stage::down))] = pack8(value);
 }
 __device__ __forceinline__ void keep_logits(Consumer& c, const Chunk& chunk, int row, int tile, const float (&y)[8]) {
-  float* out = c.params.logits_out + static_cast<int64_t>(chunk.start - c.params.cached + row) * kVocab;
+  float* out = c.params.logits_out + static_cast<int64_t>(chunk.start - c.params.cached + row) * kAllVocab + first_id(c.params);
 #pragma unroll
   for (int i = 0; i < 8; i++)
     if (tile * kTileRows + i < kVocab) out[tile * kTileRows + i] = y[i];
@@ -240,6 +240,8 @@ __device__ __forceinline__ void finish_block(Consumer& c, const Product& product
       keep_activation(c, row, tile, value, up);
     } else if (product.stage == Stage::head) {
       keep_logits(c, product.chunk, row, tile, value);
+    } else if (kRanks > 1 && product.stage != Stage::qkv && product.pieces.count == 1) {
+      RowSums(c, product.stage).keep(row, tile, value);
     } else {
       store_row_values(piece_values(c.params, product.pieces, at.piece, row, tile), value);
     }

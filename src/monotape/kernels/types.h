@@ -113,6 +113,8 @@ struct Inbox {  // of one rank, which all ranks write to; for a sender, its own 
   LinkWord* squares;  // [2][from][workers]
   LinkWord* choices;  // [2][from][score, id, stop, logit]
   LinkWord* logits;   // [2][vocab of all]
+  LinkWord* meetings; // [2][from]: see ranks_rows.h
+  float* rows;        // [kRowSlots][rows of a chunk][from][width]
 };
 
 struct Ranks {
@@ -121,7 +123,8 @@ struct Ranks {
   const RankStep* steps;  // [kSteps]
   int64_t link_delay_ns;  // only where kLinkDelay
   int rank, first_id;     // this one, and where its part of the vocabulary begins
-  uint32_t peers, spare;  // the others, a bit each
+  uint32_t peers;         // the others, a bit each
+  uint32_t first_meeting; // as first_send, of a prefill's meetings
   uint32_t first_send, first_token;  // numbers that no request before has used
 };
 

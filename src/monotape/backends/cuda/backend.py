@@ -25,7 +25,7 @@ from monotape.backends.cuda.driver import (
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.header import SHARED_MEMORY, plan_header
 from monotape.backends.cuda.launch import Launch, require_idle
-from monotape.backends.cuda.links import InboxMemory, Numbers, inbox_bytes, sends_of, step_table
+from monotape.backends.cuda.links import InboxMemory, Numbers, inbox_bytes, most_rows, sends_of, step_table
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.memory import memory_plan, require_memory
 from monotape.backends.cuda.params import (
@@ -85,12 +85,10 @@ class CudaBackend:
             setattr(self._params, name, memory.pointer)
         self._adjusted, self._counts = DeviceMemory(4 * spec.vocab), DeviceMemory(4 * spec.vocab)
         self._logits_out = DeviceMemory(4 * _KEPT_LOGITS * spec.vocab)
-        self._params.chunk = chunk_of(plan)
-        self._row_memories: list[DeviceMemory] = []
-        if self._params.chunk:
-            self._params.rows, self._row_memories = rows.allocate(
-                spec, self._params.chunk, plan.machine.workers
-            )
+        self._params.chunk = chunk_of(spec, plan)
+        self._params.rows, self._row_memories = rows.allocate(
+            self._own_spec, self._params.chunk, plan.machine.workers
+        )
         self._params.first_place[:] = first_places
         self._params.deadline_ns = DEADLINE_NS
         windows = [window or 0 for window in spec.windows]
@@ -100,7 +98,8 @@ class CudaBackend:
             self._open_inbox(link_delay)
 
     def _open_inbox(self, link_delay: bool) -> None:
-        self.inbox, self._numbers = InboxMemory(self.spec, self.plan, link_delay=link_delay), Numbers()
+        self.inbox = InboxMemory(self.spec, self.plan, self._params.chunk, link_delay=link_delay)
+        self._numbers = Numbers()
         self._steps = DeviceMemory.of(step_table(self.plan))
         ranks = self._params.ranks
         ranks.rank, ranks.first_id = self.rank, first_id(self.plan, self.rank)
@@ -133,10 +132,9 @@ class CudaBackend:
         # A model that the kernel does not run is refused before all else.
         header = plan_header(spec, plan, rank=rank, link_delay=link_delay)
         own_spec, own_plan = rank_spec(spec, plan, rank), rank_plan(plan, rank)
-        working = exchange_bytes(own_spec, plan) + sum(
-            rows.sizes(spec, chunk_of(plan), plan.machine.workers).values()
-        )
-        working += inbox_bytes(spec, plan, link_delay=link_delay) if plan.steps else 0
+        chunk, workers = chunk_of(spec, plan), plan.machine.workers
+        working = exchange_bytes(own_spec, plan) + sum(rows.sizes(own_spec, chunk, workers).values())
+        working += inbox_bytes(spec, plan, chunk, link_delay=link_delay) if plan.steps else 0
         require_memory(memory_plan(own_spec, own_plan, plan.context, working), memory_free_and_total()[0])
         beside = ThreadPoolExecutor(1, "compile")
         try:
@@ -185,7 +183,8 @@ class CudaBackend:
             if sampling.struct.active:
                 self._memories["sampler_words"].fill(0xFF, kernel.stream)
             params.kv, params.kv_units, params.logits_out = sequence.pointer, sequence.units, logits_out
-            if chunk is not None and not self.plan.steps:
+            if chunk is not None:
+                assert 0 <= chunk <= params.chunk, "there is no memory for more rows"
                 params.chunk = chunk
             if trace is not None:
                 params.trace, params.trace_tokens = trace.pointer, job.max_tokens
@@ -206,8 +205,8 @@ class CudaBackend:
         assert self.inbox is not None and params.ranks.inbox[0].sums, "a rank that nobody has connected"
         if self._numbers.used_up:
             self._numbers.start_again([self.inbox])
-        numbers = self._numbers.take(self.plan.context + 1, sends_of(self.plan))
-        params.ranks.first_send, params.ranks.first_token = numbers
+        taken = self._numbers.take(self.plan.context + 1, sends_of(self.plan), 2 * self.plan.layers)
+        params.ranks.first_send, params.ranks.first_token, params.ranks.first_meeting = taken
 
     def logits(
         self, tokens: Sequence[int], sequence: KvSequence, chunk: int | None = None
@@ -278,6 +277,6 @@ class CudaBackend:
                 self._steps.close()
 
 
-def chunk_of(plan: Plan) -> int:
-    """Rows of a prefill's pass. Several ranks take a prompt as they take any token, one by one."""
-    return 0 if plan.steps else rows.chunk_for(plan.context)
+def chunk_of(spec: ModelSpec, plan: Plan) -> int:
+    """Rows of a prefill's pass."""
+    return rows.chunk_for(plan.context, most_rows(spec, plan)) if plan.steps else rows.chunk_for(plan.context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monotape.backends.cuda.links import MOST_RANKS, keeps_own, sends_of
+from monotape.backends.cuda.links import MOST_RANKS, keeps_own, row_slots, sends_of
 from monotape.backends.cuda.rank_view import rank_plan, rank_spec
 from monotape.errors import UnsupportedModel
 from monotape.models.spec import ModelSpec
@@ -48,8 +48,8 @@ def plan_header(
         f"constexpr bool kQkvBias = {str(spec.qkv_bias).lower()}, kQkNorm = {str(spec.qk_norm).lower()};",
         f"constexpr bool kFloat16 = {str(plan.format is Format.F16).lower()};",
         *(in_flight or pages_in_flight(blocks, ranks["kRanks"])).lines(),
-        # Without: for a look at the decode path alone, and where ranks take a prompt token by token.
-        f"constexpr bool kPrefill = {str(prefill and ranks['kRanks'] == 1).lower()};",
+        # Without: for a look at the decode path alone.
+        f"constexpr bool kPrefill = {str(prefill).lower()};",
         f"constexpr bool kKeepsOwn = {str(keeps_own(plan)).lower()}, kLinkDelay = {str(link_delay).lower()};",
         f"constexpr bool kTrace = {str(trace).lower()};",
     ]
@@ -70,7 +70,7 @@ def rank_constants(spec: ModelSpec, plan: Plan) -> dict[str, int]:
         )
     return {
         "kRanks": len(plan.ranks), "kAllVocab": spec.vocab, "kSlots": max(1, plan.slots),
-        "kSends": max(1, sends_of(plan)), "kSteps": max(1, len(plan.steps)),
+        "kRowSlots": row_slots(plan), "kSends": max(1, sends_of(plan)), "kSteps": max(1, len(plan.steps)),
         "kLateFolds": max(0, len(plan.steps) - 2 * plan.layers),
         "kHeadInputNumber": _HEAD_INPUTS.index(plan.head_input),
     }  # fmt: skip

@@ -11,12 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monotape.backends.cuda.driver import DeviceMemory
+from monotape.models.lanes import send_lag
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan
 
 MOST_RANKS = 8
 CHOICE_WORDS = 4  # score, id, whether to stop, logit
-_REGIONS = ("sums", "lanes", "squares", "choices", "logits")
+_REGIONS = ("sums", "lanes", "squares", "choices", "logits", "meetings", "rows")
+_ROWS_BYTES = (
+    128 << 20
+)  # that a rank takes for its peers' rows of a prompt, if so few of them are worth a pass
+_LEAST_ROWS = 128
 _ALIGNMENT = 128
 _LAST_NUMBER = 1 << 31
 
@@ -32,7 +37,7 @@ class RanksStruct(ctypes.Structure):
 
     _fields_ = (
         ("inbox", InboxStruct * MOST_RANKS), ("own", InboxStruct), ("steps", c_void_p), ("link_delay_ns", c_int64),
-        ("rank", c_int32), ("first_id", c_int32), ("peers", c_uint32), ("spare", c_uint32),
+        ("rank", c_int32), ("first_id", c_int32), ("peers", c_uint32), ("first_meeting", c_uint32),
         ("first_send", c_uint32), ("first_token", c_uint32),
     )  # fmt: skip
 
@@ -59,44 +64,66 @@ def step_table(plan: Plan) -> NDArray[Any]:
     return table
 
 
-def inbox_words(spec: ModelSpec, plan: Plan) -> dict[str, tuple[int, int]]:
-    """Words of each region of an inbox, and of those how many lie between one sender's and the next one's."""
-    ranks, width = len(plan.ranks), -(-spec.width // 8) * 8
-    workers = plan.machine.workers
+def row_slots(plan: Plan) -> int:
+    """Sends of rows that an inbox holds. Ranks meet after every module, so fewer suffice than of single words:
+    kernels/ranks_rows.h says why."""
+    return send_lag(plan.steps) + 2 if sends_of(plan) else 1
+
+
+def most_rows(spec: ModelSpec, plan: Plan) -> int:
+    """Rows of a prompt that ranks take at a time: whole blocks of them, for which the inboxes have room."""
+    row_bytes = row_slots(plan) * len(plan.ranks) * 4 * _padded(spec.width)
+    return max(_LEAST_ROWS, _ROWS_BYTES // row_bytes // _LEAST_ROWS * _LEAST_ROWS)
+
+
+def _padded(width: int) -> int:
+    """kernels/types.h: kLinkWidth"""
+    return -(-width // 8) * 8
+
+
+def inbox_regions(
+    spec: ModelSpec, plan: Plan, chunk: int, *, link_delay: bool = False
+) -> dict[str, tuple[int, int]]:
+    """Bytes of each region of an inbox, and how many lie between one sender's part and the next one's. `chunk`: rows
+    of a prompt that are taken together."""
+    ranks, width = len(plan.ranks), _padded(spec.width)
+    workers, word = plan.machine.workers, 16 if link_delay else 8
     apart = plan.head_input != "own"
+    counts = {
+        "sums": (word, plan.slots * ranks * width, width),
+        "lanes": (word, 2 * ranks * width if apart else 0, width),
+        "squares": (word, 2 * ranks * workers if apart else 0, workers),
+        "choices": (word, 2 * ranks * CHOICE_WORDS, CHOICE_WORDS),
+        "logits": (word, 2 * spec.vocab, 0),
+        "meetings": (word, 2 * ranks, 1),
+        "rows": (4, row_slots(plan) * chunk * ranks * width, width),
+    }
     return {
-        "sums": (plan.slots * ranks * width, width),
-        "lanes": (2 * ranks * width if apart else 0, width),
-        "squares": (2 * ranks * workers if apart else 0, workers),
-        "choices": (2 * ranks * CHOICE_WORDS, CHOICE_WORDS),
-        "logits": (2 * spec.vocab, 0),
+        name: (-(-size * count // _ALIGNMENT) * _ALIGNMENT, size * between)
+        for name, (size, count, between) in counts.items()
     }
 
 
-def inbox_bytes(spec: ModelSpec, plan: Plan, *, link_delay: bool = False) -> int:
-    return sum(_region_bytes(words, link_delay) for words, _ in inbox_words(spec, plan).values())
-
-
-def _region_bytes(words: int, link_delay: bool) -> int:
-    return -(-words * (16 if link_delay else 8) // _ALIGNMENT) * _ALIGNMENT
+def inbox_bytes(spec: ModelSpec, plan: Plan, chunk: int, *, link_delay: bool = False) -> int:
+    return sum(size for size, _ in inbox_regions(spec, plan, chunk, link_delay=link_delay).values())
 
 
 class InboxMemory:
     """The inbox of one rank, on its GPU. Zeros: no word of it has been sent."""
 
-    def __init__(self, spec: ModelSpec, plan: Plan, *, link_delay: bool = False) -> None:
-        self._regions = inbox_words(spec, plan)
+    def __init__(self, spec: ModelSpec, plan: Plan, chunk: int, *, link_delay: bool = False) -> None:
+        self._regions = inbox_regions(spec, plan, chunk, link_delay=link_delay)
         self.link_delay = link_delay
-        self.memory = DeviceMemory(inbox_bytes(spec, plan, link_delay=link_delay))
+        self.memory = DeviceMemory(inbox_bytes(spec, plan, chunk, link_delay=link_delay))
         self.memory.fill(0)
 
     def struct(self, sender: int = 0) -> InboxStruct:
         """Where it is, or where a sender's part of each region begins."""
         struct, at = InboxStruct(), self.memory.pointer
         for name in _REGIONS:
-            words, apart = self._regions[name]
-            setattr(struct, name, at + sender * apart * (16 if self.link_delay else 8))
-            at += _region_bytes(words, self.link_delay)
+            size, apart = self._regions[name]
+            setattr(struct, name, at + sender * apart)
+            at += size
         return struct
 
     def close(self) -> None:
@@ -107,20 +134,22 @@ class Numbers:
     """The numbers that words carry, which no two requests may share."""
 
     def __init__(self) -> None:
-        self.send, self.token = 0, 1
+        self.send, self.token, self.meeting = 0, 1, 1
 
-    def take(self, tokens: int, sends: int) -> tuple[int, int]:
-        """For a request of at most so many tokens: what its sends, and its tokens, start from."""
-        first = self.send, self.token
+    def take(self, tokens: int, sends: int, modules: int) -> tuple[int, int, int]:
+        """For a request of at most so many tokens, each of them with so many sends, and a meeting after each module
+        and one at the end: what its sends, tokens and meetings start from."""
+        first = self.send, self.token, self.meeting
         self.send, self.token = self.send + (tokens + 1) * max(1, sends), self.token + tokens + 1
+        self.meeting += tokens * (modules + 1)
         return first
 
     @property
     def used_up(self) -> bool:
-        return max(self.send, self.token) > _LAST_NUMBER
+        return max(self.send, self.token, self.meeting) > _LAST_NUMBER
 
     def start_again(self, inboxes: Sequence[InboxMemory]) -> None:
         """While no rank runs: inboxes forget everything."""
         for inbox in inboxes:
             inbox.memory.fill(0)
-        self.send, self.token = 0, 1
+        self.send, self.token, self.meeting = 0, 1, 1

@@ -158,13 +158,14 @@ class RankedCudaBackend:
     def begin(
         self, job: Job, sequence: RankedSequence, *, chunk: int | None = None, logits_out: int = 0
     ) -> RankedLaunch:
-        """Launches a job on all ranks. Everything is ready before the first of them starts."""
+        """Launches a job on all ranks. Everything is ready before the first of them starts. `chunk` as of one rank."""
         with self._lock:
             require_idle(self._launch)
             prepared = []
             for rank, part in zip(self.ranks, sequence.parts, strict=True):
                 with on_device(rank.device):
-                    prepared.append(rank.prepare(self._job_of(rank, job), part, logits_out=logits_out))
+                    own_job = self._job_of(rank, job)
+                    prepared.append(rank.prepare(own_job, part, chunk=chunk, logits_out=logits_out))
             launches = [launch for launch, _ in prepared]
             self._launch = RankedLaunch(self, launches, sequence)
             for rank, (launch, params) in zip(self.ranks, prepared, strict=True):
@@ -177,13 +178,16 @@ class RankedCudaBackend:
             return job
         return replace(job, max_tokens=min(job.max_tokens, self._stopped[1]))
 
-    def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
+    def logits(
+        self, tokens: Sequence[int], sequence: KvSequence, chunk: int | None = None
+    ) -> NDArray[np.float32]:
         """As the protocol has it. Every rank writes its own words of each row into the memory of rank 0's GPU."""
         assert isinstance(sequence, RankedSequence), "a sequence of another backend"
         prompt = (*([0] * sequence.length), *tokens)  # cached ids are not read
         with on_device(self.ranks[0].device):
             out = DeviceMemory(4 * len(tokens) * self.spec.vocab)
-        self.begin(Job(prompt, sequence.length, 1), sequence, logits_out=out.pointer).finish()
+        job = Job(prompt, sequence.length, 1)
+        self.begin(job, sequence, chunk=chunk, logits_out=out.pointer).finish()
         for part in sequence.parts:
             part.length = len(prompt)
         return out.read(np.empty((len(tokens), self.spec.vocab), np.float32))

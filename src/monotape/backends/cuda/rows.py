@@ -10,9 +10,9 @@ CHUNK = 1024  # rows of a pass: weights are read once for all of them, and every
 _BLOCK_ROWS, _BLOCK_K, _BLOCK_BYTES = 8, 32, 512
 
 
-def chunk_for(context: int) -> int:
-    """Whole blocks of 128 rows, and no more of them than a prompt can fill."""
-    return min(CHUNK, -(-context // 128) * 128)
+def chunk_for(context: int, most: int = CHUNK) -> int:
+    """Whole blocks of 128 rows, and no more of them than a prompt can fill, or than `most`."""
+    return min(CHUNK, most, -(-context // 128) * 128)
 
 
 def sizes(spec: ModelSpec, chunk: int, workers: int) -> dict[str, int]:
