@@ -186,6 +186,8 @@ class RowNorm {
   bool first_;
 };
 
+constexpr float kQueryScale = kAttentionScale * 1.4426950408889634f;  // scores are exponents of two
+
 // Of eight rows and one head: queries and keys are normalised and rotated; keys and values go into the KV.
 class RowHead {
  public:
@@ -217,7 +219,7 @@ class RowHead {
     for (int i = 0; i < HeadWords::count; i++) word[i] = real_ && number[i] >= 0 ? raw(number[i]) : make_uint4(0, 0, 0, 0);
     const float* gain = kQkNorm ? (is_key ? c_.params.k_norm : c_.params.q_norm) + layer_ * kHeadDim : nullptr;
     const Angles angles = angles_of(c_.params, real_ ? position_ : rows_state(c_).chunk.start);
-    const Head done = finish_head(word, c_.column(), gain, angles, is_key ? 1.0f : kAttentionScale);
+    const Head done = finish_head(word, c_.column(), gain, angles, is_key ? 1.0f : kQueryScale);
     if (!real_) return;
     uint4* queries = c_.params.rows.queries + static_cast<int64_t>(row_) * kAttendedWords + head_ * kHeadWords;
     uint8_t* unit = kv_unit(c_.params, layer_, is_key ? head_ - kHeads : 0, position_ / kUnitPositions);
