@@ -21,28 +21,13 @@ struct Running {
   }
 };
 
-__device__ __forceinline__ uint32_t with_half(uint32_t pair, int half, uint16_t value) {
-  return half ? (pair & 0xffffu) | static_cast<uint32_t>(value) << 16 : (pair & 0xffff0000u) | value;
-}
-
 // A lane's part of block `tile` of a unit's values: dimension 8 * tile + lane / 4, its own eight of the positions.
-__device__ __forceinline__ uint4 value_block(Consumer& c, const uint4* values, int tile, int newest) {
-  if (tile >= kHeadTiles) return make_uint4(0, 0, 0, 0);
-  uint4 value = load_block(values + tile * kBlockWords);
-  if (newest < 0 || newest % 8 / 2 != c.column()) return value;
-  const uint16_t fresh = c.shared.new_value[tile * 8 + c.row()];
-  const int half = newest % 2, at = newest / 8;
-  if (at == 0) value.x = with_half(value.x, half, fresh);
-  if (at == 1) value.y = with_half(value.y, half, fresh);
-  if (at == 2) value.z = with_half(value.z, half, fresh);
-  if (at == 3) value.w = with_half(value.w, half, fresh);
-  return value;
+__device__ __forceinline__ uint4 value_block(const uint4* values, int tile) {
+  return tile < kHeadTiles ? load_block(values + tile * kBlockWords) : make_uint4(0, 0, 0, 0);
 }
 
-// One unit of 32 positions, of which [begin, end) can be seen. What the newest token adds is not in
-// the ring yet: its key and value replace what the unit has at place `newest`; -1: the token is not of this unit.
-__device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const Head& query, int newest,
-                                        int begin, int end, Running& running) {
+// One unit of 32 positions, of which [begin, end) can be seen.
+__device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const Head& query, int begin, int end, Running& running) {
   float score[4][2];
   float top = running.peak;
 #pragma unroll
@@ -50,8 +35,7 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
     float sum[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int b = 0; b < kHeadBlocks; b++) {
-      uint4 key = load_block(unit + (tile * kHeadBlocks + b) * kBlockWords + c.lane());
-      if (newest == tile * 8 + c.row()) key = c.shared.new_key[b * 4 + c.column()];
+      const uint4 key = load_block(unit + (tile * kHeadBlocks + b) * kBlockWords + c.lane());
       multiply_accumulate(sum, query.block[b].x, 0, query.block[b].y, 0, key.x, key.y);
       multiply_accumulate(sum, query.block[b].z, 0, query.block[b].w, 0, key.z, key.w);
     }
@@ -82,38 +66,13 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
   const uint4* values = unit + kKeyBlocks * kBlockWords + c.lane();
 #pragma unroll
   for (int j = 0; j < kValueTiles; j++) {
-    const uint4 low = value_block(c, values, 2 * j, newest), high = value_block(c, values, 2 * j + 1, newest);
+    const uint4 low = value_block(values, 2 * j), high = value_block(values, 2 * j + 1);
     float* sums = running.values[j];
     sums[0] *= fade_even, sums[1] *= fade_odd, sums[2] *= fade_even, sums[3] *= fade_odd;
     multiply_accumulate(sums, low.x, high.x, low.y, high.y, weight[0], weight[1]);
     multiply_accumulate(sums, low.z, high.z, low.w, high.w, weight[2], weight[3]);
   }
 }
-
-// What a warp needs of this token: the query heads that share a KV head, row r query head r; and in one
-// warp the new key (the same in all rows) and value. All words are polled together.
-struct TokenWords {
-  static constexpr int heads = HeadWords::count;
-  uint4 query[heads], key[heads], value;
-
-  __device__ __forceinline__ void fetch(Consumer& c, int kv_head, bool newest, int layer) {
-    int index[2 * heads + 1];
-    uint4 word[2 * heads + 1];
-    int number[heads];
-    HeadWords::numbers(c.column(), number);
-#pragma unroll
-    for (int i = 0; i < heads; i++) {
-      index[i] = c.row() < kGroup && number[i] >= 0 ? (kv_head * kGroup + c.row()) * kHeadWords + number[i] : -1;
-      index[heads + i] = newest && number[i] >= 0 ? (kHeads + kv_head) * kHeadWords + number[i] : -1;
-    }
-    index[2 * heads] = newest && c.lane() < kHeadWords ? (kHeads + kKvHeads + kv_head) * kHeadWords + c.lane() : -1;
-    Patience patience(c.shared, c.lost, Stage::attention, layer);
-    poll(c.params.exchange->qkv[c.turn & 1], index, word, patience);
-#pragma unroll
-    for (int i = 0; i < heads; i++) query[i] = word[i], key[i] = word[heads + i];
-    value = word[2 * heads];
-  }
-};
 
 // A token's angles are the same in all layers: they are in shared memory.
 __device__ __forceinline__ void keep_angles(Consumer& c, int position) {
@@ -122,71 +81,59 @@ __device__ __forceinline__ void keep_angles(Consumer& c, int position) {
 }
 __device__ __forceinline__ Angles token_angles(Consumer& c) { return {c.shared.cosines, c.shared.sines}; }
 
-// The new token's key and value go where the warp finds them, and into the KV. The latter is seen by others only after
-// the fence before the head, which is soon enough.
-__device__ __forceinline__ void keep_newest(Consumer& c, const TokenWords& token, int kv_head, int layer, int position) {
-  if (c.lane() < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane()] = token.value;
-  const float* gain = kQkNorm ? c.params.k_norm + layer * kHeadDim : nullptr;
-  const Head key = finish_head(token.key, c.column(), gain, token_angles(c), 1.0f);
-  if (c.row() == 0) {
+// What a warp needs of this token, made ready: row r of the result is query head r of those that share a KV head. The warp
+// that looks at the newest unit polls the new key and value as well, and leaves them in shared memory. The key rides
+// along as one more row where there is one.
+constexpr bool kKeyRides = kGroup < 8;
+
+__device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listens, bool newest, int layer) {
+  constexpr int kWords = HeadWords::count, kKeyWords = kKeyRides ? 0 : kWords, kAll = kWords + kKeyWords + 1;
+  const int first_query = kv_head * kGroup * kHeadWords, first_key = (kHeads + kv_head) * kHeadWords;
+  const bool queries = listens && c.row() < kGroup, is_key = kKeyRides && newest && c.row() == kGroup;
+  int number[kWords], index[kAll];
+  uint4 word[kAll];
+  HeadWords::numbers(c.column(), number);
 #pragma unroll
-    for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + c.column()] = key.block[b];
+  for (int i = 0; i < kWords; i++) {
+    const int mine = queries ? first_query + c.row() * kHeadWords : first_key;
+    index[i] = (queries || is_key) && number[i] >= 0 ? mine + number[i] : -1;
+    if constexpr (!kKeyRides) index[kWords + i] = newest && number[i] >= 0 ? first_key + number[i] : -1;
   }
+  index[kAll - 1] = newest && c.lane() < kHeadWords ? first_key + kKvHeads * kHeadWords + c.lane() : -1;
+  Patience patience(c.shared, c.lost, Stage::attention, layer);
+  poll(c.params.exchange->qkv[c.turn & 1], index, word, patience);
   __syncwarp();
-  position = opaque(position);  // kept since the share was worked out, its unit would not fit the registers
-  uint8_t* unit = kv_unit(c.params, layer, kv_head, position / kUnitPositions);
-  if (c.row() == 0) {
+  const auto finish = [&](int first, bool key) {
+    const float* gain = kQkNorm ? (key ? c.params.k_norm : c.params.q_norm) + layer * kHeadDim : nullptr;
+    uint4 own[kWords];
 #pragma unroll
-    for (int b = 0; b < kHeadBlocks; b++) store_key_word(unit, position, b, c.column(), key.block[b]);
-  }
-  for (int d = c.lane(); d < kHeadDim; d += 32) *value_place(unit, position, d) = c.shared.new_value[d];
-}
-
-// Adds up the warps' results of one head, in order: value `d` of it, and the peak and sum.
-__device__ __forceinline__ float combine_warps(const Shared& shared, int warps, int g, int d, float& peak, float& sum) {
-  float peaks[kWarps], value = 0;
-  peak = -infinity(), sum = 0;
+    for (int i = 0; i < kWords; i++) own[i] = word[first + i];
+    return finish_head(own, c.column(), gain, token_angles(c), key ? 1.0f : kAttentionScale);
+  };
+  const Head head = finish(0, is_key);
+  if (newest) {
+    const Head key = kKeyRides ? head : finish(kKeyWords, true);
+    if (is_key || (!kKeyRides && c.row() == 0)) {
 #pragma unroll
-  for (int w = 0; w < kWarps; w++) {
-    peaks[w] = w < warps ? shared.attention[w][g][kHeadDim] : -infinity();
-    peak = fmaxf(peak, peaks[w]);
-  }
-#pragma unroll
-  for (int w = 0; w < kWarps; w++) {
-    const float weight = __expf(peaks[w] - peak);
-    if (w < warps) sum += shared.attention[w][g][kHeadDim + 1] * weight, value += shared.attention[w][g][d] * weight;
-  }
-  return value;
-}
-
-// Thread i has value i % kHeadDim of query head i / kHeadDim, and so on in rounds. One split publishes the attended
-// values themselves, several publish their parts, for `combine`.
-__device__ __forceinline__ void publish_results(Consumer& c, const Share& share) {
-  Exchange& exchange = *c.params.exchange;
-#pragma unroll 1
-  for (int i = c.thread; i < divide_up(kGroup * kHeadDim, 32) * 32; i += kConsumers) {  // whole warps: they shuffle
-    const bool real = i < kGroup * kHeadDim;
-    const int g = real ? i / kHeadDim : 0, d = i % kHeadDim;
-    float peak, sum;
-    const float value = combine_warps(c.shared, smaller(share.count, kWarps), g, d, peak, sum);
-    if (share.splits == 1) {
-      const uint4 word = gather_word(__fdividef(value, sum));
-      if (real && d % 8 == 0) publish(exchange.attended, c.turn, (share.kv_head * kGroup + g) * kHeadWords + d / 8, word);
-      continue;
+      for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + c.column()] = key.block[b];
     }
-    const uint4 word = make_uint4(__float_as_uint(value), __float_as_uint(__shfl_down_sync(~0u, value, 1)),
-                                  __float_as_uint(__shfl_down_sync(~0u, value, 2)),
-                                  __float_as_uint(__shfl_down_sync(~0u, value, 3)));
-    if (real && d % 4 == 0) publish(exchange.partials, c.turn, part_word(share.kv_head, g, share.split, d / 4), word);
-    if (real && d == 0)
-      publish(exchange.partials, c.turn, part_word(share.kv_head, g, share.split, kPartialWords - 1),
-              make_uint4(__float_as_uint(peak), __float_as_uint(sum), 0, 0));
+    if (c.lane() < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane()] = word[kAll - 1];
+    __syncwarp();
   }
+  return head;
+}
+
+// The newest token's key and value from shared memory into their unit: the one in the ring, so that the unit is as all
+// others, and later the one in the KV. Others see the latter only after the fence before the head: soon enough.
+__device__ __forceinline__ void put_newest(Consumer& c, uint8_t* unit, int position) {
+  if (c.lane() < kHeadBlocks * 4) store_key_word(unit, position, c.lane() / 4, c.column(), c.shared.new_key[c.lane()]);
+#pragma unroll
+  for (int d = c.lane(); d < kHeadDim; d += 32) *value_place(unit, position, d) = c.shared.new_value[d];
 }
 
 // The warp's part into shared memory, head by head.
 __device__ __forceinline__ void keep_part(Consumer& c, const Running& running) {
-  float(*part)[kHeadDim + 2] = c.shared.attention[c.warp()];
+  float(*part)[kPartValues] = c.shared.attention[c.warp()];
 #pragma unroll
   for (int j = 0; j < kValueTiles; j++)
 #pragma unroll
@@ -197,22 +144,76 @@ __device__ __forceinline__ void keep_part(Consumer& c, const Running& running) {
   if (c.column() == 0 && c.row() < kGroup) part[c.row()][kHeadDim] = running.peak, part[c.row()][kHeadDim + 1] = running.sum;
 }
 
+// Four neighbouring values of a head with their peak and sum: what the warps have of them, added up in order.
+struct Quad {
+  float value[4], peak, sum;
+};
+__device__ __forceinline__ Quad combine_warps(const Shared& shared, int warps, int g, int d) {
+  Quad all = {{0, 0, 0, 0}, -infinity(), 0};
+  float2 ends[kWarps];  // peak and sum of each warp
+#pragma unroll
+  for (int w = 0; w < kWarps; w++) {
+    ends[w] = w < warps ? *reinterpret_cast<const float2*>(&shared.attention[w][g][kHeadDim]) : make_float2(-infinity(), 0);
+    all.peak = fmaxf(all.peak, ends[w].x);
+  }
+#pragma unroll
+  for (int w = 0; w < kWarps; w++) {
+    if (w >= warps) continue;
+    const float4 part = *reinterpret_cast<const float4*>(&shared.attention[w][g][d]);
+    const float weight = __expf(ends[w].x - all.peak);
+    all.sum += ends[w].y * weight;
+    all.value[0] += part.x * weight, all.value[1] += part.y * weight;
+    all.value[2] += part.z * weight, all.value[3] += part.w * weight;
+  }
+  return all;
+}
+
+// Thread i has four values of a head, and so on in rounds. One split publishes the attended values themselves, several
+// publish their parts, for `combine`.
+__device__ __forceinline__ void publish_results(Consumer& c, const Share& share) {
+  constexpr int kQuads = kHeadDim / 4;
+  Exchange& exchange = *c.params.exchange;
+#pragma unroll 1
+  for (int i = c.thread; i < divide_up(kGroup * kQuads, 32) * 32; i += kConsumers) {  // whole warps: they shuffle
+    const bool real = i < kGroup * kQuads;
+    const int g = real ? i / kQuads : 0, quad = i % kQuads;
+    const Quad all = combine_warps(c.shared, smaller(share.count, kWarps), g, quad * 4);
+    if (share.splits == 1) {
+      const float scale = __fdividef(1, all.sum);
+      const uint32_t low = pack_pair(all.value[0] * scale, all.value[1] * scale);
+      const uint32_t high = pack_pair(all.value[2] * scale, all.value[3] * scale);
+      const uint4 word = make_uint4(low, high, __shfl_down_sync(~0u, low, 1), __shfl_down_sync(~0u, high, 1));
+      if (real && quad % 2 == 0) publish(exchange.attended, c.turn, (share.kv_head * kGroup + g) * kHeadWords + quad / 2, word);
+      continue;
+    }
+    const uint4 word = make_uint4(__float_as_uint(all.value[0]), __float_as_uint(all.value[1]), __float_as_uint(all.value[2]),
+                                  __float_as_uint(all.value[3]));
+    if (real) publish(exchange.partials, c.turn, part_word(share.kv_head, g, share.split, quad), word);
+    if (real && quad == 0)
+      publish(exchange.partials, c.turn, part_word(share.kv_head, g, share.split, kPartialWords - 1),
+              make_uint4(__float_as_uint(all.peak), __float_as_uint(all.sum), 0, 0));
+  }
+}
+
+// A worker that owns nothing else in a layer has its words of the turn before taken back here: everybody has read this
+// turn's residual stream, of which the query was made.
+__device__ __forceinline__ void reset_in_attention(Consumer& c, int layer) {
+  if (c.thread != 0) return;
+  ask(c, Stage::qkv, layer);
+  await_errands(c, 0);
+}
+
 // The stage: the query arrives, every warp looks at units in turn, and the warps' results are added up.
 __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   const Share share = share_of(c.params, c.shared, layer, position);
   if (!share.has_part) return true;
   c.begin(Stage::attention, layer);
   const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
-  const bool keeps = last >= 0 && (last + 1) % kWarps == c.warp();  // not the warp that will look at it: that has enough to do
-  TokenWords token;
-  token.fetch(c, share.kv_head, keeps, layer);
+  const bool newest = last >= 0 && last % kWarps == c.warp();
+  const bool idle = c.span(Stage::qkv).count == 0 && resets_late(c);
+  const Head query = hear_token(c, share.kv_head, c.warp() < share.count || idle, newest, layer);
   c.trace.arrived();
-  if (keeps) keep_newest(c, token, share.kv_head, layer, position);
-  const float* gain = kQkNorm ? c.params.q_norm + layer * kHeadDim : nullptr;
-  const Head query = finish_head(token.query, c.column(), gain, token_angles(c), kAttentionScale);
-  // The newest key and value are there, and nobody reads the sums of the stage before any more: they share their memory.
-  if (!c.meet()) return false;
-  if (c.span(Stage::qkv).count == 0) reset_turn_before(c, layer, kConsumers).confirm(c.shared, c.lost);
+  if (idle) reset_in_attention(c, layer);
   Running running;
   running.clear();
   for (int unit = 0; unit < share.count; unit += kPageUnits) {
@@ -221,16 +222,22 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
     for (int i = unit; i < smaller(unit + kPageUnits, share.count); i++)
       if (i % kWarps == c.warp()) {
         const int base = (share.first + i) * kUnitPositions;
-        look_at(c, page + (i - unit) * (kUnitBytes / 16), query, i == last ? position % kUnitPositions : -1,
-                share.begin - base, position + 1 - base, running);
+        const uint4* words = page + (i - unit) * (kUnitBytes / 16);
+        if (i == last) {
+          put_newest(c, reinterpret_cast<uint8_t*>(const_cast<uint4*>(words)), position);
+          __syncwarp();
+        }
+        look_at(c, words, query, share.begin - base, position + 1 - base, running);
+        if (i == last) fence_shared_copies();  // the next copy into this page comes after these stores
       }
     c.pages.give_back(c.lane(), c.lost);
   }
-  keep_part(c, running);
+  if (c.warp() < share.count) keep_part(c, running);
   if (!c.meet()) return false;
   // Computed again: kept through the loop it would not fit the registers.
   publish_results(c, share_of(c.params, c.shared, layer, opaque(position)));
   c.trace.end();
+  if (newest) put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position);
   return c.meet();
 }
 
@@ -251,8 +258,9 @@ __device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, 
   poll(words, index, part, patience);
   const uint4 sums = part[kAtOnce];
   __syncwarp();
-  if (c.span(Stage::qkv).count == 0 && blockIdx.x / kKvHeads >= splits)  // it has nothing else to do in a layer
-    reset_turn_before(c, layer, 32).confirm(c.shared, c.lost);
+  const bool idle = c.span(Stage::qkv).count == 0 && resets_late(c) && blockIdx.x / kKvHeads >= splits;
+  if (idle) reset_in_attention(c, layer);  // it has nothing else to do in a layer
+  __syncwarp();
   float peak = c.lane() < splits ? __uint_as_float(sums.x) : -infinity();
   const float my_peak = peak;
 #pragma unroll

@@ -41,7 +41,7 @@ class Clerk {
     report_nan_place();
     if (blockIdx.x != 0) return;
     deliver();
-    if (shared_.finish != static_cast<int>(Finish::running)) claim_host_word(&params_.status->finish, shared_.finish);
+    if (shared_.finish != static_cast<int>(Finish::running)) ended(shared_.finish);
   }
 
  private:
@@ -55,6 +55,13 @@ class Clerk {
     }
   }
 
+  // Tells the host how the request ended, unless somebody has.
+  __device__ bool ended(int finish) {
+    if (!claim(&params_.exchange->claimed)) return false;
+    store_to_host(&params_.status->finish, finish);
+    return true;
+  }
+
   // Who waits for another rank gives up first: it knows which one.
   __device__ int64_t deadline_ns() const {
     if constexpr (kRanks == 1) return params_.deadline_ns;
@@ -65,7 +72,7 @@ class Clerk {
 
   // Past the deadline all workers stop, and each says what it waited for: who is furthest behind knows the cause.
   __device__ void give_up() {
-    claim_host_word(&params_.status->finish, static_cast<int>(Finish::deadline_fault));
+    ended(static_cast<int>(Finish::deadline_fault));
     mark_unhealthy(&params_.exchange->healthy);
   }
   __device__ void stop_waiting() {
@@ -83,7 +90,7 @@ class Clerk {
     const int place = shared_.nan_place;
     if (place < 0 || reported_) return;
     reported_ = true;
-    if (claim_host_word(&params_.status->finish, static_cast<int>(Finish::numerical_fault)))
+    if (ended(static_cast<int>(Finish::numerical_fault)))
       store_to_host(&params_.status->worker, blockIdx.x), store_to_host(&params_.status->stage, place % kTracedStages),
           store_to_host(&params_.status->layer, place / kTracedStages);
     fence_host();

@@ -3,8 +3,7 @@
 //
 // Each buffer exists twice, for even and odd turns, and every word of it is written in every turn. Whoever publishes a
 // word resets it too: later, when everybody must have read it, and long before anybody polls it again two turns on.
-// housekeeping.h says when that is. The reset has arrived when a load of the same word gives it back; the load is under
-// way while the stage computes, so it costs nothing. (A fence in its place costs about a microsecond a stage.)
+// housekeeping.h says when that is.
 // A real NaN never looks like "not yet": conversions make 0x7fff or 0x7fffffff of it.
 #pragma once
 #include "ring.h"
@@ -21,27 +20,6 @@ template <int Words>
 __device__ __forceinline__ void publish(uint4 (&buffer)[2][Words], int turn, int word, uint4 value) {
   store_word(&buffer[turn & 1][word], value);
 }
-
-// A word on its way back to "not yet"; `confirm` returns when it is there.
-class Reset {
- public:
-  __device__ __forceinline__ void begin(uint4* word) {
-    at_ = word;
-    if (!at_) return;
-    store_word(at_, not_yet());
-    seen_ = load_word(at_);
-  }
-  __device__ __forceinline__ void confirm(const Shared& shared, bool& lost) {
-    while (at_ && (seen_.x & seen_.y & seen_.z & seen_.w) != ~0u && !lost) {
-      lost = shared.failed;
-      seen_ = load_word(at_);
-    }
-  }
-
- private:
-  uint4* at_ = nullptr;
-  uint4 seen_;
-};
 
 // A wait that ends: by the word, or because the watchdog (see clerk.h) has called everything off. Who waits for long
 // says what for; nothing else of the safety net is on the path of a token.

@@ -1,16 +1,19 @@
 // When published words are reset. A turn is a layer's pass; half of a buffer is used in even turns, half in odd ones.
 //
-// A thread may reset a word when it has seen another word that could only be made after everybody had read the first.
-// - At `down` a thread has a word of the activation. Its maker had all words of `output`; their makers had everything
-//   that was attended to; that was made of all of q, k and v; and those of all of the residual stream. So everybody has
-//   read what qkv and attention published in this turn, and what the turn started from: all that is reset. (Not what
-//   `output` published: other workers may still be on their way to `gate_up`.) In a token's first layer also what the
-//   head of the token before started from.
+// A word may be reset by a worker that has seen another word which could only be made after everybody had read the first.
+// - At `down` it has a word of the activation. Its maker had all words of `output`; their makers had everything that was
+//   attended to; that was made of all of q, k and v; and those of all of the residual stream. So everybody has read what
+//   qkv and attention published in this turn, and what the turn started from: all that is reset. (Not what `output`
+//   published: other workers may still be on their way to `gate_up`.) In a token's first layer also what the head of
+//   the token before started from.
 // - At the next turn's `output` everybody has read what `output` published in the turn before, because the turn started
 //   from what came of it; at the next turn's `gate_up`, the activation.
 // Workers of small models may own no tiles of `down`; they reset at their first stage of the next turn.
-// A word is polled again two turns later at the earliest, after its publisher has confirmed the reset and published
-// other words since: nobody can take an old word for a new one.
+//
+// A warp of its own, the janitor, does it: no token waits for the round trip. Before a worker publishes what a stage gave,
+// the errands of earlier stages are done. Who polls a word again, two turns later at the earliest, has needed what its
+// owner published at `output` or `down` since: nobody can take an old word for a new one. A worker without tiles of these
+// waits for the stage's own errand as well.
 #pragma once
 #include "consumer.h"
 
@@ -63,48 +66,92 @@ __device__ __forceinline__ void keep_lists(Consumer& c, int position) {
   if (c.thread == 0) c.shared.list_before = before, c.shared.list = list, c.shared.listed_splits = splits;
 }
 
-// Threads reset a word each: `extra` words from `first_extra` on, then those of a list. More words than threads are
-// rare (few workers, or many heads): those are confirmed at once.
-__device__ __forceinline__ Reset reset_words(Consumer& c, uint4* first_extra, int extra, int list, int listed, int turn,
-                                             int threads) {
-  Reset reset;
-  if (c.shared.failed) return reset;  // leave everything as it is, for whoever looks for the cause
-#pragma unroll 1
-  for (int i = c.thread % threads; i < extra + listed; i += threads) {
-    if (i >= threads) reset.confirm(c.shared, c.lost);
-    reset.begin(i < extra ? first_extra + i : place_of(*c.params.exchange, c.shared.own_words[list][i - extra], turn));
+constexpr int kErrands = 4;  // more are never under way
+
+struct Errand {
+  Stage stage;
+  bool first_layer;
+  int turn, sample_turn, list;
+
+  __device__ __forceinline__ int packed() const {
+    return static_cast<int>(stage) | first_layer << 3 | (turn & 1) << 4 | (sample_turn & 1) << 5 | list << 6;
   }
-  return reset;
+  static __device__ __forceinline__ Errand of(int bits) {
+    return {static_cast<Stage>(bits & 7), (bits >> 3 & 1) != 0, bits >> 4 & 1, bits >> 5 & 1, bits >> 6};
+  }
+};
+
+class Janitor {
+ public:
+  __device__ Janitor(Shared& shared, const Params& params) : shared_(shared), params_(params) {}
+
+  // A whole warp, of which one lane listens.
+  __device__ void work() {
+    for (int answered = 0;;) {
+      bool ends = false;
+      if (threadIdx.x % 32 == 0)
+        while (shared_.asked == answered && !ends) {
+          rest(100);
+          ends = shared_.done;
+        }
+      if (__shfl_sync(~0u, ends, 0)) return;
+      fence_block();
+      reset(Errand::of(shared_.errands[answered % kErrands]));
+      answered++;
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) shared_.answered = answered;
+    }
+  }
+
+ private:
+  __device__ void reset(const Errand& errand) {
+    Exchange& exchange = *params_.exchange;
+    const auto span = [&](Stage stage) { return shared_.spans[static_cast<int>(stage)]; };
+    const int other = errand.turn ^ 1;
+    if (errand.stage == Stage::output)  // what it published in the turn before
+      reset_run(exchange.after_attention[other] + span(Stage::output).first, span(Stage::output).count);
+    if (errand.stage == Stage::gate_up)  // the activation of the turn before
+      reset_run(exchange.activation[other] + span(Stage::gate_up).first / 2, span(Stage::gate_up).count / 2);
+    if (errand.stage == Stage::down && errand.first_layer)
+      reset_run(exchange.final_residual[errand.sample_turn ^ 1] + span(Stage::down).first, span(Stage::down).count);
+    if (errand.stage == Stage::down) reset_list(errand.list, errand.turn);
+    if (errand.stage == Stage::qkv) reset_list(errand.list, other);
+  }
+  __device__ void reset_run(uint4* first, int count) {
+    reset_each(count, [&](int i) { return first + i; });
+  }
+  __device__ void reset_list(int list, int turn) {
+    reset_each(shared_.own_count[list], [&](int i) { return place_of(*params_.exchange, shared_.own_words[list][i], turn); });
+  }
+  // A load that gives the reset back tells that it has arrived.
+  template <class WordAt>
+  __device__ __forceinline__ void reset_each(int count, WordAt word_at) {
+    if (shared_.failed) return;  // leave everything as it is, for whoever looks for the cause
+    for (int i = threadIdx.x % 32; i < count; i += 32) store_word(word_at(i), not_yet());
+    for (int i = threadIdx.x % 32; i < count; i += 32) {
+      const uint4* word = word_at(i);
+      for (uint4 seen = load_word(word); (seen.x & seen.y & seen.z & seen.w) != ~0u && !shared_.failed;) seen = load_word(word);
+    }
+  }
+
+  Shared& shared_;
+  const Params& params_;
+};
+
+// One thread asks, which has seen what allows the reset.
+__device__ __forceinline__ void ask(Consumer& c, Stage stage, int layer) {
+  const int list = stage == Stage::qkv && layer == 0 ? c.shared.list_before : c.shared.list, asked = c.shared.asked;
+  c.shared.errands[asked % kErrands] = Errand{stage, layer == 0, c.turn, c.sample_turn(), list}.packed();
+  fence_block();
+  c.shared.asked = asked + 1;
 }
 
-// At the first stage in a turn of a worker without tiles of `down`: its words of the turn before.
-__device__ __forceinline__ Reset reset_turn_before(Consumer& c, int layer, int threads) {
-  if (c.span(Stage::down).count) return Reset();
-  const int list = layer == 0 ? c.shared.list_before : c.shared.list;
-  return reset_words(c, nullptr, 0, list, c.shared.own_count[list], c.turn - 1, threads);
+// The same thread waits until no more than `open` errands are left.
+__device__ __forceinline__ void await_errands(Consumer& c, int open) {
+  while (c.shared.asked - c.shared.answered > open && !c.lost) c.lost = c.shared.failed;
 }
 
-// What a matrix stage resets once it has its input.
-__device__ __forceinline__ Reset resets_at(Consumer& c, Stage stage, int layer) {
-  Exchange& exchange = *c.params.exchange;
-  const bool late = stage == Stage::qkv && c.span(Stage::down).count == 0;
-  const int list = late && layer == 0 ? c.shared.list_before : c.shared.list;
-  uint4* extra = nullptr;
-  int extras = 0, listed = 0;
-  if (stage == Stage::down) {  // this turn's words
-    extra = exchange.final_residual[(c.sample_turn() & 1) ^ 1] + c.span(Stage::down).first;
-    extras = layer == 0 ? c.span(Stage::down).count : 0;
-    listed = c.shared.own_count[list];
-  } else if (stage == Stage::output) {  // what it published in the turn before
-    extra = exchange.after_attention[(c.turn & 1) ^ 1] + c.span(Stage::output).first;
-    extras = c.span(Stage::output).count;
-  } else if (stage == Stage::gate_up) {  // the activation of the turn before
-    extra = exchange.activation[(c.turn & 1) ^ 1] + c.span(Stage::gate_up).first / 2;
-    extras = c.span(Stage::gate_up).count / 2;
-  } else if (late) {
-    listed = c.shared.own_count[list];
-  }
-  return reset_words(c, extra, extras, list, listed, late ? c.turn - 1 : c.turn, kConsumers);
-}
+// Whether a worker's words of a turn are reset at its first stage of the next one.
+__device__ __forceinline__ bool resets_late(Consumer& c) { return c.span(Stage::down).count == 0; }
 
 }  // namespace monotape

@@ -1,8 +1,7 @@
 // A matrix stage of one token: read the input from the exchange, multiply it by this worker's tiles as they come off
 // the tape, add up what the eight warps have, and hand each finished row to the stage's ending.
 //
-// All stages are this one piece of code. It must be small: a layer runs through it five times, and instructions that
-// have left the cache meanwhile cost more than the arithmetic.
+// All stages are this one piece of code: a layer runs through it four times.
 #pragma once
 #include "housekeeping.h"
 
@@ -87,71 +86,108 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
 }
 
 // A batch of tiles, eight rows each, times the input: this warp's blocks only, into the buffer of sums. All of a warp's
-// time goes into this loop, so it is short. `meanwhile` is called once something is under way.
+// time goes into this loop, so it is short, and fetches the next page while this one is multiplied. `meanwhile` is
+// called once something is under way.
 //
 // Weights are the first operand of a product, which has 16 rows: eight rows of the tile with a half of each lane's
 // values, and the same eight with the other half. The input's halves are columns 0 and 1 of the other operand, so one
 // product takes a whole block, and row r's result is the sum of two values in lane 4r.
-constexpr bool kKeepsInput = kHeadDim <= 64;  // from tile to tile; with longer heads there are no registers for it
+class BatchProduct {
+ public:
+  __device__ __forceinline__ BatchProduct(Consumer& c, const Matrix& matrix, int batch, bool final, int& in_page)
+      : c_(c), matrix_(matrix), batch_(batch), final_(final), in_page_(in_page),
+        input_(reinterpret_cast<const uint2*>(c.shared.x) + c.warp() * 8 + c.column() * 2 + c.row() % 2) {}
 
-template <class Meanwhile>
-__device__ __forceinline__ void multiply_batch(Consumer& c, const Matrix& matrix, int batch, bool final, int& in_page,
-                                               Meanwhile meanwhile) {
-  constexpr int kBlocksAtOnce = kPageBlocks / kWarps;
-  const uint2* input = reinterpret_cast<const uint2*>(c.shared.x) + c.warp() * 8 + c.column() * 2 + c.row() % 2;
-  uint2 x[kBlocksAtOnce];
+  template <class Meanwhile>
+  __device__ __forceinline__ void run(Meanwhile meanwhile) {
+    Operands even, odd;
+    clear();
+    fetch(even);
+    bool more = step(even, odd);
+    meanwhile();
 #pragma unroll 1
-  for (int tile = 0; tile < batch; tile++) {
-    float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
-#pragma unroll 1
-    for (int first = 0; first < matrix.blocks; first += kPageBlocks) {
-      const uint4* page = c.pages.take(c.lost) + (in_page * matrix.blocks + c.warp()) * kBlockWords + c.lane();
-      const auto there = [&](int i) { return kWholePages || first + i * kWarps + c.warp() < matrix.blocks; };
-      uint4 w[kBlocksAtOnce];
-#pragma unroll
-      for (int i = 0; i < kBlocksAtOnce; i++) w[i] = there(i) ? page[i * kWarps * kBlockWords] : make_uint4(0, 0, 0, 0);
-      if (tile == 0 || matrix.blocks > kPageBlocks || !kKeepsInput) {
-#pragma unroll
-        for (int i = 0; i < kBlocksAtOnce; i++) x[i] = there(i) ? input[(first + i * kWarps) * 8] : make_uint2(0, 0);
-      }
-      const bool page_ends = in_page == matrix.in_page - 1 || (final && tile == batch - 1);
-      if (page_ends) c.pages.give_back(c.lane(), c.lost);
-      in_page = page_ends ? 0 : in_page + 1;
-#pragma unroll
-      for (int i = 0; i < kBlocksAtOnce; i++)
-        multiply_accumulate(i % 2 ? odd : even, w[i].x, w[i].y, w[i].z, w[i].w, x[i].x, x[i].y);
-      if (tile == 0 && first == 0) meanwhile();
+    while (more) {
+      if (!step(odd, even)) break;
+      more = step(even, odd);
     }
-    if (c.column() == 0) c.shared.sums[c.buffer][tile][c.warp()][c.row()] = (even[0] + even[3]) + (odd[0] + odd[3]);
   }
-}
 
-// Runs the stage: resets() when it may, then ending(tile, row of the tile, value, whether it is real) for
-// every row of a batch, with whole warps so that the ending may shuffle.
-template <class Resets, class Ending>
-__device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Resets resets, Ending ending) {
+ private:
+  static constexpr int kAtOnce = kPageBlocks / kWarps, kChains = 4;  // chains of products that do not wait for each other
+  struct Operands {
+    uint4 w[kAtOnce];
+    uint2 x[kAtOnce];
+  };
+
+  // Multiplies what has been fetched, and fetches what follows. False: that was the last.
+  __device__ __forceinline__ bool step(const Operands& now, Operands& next) {
+    if (page_ends_) c_.pages.give_back(c_.lane(), c_.lost);
+    const bool more = next_tile_ < batch_, tile_ends = next_k_ == 0;
+    if (more) fetch(next);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++)
+      multiply_accumulate(sums_[i % kChains], now.w[i].x, now.w[i].y, now.w[i].z, now.w[i].w, now.x[i].x, now.x[i].y);
+    if (tile_ends) {
+      float y = 0;
+#pragma unroll
+      for (int i = 0; i < kChains; i += 2) y += (sums_[i][0] + sums_[i][3]) + (sums_[i + 1][0] + sums_[i + 1][3]);
+      if (c_.column() == 0) c_.shared.sums[c_.buffer][tile_][c_.warp()][c_.row()] = y;
+      tile_++;
+      clear();
+    }
+    return more;
+  }
+
+  __device__ __forceinline__ void fetch(Operands& to) {
+    const uint4* page = c_.pages.take(c_.lost) + (in_page_ * matrix_.blocks + c_.warp()) * kBlockWords + c_.lane();
+    const auto there = [&](int i) { return kWholePages || next_k_ + i * kWarps + c_.warp() < matrix_.blocks; };
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) to.w[i] = there(i) ? page[i * kWarps * kBlockWords] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) to.x[i] = there(i) ? input_[(next_k_ + i * kWarps) * 8] : make_uint2(0, 0);
+    page_ends_ = in_page_ == matrix_.in_page - 1 || (final_ && next_tile_ == batch_ - 1);
+    in_page_ = page_ends_ ? 0 : in_page_ + 1;
+    next_k_ += kPageBlocks;
+    if (next_k_ >= matrix_.blocks) next_k_ = 0, next_tile_++;
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kChains; i++) sums_[i][0] = sums_[i][1] = sums_[i][2] = sums_[i][3] = 0;
+  }
+
+  Consumer& c_;
+  const Matrix& matrix_;
+  const int batch_;
+  const bool final_;
+  int& in_page_;  // tiles of the page at hand that have been fetched
+  const uint2* const input_;
+  float sums_[kChains][4];
+  int tile_ = 0, next_tile_ = 0, next_k_ = 0;  // next: of what is fetched next; a tile may take several pages
+  bool page_ends_ = false;                     // with what was fetched last
+};
+
+// Runs the stage: ending(tile, row of the tile, value, whether it is real) for every row of a batch, with whole warps so
+// that the ending may shuffle.
+template <class Ending>
+__device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Ending ending) {
   const int count = c.span(matrix.stage).count;
   if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
   c.begin(matrix.stage, matrix.layer);
-  // Who has read this turn's residual stream need not wait for more to reset the words of `output`: the wait for what is
-  // attended to hides it.
-  const bool early = matrix.stage == Stage::output && c.span(Stage::qkv).count > 0;
-  Reset reset;
-  if (early) reset = resets();
   float squares = read_input(c, matrix);
   c.trace.arrived();
+  const bool asks = c.thread == 0 && matrix.stage != Stage::head && (matrix.stage != Stage::qkv || resets_late(c));
+  if (asks) ask(c, matrix.stage, matrix.layer);
   int in_page = 0;
 #pragma unroll 1
   for (int first = 0; first < count; first += kBatchTiles, c.buffer ^= 1) {
     const int batch = smaller(count - first, kBatchTiles);
     const int mine = c.thread / kTileRows, row = c.thread % kTileRows;  // the tile and row that this thread will finish
-    multiply_batch(c, matrix, batch, first + batch == count, in_page, [&] {
-      if (first > 0) return;
-      if (!early) reset = resets();
-      squares = warp_sum(squares);
+    BatchProduct(c, matrix, batch, first + batch == count, in_page).run([&] {
+      if (first == 0 && matrix.gain) squares = warp_sum(squares);
     });
     if (c.lane() == 0) c.shared.squares[c.buffer][c.warp()] = squares;
-    if (first == 0) reset.confirm(c.shared, c.lost);
+    if (first == 0 && c.thread == 0) await_errands(c, asks && !resets_late(c) ? 1 : 0);
     if (!c.meet()) return false;
     if (c.thread < divide_up(batch * kTileRows, 32) * 32) {
       float total = 0, y = 0;

@@ -96,12 +96,11 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     const Stage stage = step == 4 * kLayers ? Stage::head : static_cast<Stage>(step % 4);
     // This token's KV, and the candidates' reset, come before the word that this worker elects with.
     if (stage == Stage::head) fence_device(), c.best = nobody();
-    const auto resets = [&] { return resets_at(c, stage, layer); };
     if constexpr (kRanks > 1)
       if (stage == Stage::output || stage == Stage::down) look_early(c, c.shared.steps[step / 2]);
     const Matrix matrix = matrix_of(c, stage, layer);
     const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, matrix, tile, row, y, real); };
-    if (!run_matrix(c, matrix, resets, ending)) return false;
+    if (!run_matrix(c, matrix, ending)) return false;
     if (stage == Stage::head) return c.meet();
     if (stage == Stage::qkv) {
       const int here = c.shared.position;  // what follows from it would not fit the registers if kept for all layers

@@ -103,16 +103,21 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
     if constexpr (kRanks > 1) shared.owed_progress = -1;
     shared.sampler = {0, {0, 0, 0}};
     shared.own_count[0] = shared.own_count[1] = shared.barriers = 0;
-    shared.list = shared.list_before = shared.listed_splits = shared.sample_turn = 0;
+    shared.list = shared.list_before = shared.listed_splits = shared.sample_turn = shared.asked = shared.answered = 0;
   }
   if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = params.spans[blockIdx.x * kMatrixStages + threadIdx.x];
   for (int layer = threadIdx.x; layer < kLayers; layer += kThreads) shared.windows[layer] = params.windows[layer];
   if constexpr (kRanks > 1)
     for (int i = threadIdx.x; i < kSteps; i += kThreads) shared.steps[i] = params.ranks.steps[i];
   __syncthreads();
-  if (threadIdx.x == kConsumers) Producer(shared, params).play(blockIdx.x);
-  if (threadIdx.x == kConsumers + 32) Clerk(shared, params).work();
-  if (threadIdx.x >= kConsumers) return;
+  if (threadIdx.x >= kConsumers) {
+    give_registers<kOtherRegisters>();
+    if (threadIdx.x == kConsumers) Producer(shared, params).play(blockIdx.x);
+    if (threadIdx.x == kConsumers + 32) Clerk(shared, params).work();
+    if (threadIdx.x / 32 == kWarps + 2) Janitor(shared, params).work();
+    return;
+  }
+  take_registers<kConsumerRegisters>();
   Consumer consumer(params, shared);
   run(consumer);
   if (consumer.thread == 0) {

@@ -110,6 +110,8 @@ __device__ __forceinline__ void fetch_ahead(const void* from, uint32_t bytes) {
 // Ordinary accesses before it come before bulk copies after it, and the other way round.
 __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
+__device__ __forceinline__ void fence_shared_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Sixteen bytes a lane into shared memory, in groups that can be waited for; `bytes` 0 writes zeros.
 __device__ __forceinline__ void copy_word(void* to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
@@ -190,6 +192,9 @@ __device__ __forceinline__ void mark_unhealthy(uint32_t* p) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(p) : "memory");
 }
 
+// True for the first caller alone. (In memory of the device: a bus need not do atomics on the host's.)
+__device__ __forceinline__ bool claim(uint32_t* p) { return atomicExch(p, 0) != 0; }
+
 // The host's side of things.
 __device__ __forceinline__ uint32_t load_host_flag(const uint32_t* p) {
   uint32_t v;
@@ -203,10 +208,19 @@ __device__ __forceinline__ void store_to_host(float* p, float v) { store_to_host
 __device__ __forceinline__ void store_to_host(int64_t* p, int64_t v) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-__device__ __forceinline__ bool claim_host_word(int* p, int value) { return atomicCAS_system(p, 0, value) == 0; }
 __device__ __forceinline__ void fence_host() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ __forceinline__ void fence_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
+
+// Registers of a thread, from now on: four warps ask together. What some give others may take.
+template <int Count>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
 
 __device__ __forceinline__ int64_t clock_ns() {
   int64_t t;

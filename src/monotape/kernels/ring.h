@@ -6,16 +6,19 @@
 namespace monotape {
 
 constexpr int kMailbox = 16;
+constexpr int kPartValues = kHeadDim + 4;  // of a head that a warp has: the values, their peak and sum; two are spare
 
 // How many copies may be in flight. Polls must not queue behind pages, but pages that are needed now must come.
 enum Pace : int { kWorking = 0, kPolling, kAttending };
 
 struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
-  uint4 x[kMostBlocks * 4];                                 // the input of the stage at hand, each warp its own blocks
+  union {
+    uint4 x[kMostBlocks * 4];                               // the input of the stage at hand, each warp its own blocks
+    alignas(16) float attention[kWarps][kGroup][kPartValues];  // between matrices: what each warp has of every head
+  };
   union {
     float sums[2][kBatchTiles][kWarps][kTileRows];          // partial sums of warps; two buffers, used in turn
-    float attention[kWarps][kGroup][kHeadDim + 2];          // what each warp has of every head
     SelectScratch select;                                   // while a token is drawn
   };
   SamplerState sampler;
@@ -35,6 +38,7 @@ struct alignas(128) Shared {
   int own_count[2];
   int sample_turn;                                          // tokens that have been chosen
   int list, list_before, listed_splits;                     // which of the two: of this token, and of the one before
+  volatile int errands[4], asked, answered;                 // of the janitor
   volatile int mailed, delivered;                           // tokens given to the clerk, and tokens that left
   volatile int cancel;                                      // the host asked to stop
   volatile int position;                                    // of the token that the consumers are at

@@ -6,6 +6,26 @@
 
 namespace monotape {
 
+// A word on its way back to "not yet"; `confirm` returns when it is there, because a load gives it back.
+class Reset {
+ public:
+  __device__ __forceinline__ void begin(uint4* word) {
+    at_ = word;
+    store_word(at_, not_yet());
+    seen_ = load_word(at_);
+  }
+  __device__ __forceinline__ void confirm(const Shared& shared, bool& lost) {
+    while (at_ && (seen_.x & seen_.y & seen_.z & seen_.w) != ~0u && !lost) {
+      lost = shared.failed;
+      seen_ = load_word(at_);
+    }
+  }
+
+ private:
+  uint4* at_ = nullptr;
+  uint4 seen_;
+};
+
 // Everybody publishes some words in every turn and reads those of all. Three slots are used in turn. When a worker has
 // seen all words of a turn, everybody has read those of the turn before; so it takes back its own of those. That has
 // arrived before it publishes again (between two tokens a fence of the head's sees to it), and nobody polls that slot

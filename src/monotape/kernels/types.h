@@ -11,7 +11,10 @@ namespace monotape {
 
 constexpr int kWarps = 8;  // consumers; one more warp plays the tape, another talks to the host
 constexpr int kConsumers = kWarps * 32;
-constexpr int kThreads = kConsumers + 64;
+constexpr int kThreads = kConsumers + 128;  // registers are dealt out to four warps at a time; one of the last four idles
+constexpr int kConsumerRegisters = 216, kOtherRegisters = 72;
+// A block has what it was launched with: 168 a thread. Who asks for more than others have given waits for ever.
+static_assert(kConsumers * kConsumerRegisters + 128 * kOtherRegisters <= kThreads * 168, "registers of a block");
 constexpr int kTileRows = 8;
 constexpr int kBlockK = 32;
 constexpr int kBlockBytes = kTileRows * kBlockK * 2, kBlockWords = kBlockBytes / 16;
@@ -68,7 +71,7 @@ struct Exchange {  // word offsets are the same on host and device; all ones bef
   uint32_t counter;               // arrivals at the barriers of a prefill, from -1
   uint32_t healthy;               // 0 once a worker has failed: everybody gives up
   uint32_t going_on;              // 0 once the host has cancelled a prefill
-  uint32_t spare;
+  uint32_t claimed;               // 0 once somebody says how the request ended: the first one counts
   int4 waits[kWorkers];           // after a deadline: position, layer, stage and word that a worker waited for
 };
 

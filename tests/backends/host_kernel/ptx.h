@@ -80,6 +80,7 @@ class Pages {
   uint8_t* first_;
 };
 inline void fence_copies() {}
+inline void fence_shared_copies() {}
 inline void fetch_ahead(const void* from, uint32_t bytes) {
   if (bytes % 16) machine->fail("A fetch that is not of whole words");
   machine->touch(from, bytes, 16);
@@ -177,17 +178,22 @@ inline void mark_unhealthy(uint32_t* p) {
   machine->store(p, zero, 1);
 }
 
+template <int Count>
+inline void take_registers() {}
+template <int Count>
+inline void give_registers() {}
+inline bool claim(uint32_t* p) {
+  const bool first = *p != 0;
+  *p = 0;
+  return first;
+}
+
 inline uint32_t load_host_flag(const uint32_t* p) { return *p; }
 template <class T>
 inline void store_to_host(T* p, T v) {
   *p = v;
 }
 inline void store_to_host(int* p, unsigned v) { *p = static_cast<int>(v); }
-inline bool claim_host_word(int* p, int value) {
-  if (*p != 0) return false;
-  *p = value;
-  return true;
-}
 inline void fence_host() { machine->fence(); }
 inline void fence_device() { machine->fence(); }
 inline void fence_block() {}

@@ -14,7 +14,7 @@ from monotape.backends.cuda.sampling import SamplingStruct
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan
 
-THREADS = 10 * 32
+THREADS = 12 * 32
 STAGES = ("qkv", "output", "gate_up", "down", "head", "attention", "combine", "sample", "rows")
 STAGE_ORDER = (0, 3, 4, 5, 6, 1, 2, 7, -1)  # in which a token passes them
 MATRIX_STAGES = 5
