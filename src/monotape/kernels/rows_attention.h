@@ -23,13 +23,13 @@ struct Splits {
 
 __device__ __forceinline__ int attention_blocks(Chunk chunk) { return divide_up(chunk.count * kGroup, kBlockRows); }
 
-// As many splits as there are workers for, of at least eight units each.
+// As many splits as there are workers for, of so many units each that it is worth while.
 __device__ __forceinline__ Splits splits_of(Consumer& c) {
   const Chunk chunk = rows_state(c).chunk;
   const int window = c.shared.windows[rows_state(c).layer()], positions = chunk.start + chunk.count;
   const int seen = window ? smaller(positions, window + chunk.count) : positions;
   const int room = kWorkers / (attention_blocks(chunk) * kKvHeads);
-  return {larger(1, smaller(room, divide_up(seen, 8 * kUnitPositions))), chunk.count};
+  return {larger(1, smaller(room, divide_up(seen, kUnitsPerSplit * kUnitPositions))), chunk.count};
 }
 
 class RowAttention {
@@ -47,10 +47,11 @@ class RowAttention {
   __device__ __forceinline__ void run(int kv_head, int block, int split) {
     kv_head_ = kv_head;
     const int first = block * kBlockRows;
-    // Units that any row of the block can see, and of those this split's.
+    // Units that any row of the block can see, and of those this split's: whole steps, so that only the last one of all,
+    // which nobody sees to its end, is filled up.
     const int low = chunk_.start + first / kGroup, high = chunk_.start + smaller(chunk_.count, divide_up(first + kBlockRows, kGroup)) - 1;
     const int begin = (window_ && low + 1 > window_ ? low + 1 - window_ : 0) / kUnitPositions, all = high / kUnitPositions + 1;
-    const int each = divide_up(all - begin, splits_.count), from = begin + split * each, end = smaller(all, from + each);
+    const int each = divide_up(all - begin, splits_.count * kUnits) * kUnits, from = begin + split * each, end = smaller(all, from + each);
     consumers_meet(kConsumers);  // everybody is done with the block before
     copy_queries(first);
 #pragma unroll 1

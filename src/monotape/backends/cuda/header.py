@@ -144,12 +144,12 @@ def ring_pages(spec: ModelSpec, plan: Plan, blocks: int) -> int:
     """As many pages as shared memory holds beside everything else that ring.h keeps there."""
     group, head = spec.heads // spec.kv_heads, spec.head_dim
     sums = 2 * _BATCH_TILES * _WARPS * 8 * 4
-    inputs = max(64 * most_blocks(plan), 4 * _WARPS * group * (head + 4))  # of matrices, or what warps attended to
+    inputs = max(
+        64 * most_blocks(plan), 4 * _WARPS * group * (head + 4)
+    )  # of matrices, or what warps attended to
     width_tiles = max(span.count for span in plan.ranks[0].layer_stages[1].spans)
     lists = 2 * 4 * own_words(spec, plan) + 4 * spec.layers
-    rest = (
-        inputs + sums + lists + 4 * 8 * width_tiles + 8 * head + _OTHER_SHARED
-    )
+    rest = inputs + sums + lists + 4 * 8 * width_tiles + 8 * head + _OTHER_SHARED
     if plan.steps:
         rest += 16 * len(plan.steps) + 4 * 8 * _BATCH_TILES  # steps, and sums that came early
     return (SHARED_MEMORY - rest) // (blocks * BLOCK_BYTES)
