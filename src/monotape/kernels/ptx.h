@@ -103,10 +103,6 @@ class Pages {
  private:
   uint32_t first_;
 };
-// Asks for a run of memory that will be needed soon: from now on it is on its way into the L2.
-__device__ __forceinline__ void fetch_ahead(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 // Ordinary accesses before it come before bulk copies after it, and the other way round.
 __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 

@@ -263,25 +263,40 @@ __device__ __forceinline__ void attend_rows(Consumer& c) {
   }
 }
 
-// A thread has eight values of a row. A split that saw nothing of it has no weight.
+// A thread has eight values of a row. Several splits are on their way together. One that saw nothing has no weight.
 __device__ __forceinline__ void combine_splits(Consumer& c) {
+  constexpr int kAtOnce = 8;
   const Splits splits = splits_of(c);
 #pragma unroll 1
   for (int i = c.thread * kWorkers + blockIdx.x; i < splits.rows * kAttendedWords; i += kConsumers * kWorkers) {
     const int row = i / kAttendedWords, word = i % kAttendedWords, head = word / kHeadWords;
     float top = -infinity(), sum = 0, value[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-#pragma unroll 4
-    for (int split = 0; split < splits.count; split++)
-      top = fmaxf(top, load_row_value(&splits.weight(c.params, split, row, head)->x));
-#pragma unroll 4
-    for (int split = 0; split < splits.count; split++) {
-      const float2* weight = splits.weight(c.params, split, row, head);
-      const float share = power_of_two(load_row_value(&weight->x) - top);
-      float part[8];
-      load_row_values(splits.values(c.params, split, row, head) + word % kHeadWords * 8, part);
-      sum += load_row_value(&weight->y) * share;
+#pragma unroll 1
+    for (int first = 0; first < splits.count; first += kAtOnce) {
+      float peak[kAtOnce], weight[kAtOnce], part[kAtOnce][8];
 #pragma unroll
-      for (int k = 0; k < 8; k++) value[k] += part[k] * share;
+      for (int s = 0; s < kAtOnce; s++) {
+        const int split = smaller(first + s, splits.count - 1);
+        const float* of_row = &splits.weight(c.params, split, row, head)->x;
+        peak[s] = first + s < splits.count ? load_row_value(of_row) : -infinity(), weight[s] = load_row_value(of_row + 1);
+        load_row_values(splits.values(c.params, split, row, head) + word % kHeadWords * 8, part[s]);
+      }
+      float higher = top;
+#pragma unroll
+      for (int s = 0; s < kAtOnce; s++) higher = fmaxf(higher, peak[s]);
+      if (higher == -infinity()) continue;
+      const float fade = power_of_two(top - higher);
+      sum *= fade;
+#pragma unroll
+      for (int k = 0; k < 8; k++) value[k] *= fade;
+#pragma unroll
+      for (int s = 0; s < kAtOnce; s++) {
+        const float share = power_of_two(peak[s] - higher);
+        sum += weight[s] * share;
+#pragma unroll
+        for (int k = 0; k < 8; k++) value[k] += part[s][k] * share;
+      }
+      top = higher;
     }
 #pragma unroll
     for (int k = 0; k < 8; k++) value[k] /= sum;

@@ -81,10 +81,6 @@ class Pages {
 };
 inline void fence_copies() {}
 inline void fence_shared_copies() {}
-inline void fetch_ahead(const void* from, uint32_t bytes) {
-  if (bytes % 16) machine->fail("A fetch that is not of whole words");
-  machine->touch(from, bytes, 16);
-}
 
 // Groups of copies are a thread's own: they may land at once, or not before they are waited for.
 inline void copy_word(void* to, const void* from, uint32_t bytes) {
