@@ -98,6 +98,9 @@ class RandomCheckpoint:
             return ring[first : first + count].reshape(-1, columns)
         return np.resize(ring[first : first + _POOL], count).reshape(-1, columns)
 
+    def mapped_halves(self, name: str) -> None:
+        return None
+
     def release(self, name: str) -> None:
         return None
 

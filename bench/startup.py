@@ -42,6 +42,8 @@ def start_once(options: argparse.Namespace, folder: Path, cache: Path) -> Phases
     """The phases of one process: what ended when, in seconds since it was started."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "MONOTAPE_CACHE": str(cache), "PYTHONPATH": path}
+    # An installed package has its bytecode. A checkout writes it in the first run, unless it is forbidden.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [
         sys.executable, str(ROOT / "bench" / "startup_child.py"), str(folder), options.backend,
         str(options.context), str(time.time_ns()),

@@ -16,12 +16,15 @@ def main() -> None:
 
     phase("interpreter")
     from monotape.engine.config import EngineConfig
+    from monotape.engine.wake import wake
+
+    config = EngineConfig(model=folder, backend=backend, max_model_len=context, progress=False)
+    wake(config)  # as the command line does, before it imports the rest
     from monotape.engine.llm import LLM
     from monotape.engine.sampling_params import SamplingParams
     from monotape.engine.startup import load
 
     phase("imports")
-    config = EngineConfig(model=folder, backend=backend, max_model_len=context, progress=False)
     loaded = load(config, phase)
     llm = LLM.from_parts(loaded.backend, context=loaded.context, config=config)
     phase("engine")

@@ -44,6 +44,18 @@ def test_the_engine_needs_no_test_or_server_package() -> None:
     assert loaded.isdisjoint(NEVER)
 
 
+def test_a_command_imports_itself_and_no_other() -> None:
+    loaded = modules_after("from monotape.cli.main import main\nassert main(['run']) == 2")
+    assert "monotape.cli.run" in loaded
+    assert loaded.isdisjoint({"monotape.cli.serve", "monotape.cli.bench", "http.client", "numpy"})
+
+
+def test_a_folder_of_safetensors_needs_neither_a_hub_nor_gguf() -> None:
+    loaded = modules_after("import monotape.engine.llm, monotape.engine.startup")
+    unneeded = {"monotape.weights.hub", "monotape.weights.gguf_file", "monotape.engine.constrained"}
+    assert loaded.isdisjoint(unneeded)
+
+
 @pytest.mark.parametrize("name", monotape.__all__)
 def test_every_name_is_there(name: str) -> None:
     assert getattr(monotape, name) is not None

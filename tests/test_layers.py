@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,30 @@ def imported_parts(path: Path) -> set[str]:
 def test_a_file_imports_only_from_below(path: Path) -> None:
     part = part_of(path)
     assert imported_parts(path) <= MAY_IMPORT[part] | {part}
+
+
+def imported_files(path: Path) -> set[Path]:
+    """The package's files that a file names on top, for type checkers or for good; not those inside functions."""
+    statements = list(ast.parse(path.read_text()).body)
+    modules = []
+    for node in statements:
+        if isinstance(node, ast.If):  # of TYPE_CHECKING
+            statements += node.body
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+    paths = {PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py") for module in modules}
+    return {path for path in paths if path.is_file()}
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """But for the server's, whose table of routes and the document of it name each other, for type checkers alone."""
+    files = [path for path in SOURCES if part_of(path) != "server"]
+    try:
+        TopologicalSorter({path: imported_files(path) for path in files}).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(str(path.relative_to(PACKAGE)) for path in error.args[1]))
 
 
 def test_no_part_is_forgotten() -> None:

@@ -18,7 +18,6 @@ MonotapeError            one sentence that says what is wrong, and a hint that s
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -77,5 +76,7 @@ class DeadlineFault(BackendError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name that looks most like `name`; the first one when nothing does."""
+    import difflib  # here, because most starts go well
+
     names = sorted(known)
     return (difflib.get_close_matches(name, names, n=1, cutoff=0.0) or names[:1])[0]

@@ -152,6 +152,11 @@ class Driver:
     def __init__(self, capability: tuple[int, int] = (9, 0), devices: int = 1) -> None:
         self.numbers = dict(zip((75, 76), capability, strict=True))
         self.devices = devices
+        self.contexts: list[int] = []
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:  # noqa: N802
+        self.contexts.append(device.value)
+        return 0
 
     def cuInit(self, flags: int) -> int:  # noqa: N802
         return 0
@@ -177,10 +182,14 @@ def detected(monkeypatch: pytest.MonkeyPatch) -> Any:
             return library
 
         monkeypatch.setattr(detection.ctypes, "CDLL", load)
+        forget()
+
+    def forget() -> None:
         detection.find_gpu.cache_clear()
+        detection.wake_gpu.cache_clear()
 
     yield set_up
-    detection.find_gpu.cache_clear()
+    forget()
 
 
 def test_a_hopper_with_its_packages_is_taken(detected: Any) -> None:
@@ -206,6 +215,21 @@ def test_a_hopper_without_its_packages_says_which(detected: Any, monkeypatch: py
     detected(Driver())
     monkeypatch.setattr(detection, "_importable", lambda module: module != "cuda.core")
     assert detection.why_not() == "The GPU is a NVIDIA Something, but these packages are missing: cuda-core."
+
+
+def test_a_hopper_is_woken_once(detected: Any) -> None:
+    library = Driver()
+    detected(library)
+    for _ in range(2):
+        detection.wake_gpu().join()
+    assert library.contexts == [0]
+
+
+@pytest.mark.parametrize("library", [Driver((10, 0)), Driver(devices=0), None])
+def test_nothing_else_is_woken(detected: Any, library: Driver | None) -> None:
+    detected(library)
+    detection.wake_gpu().join()
+    assert library is None or library.contexts == []
 
 
 @pytest.fixture

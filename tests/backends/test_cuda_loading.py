@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from backends.fake_cuda import FakeCuda, fake_gpu
 from families import BY_NAME, make_checkpoint
 from lane_models import make_laneformer
+from monotape.backends.cuda import direct, staging
 from monotape.backends.cuda import loading as cuda_loading
-from monotape.backends.cuda import staging
 from monotape.backends.cuda.blocks import first_not_finite, pack_blocks, to_halves
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.memory import MemoryPlan, memory_plan, require_memory
@@ -76,18 +76,34 @@ def check(
     np.testing.assert_allclose(part_rows(rank.head, head, rank.head.parts[0]), want, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("slot_bytes", [1 << 20, 4000])
+@pytest.fixture(params=["native", "NumPy"])
+def packed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With a C++ compiler, and without."""
+    way: str = request.param
+    if way == "NumPy":
+        monkeypatch.setattr(direct, "pack_function", lambda: None)
+    return way
+
+
+@pytest.mark.parametrize("layers_a_piece", [3, 2, 0])
 @pytest.mark.parametrize("fmt", STORED)
 @pytest.mark.parametrize("case", ["llama", "qwen2", "phi3"])
 def test_every_row_lands_where_the_plan_says(
-    tmp_path: Path, case: str, fmt: Format, slot_bytes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    case: str,
+    fmt: Format,
+    layers_a_piece: int,
+    packed_by: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Stored as it will lie on the tapes: bit for bit, whether a piece holds a layer or a few tiles."""
-    for module in (staging, cuda_loading):
-        monkeypatch.setattr(module, "SLOT_BYTES", slot_bytes)
+    """Stored as it will lie on the tapes: bit for bit, whether a piece holds several layers or a few tiles."""
     checkpoint = open_checkpoint(make_checkpoint(BY_NAME[case], tmp_path, STORED[fmt]))
     spec = spec_from_config(checkpoint.config)
     plan = gpu_plan(spec, fmt, alignment=1024)  # gaps between stages
+    longest = max(tape.layer_bytes for tape in plan.ranks[0].tapes)
+    slot_bytes = layers_a_piece * longest or 4000
+    for module in (staging, cuda_loading):
+        monkeypatch.setattr(module, "SLOT_BYTES", slot_bytes)
     seen: list[tuple[str, int, int]] = []
     with fake_gpu(FakeCuda()):
         loaded = load_model(spec, plan, checkpoint, lambda *progress: seen.append(progress))
@@ -103,7 +119,12 @@ def test_every_row_lands_where_the_plan_says(
         )
         assert loaded.bytes <= plan.weight_bytes + 4096
     assert seen[-1] == ("weights", len(seen), len(seen))
-    assert len(seen) >= (WORKERS * (spec.layers + 1) if slot_bytes > 4000 else 70)
+    if layers_a_piece:
+        groups = -(-spec.layers // layers_a_piece)
+        table_bytes = 0 if spec.tied else 2 * spec.vocab * spec.width
+        assert len(seen) == WORKERS * (groups + 1) + -(-table_bytes // slot_bytes)
+    else:
+        assert len(seen) >= 70
 
 
 @pytest.mark.parametrize("fmt", STORED)
@@ -127,7 +148,9 @@ def layer_parts(loaded: LoadedModel, plan: Plan, layer: int) -> dict[str, NDArra
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
 @pytest.mark.parametrize("case", ["qwen2", "phi3"])
-def test_a_rank_has_its_share_and_nothing_else(tmp_path: Path, case: str, stored: str) -> None:
+def test_a_rank_has_its_share_and_nothing_else(
+    tmp_path: Path, case: str, stored: str, packed_by: str
+) -> None:
     checkpoint = open_checkpoint(make_checkpoint(BY_NAME[case], tmp_path, stored))
     spec = spec_from_config(checkpoint.config)
     whole = gpu_plan(spec, Format.BF16, ranks=2)

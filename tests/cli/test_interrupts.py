@@ -70,13 +70,13 @@ def test_one_interrupt_keeps_what_was_said(endless: list[str]) -> None:
     assert all(word.startswith("w") for word in words)
 
 
-IN_AN_IMPORT = """
+IN_A_CALL = """
 import os, signal, sys
-left = int(sys.argv.pop(1))
+left, function, source = int(sys.argv.pop(1)), sys.argv.pop(1), sys.argv.pop(1)
 
 def watch(frame, event, argument):
     global left
-    if event == "call" and frame.f_code.co_name == "cb" and "importlib" in frame.f_code.co_filename:
+    if event == "call" and frame.f_code.co_name == function and source in frame.f_code.co_filename:
         left -= 1
         if left == 0:
             sys.setprofile(None)
@@ -91,10 +91,109 @@ entry()
 @pytest.mark.parametrize("callback", [1, 40, 150])
 def test_an_interrupt_that_an_import_swallows_still_ends_it(endless: list[str], callback: int) -> None:
     """Python drops the lock of every imported module in the callback of a weak reference, and exceptions with it."""
-    code, out, err = ended(start("-c", IN_AN_IMPORT, str(callback), *endless))
-    assert "Exception ignored" in err
+    code, out, err = ended(start("-c", IN_A_CALL, str(callback), "cb", "importlib", *endless))
+    assert "Exception ignored" in err, (code, err)
     assert code == 130, err
     assert len(out.split()) < TOKENS
+
+
+@pytest.mark.parametrize(
+    ("function", "source"), [("__set_name__", "dataclasses"), ("_acquire_restore", "threading")]
+)
+def test_an_interrupt_that_became_another_exception_still_ends_it(
+    endless: list[str], function: str, source: str
+) -> None:
+    """Both make a RuntimeError of it.
+
+    Python 3.11 does so with all that is raised while a class tells a field its name; and what is raised between
+    leaving a lock and taking it again, as a pool does for every piece of the weights, ends in leaving it once more.
+    """
+    code, out, err = ended(start("-c", IN_A_CALL, "1", function, source, *endless))
+    assert (code, out, err) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("function", ["getsignal", "main"])
+def test_an_interrupt_before_there_is_a_command_is_answered_too(function: str, endless: list[str]) -> None:
+    """The first call of entry(), when there is no handler yet; and the next one, before anybody waits for it."""
+    code, out, err = ended(start("-c", IN_A_CALL, "1", function, "", *endless))
+    assert (code, out, err) == (130, "", "")
+
+
+SWALLOWED_AT_THE_END = """
+import atexit, os, signal, sys, time
+import monotape.cli.main
+from monotape.cli.interrupts import INTERRUPTS, REPEAT_S
+
+def main():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        print("swallowed", INTERRUPTS.waiting)
+    return 3
+
+atexit.register(time.sleep, 2 * REPEAT_S)
+monotape.cli.main.main = main
+monotape.cli.main.entry()
+"""
+
+
+def test_no_alarm_comes_after_the_command() -> None:
+    """What came too late to be answered must not kill the process half-way through its end."""
+    assert ended(start("-c", SWALLOWED_AT_THE_END)) == (3, "swallowed True\n", "")
+
+
+LOCKING = """
+import functools, os, signal, sys, threading, types
+from monotape.cli.interrupts import INTERRUPTED, INTERRUPTS
+
+# As it is taken the interrupt comes, in no Python function but that of the condition.
+left = []
+lock = types.SimpleNamespace(acquire=None, release=None, __exit__=lambda *_: left.append("left"))
+lock.__enter__ = functools.partial(os.kill, os.getpid(), signal.SIGINT)
+INTERRUPTS.install()
+try:
+    with threading.Condition(lock):
+        while True:
+            pass
+except KeyboardInterrupt:
+    INTERRUPTS.answered()
+    print(*left)
+    sys.exit(INTERRUPTED)
+"""
+
+
+def test_a_lock_that_was_taken_when_the_interrupt_came_is_left() -> None:
+    assert ended(start("-c", LOCKING)) == (130, "left\n", "")
+
+
+POOL = """
+import os, random, signal, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from monotape.cli.interrupts import INTERRUPTED, INTERRUPTS
+
+def interrupt():
+    time.sleep(random.uniform(0.0005, 0.003))
+    os.kill(os.getpid(), signal.SIGINT)
+
+INTERRUPTS.install()
+for turn in range(200):
+    try:
+        interrupter = threading.Thread(target=interrupt)
+        with ThreadPoolExecutor(2) as pool:
+            interrupter.start()
+            while True:
+                pool.submit(int)
+    except BaseException:
+        assert INTERRUPTS.waiting
+        interrupter.join()
+        INTERRUPTS.answered()
+print("done")
+"""
+
+
+def test_a_pool_that_is_interrupted_while_it_is_given_work_ends() -> None:
+    """Loading gives a pool every piece of the weights; a lock of it that stays taken is waited for without end."""
+    assert ended(start("-c", POOL)) == (0, "done\n", "")
 
 
 SWALLOWED = """

@@ -17,6 +17,7 @@ from monotape.engine import loading
 from monotape.engine.config import EngineConfig
 from monotape.engine.loading import choose_backend, gpu_format, load_backend, planned
 from monotape.engine.startup import kv_budget_for
+from monotape.engine.wake import wake
 from monotape.errors import BackendUnavailable, UnsupportedModel, UsageError
 from monotape.models.registry import spec_from_config
 from monotape.plan.types import Format
@@ -60,6 +61,26 @@ def test_what_only_the_cores_can_do_goes_to_them(gpu: Any) -> None:
         == choose_backend("auto", "auto", 3)
         == "cpu"
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "woken"),
+    [
+        ({}, True), ({"backend": "cuda"}, True), ({"dtype": "bf16"}, True), ({"backend": "cpu"}, False),
+        ({"backend": "reference"}, False), ({"dtype": "q8"}, False), ({"workers": 3}, False),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_woken_where_it_may_be_needed(
+    settings: dict[str, Any], woken: bool, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(None)
+    calls: list[bool] = []
+    monkeypatch.setattr(detection, "wake_gpu", lambda: calls.append(True))
+    config = EngineConfig(**settings)
+    wake(config)
+    assert calls == [True] * woken
+    if woken:
+        assert choose_backend(config.backend, config.dtype, config.workers) == "cuda"
 
 
 def test_ranks_go_to_the_cores_with_a_note_where_a_gpu_was_passed_over(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monotape.backends.protocol import Generation, Token
+from monotape.backends.protocol import Generation, KvSequence, Token
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
 from monotape.errors import CheckpointError, UsageError
@@ -96,6 +96,66 @@ def test_cancelling_leaves_the_model_ready(llm: LLM) -> None:
         stream.close()
         assert stream.output.outputs[0].token_ids == expected[:taken]
     assert llm.generate(PROMPT, LONG)[0].outputs[0].token_ids == expected
+
+
+LONGER = [(7 * index) % 89 for index in range(139)]  # three pieces of a scoring
+
+
+def cancel_after(pieces: int, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Cancels the stream that runs when so many pieces were scored. Gives what was: the list grows."""
+    logits, scored = llm.backend.logits, []
+
+    def counted(tokens: Sequence[int], sequence: KvSequence) -> Any:
+        given = logits(tokens, sequence)
+        scored.append(len(tokens))
+        if len(scored) == pieces:
+            stream = llm._latest()
+            assert stream is not None
+            stream.cancel()
+        return given
+
+    monkeypatch.setattr(llm.backend, "logits", counted)
+    return scored
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2, 3])
+def test_a_scoring_is_cancelled_between_two_pieces(
+    llm: LLM, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scoring = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, prompt_logprobs=2)
+    expected = llm.generate(LONGER, scoring)[0]
+    llm._pool.clear()
+    scored = cancel_after(pieces, llm, monkeypatch)
+    stream = llm.stream(LONGER, scoring)
+    if not pieces:
+        stream.cancel()
+    assert [delta.finish_reason for delta in stream] == ["abort"]
+    assert scored == [64, 64, 10][:pieces]
+    assert stream.output.prompt_logprobs is None  # all of them, or none
+    monkeypatch.undo()
+    # What was scored is as good as any KV, and the next scoring has the same bits.
+    plain = llm.generate(LONGER, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))[0]
+    assert plain.num_cached_tokens == sum(scored)
+    assert plain.outputs[0].token_ids == expected.outputs[0].token_ids
+    again = llm.generate(LONGER, scoring)[0]
+    assert again.prompt_logprobs == expected.prompt_logprobs
+    assert again.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_an_interrupt_after_a_scoring_leaves_the_model_ready(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scoring = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, prompt_logprobs=0)
+    expected = llm.generate(PROMPT, scoring)[0].outputs[0].token_ids
+    start = llm.backend.start
+    monkeypatch.setattr(llm.backend, "start", lambda job, sequence: Interrupted(start(job, sequence)))
+    stream = llm.stream(PROMPT, scoring)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in stream:
+            pass
+    assert stream.output.outputs[0].token_ids == expected[:5]
+    monkeypatch.undo()
+    assert llm.generate(PROMPT, scoring)[0].outputs[0].token_ids == expected
 
 
 def test_a_context_beyond_the_models_is_refused(checkpoint: Callable[[str], Path]) -> None:

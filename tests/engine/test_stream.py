@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from engine.fake_backend import FakeBackend
 from engine.scripted_model import END, GREEDY, ids_of, make
 from engine.vocabularies import byte_level
+from monotape.backends.protocol import KvSequence
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
 from monotape.errors import NumericalFault, RequestError
@@ -95,6 +98,53 @@ def test_dropping_a_stream_cancels_its_job() -> None:
     gc.collect()
     assert backend.generations[0].finish_reason == "cancelled"
     assert llm.generate("hello", GREEDY)[0].outputs[0].text == "hello world"
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_dropping_a_stream_that_scores_frees_the_engine_at_once(taken: int) -> None:
+    llm, backend = make()
+    gc.disable()  # a job that held its stream would keep the next request out until somebody collects
+    try:
+        stream = llm.stream("hello", SamplingParams(prompt_logprobs=1, max_tokens=9))
+        for _ in range(taken):
+            next(stream)
+        del stream
+        assert llm.generate("hello", GREEDY)[0].outputs[0].text == "hello world"
+    finally:
+        gc.enable()
+    assert [generation.finish_reason for generation in backend.generations][:-1] == ["cancelled"] * taken
+
+
+def test_an_interrupted_scoring_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, backend = make()
+    logits = backend.logits
+
+    def interrupted(tokens: Sequence[int], sequence: KvSequence) -> Any:
+        if sequence.length:
+            raise KeyboardInterrupt
+        return logits(tokens, sequence)
+
+    monkeypatch.setattr(backend, "logits", interrupted)
+    prompt = [index % 7 for index in range(71)]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([prompt], SamplingParams(prompt_logprobs=1, max_tokens=9))
+    assert backend.jobs == []
+    assert llm.generate([prompt], SamplingParams(max_tokens=9))[0].num_cached_tokens == 0  # nobody trusts it
+
+
+def test_an_interrupt_right_after_the_start_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, backend = make()
+
+    def interrupted(stream: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("monotape.engine.llm.weakref.ref", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:  # which holds the stream, as whoever unwinds does
+        llm.stream("hello", GREEDY)
+    monkeypatch.undo()
+    assert backend.generations[0].finish_reason == "cancelled"
+    assert llm.generate("hello", GREEDY)[0].outputs[0].text == "hello world"
+    del caught
 
 
 def test_held_back_text_is_kept_when_a_stream_is_closed() -> None:

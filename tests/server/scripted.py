@@ -1,8 +1,8 @@
 """A model that does what its prompt says: `say:TEXT`, at a given speed, or with a given accident.
 
 The last `say:` of a prompt decides; what stands between it and the end of that message is the answer. Before it may
-stand `rate=N` (tokens a second), `repeat=N` (say it N times), `prefill=N` (milliseconds before the first token), and
-`kill`, `hang`, `fault` or `deadline` (what happens after the third token).
+stand `rate=N` (tokens a second), `repeat=N` (say it N times), `prefill=N` (milliseconds before the first token),
+`logits=N` (milliseconds before any), and `kill`, `hang`, `fault` or `deadline` (what happens after the third token).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 _SCRIPT = re.compile(
-    r"((?:(?:rate|repeat|prefill)=\d+ |kill |hang |fault |deadline )*)say:(.*?)(?:<\|eot\|>|$)", re.DOTALL
+    r"((?:(?:rate|repeat|prefill|logits)=\d+ |kill |hang |fault |deadline )*)say:(.*?)(?:<\|eot\|>|$)",
+    re.DOTALL,
 )
 
 
@@ -46,6 +47,7 @@ class Script:
     ids: tuple[int, ...]
     rate: float = 0.0
     prefill_s: float = 0.0
+    logits_s: float = 0.0
     accident: str = ""
 
 
@@ -62,13 +64,16 @@ class ScriptedBackend(TokenSource):
     def script(self, prompt: Sequence[int]) -> Script:
         found = _SCRIPT.findall(self._tokenizer.decode(list(prompt), skip_special=False))
         options, text = found[-1] if found else ("", "ok")
-        numbers = {name: int(value) for name, value in re.findall(r"(rate|repeat|prefill)=(\d+)", options)}
+        numbers = {
+            name: int(value) for name, value in re.findall(r"(rate|repeat|prefill|logits)=(\d+)", options)
+        }
         accident = re.search(r"kill|hang|fault|deadline", options)
         ids = self._tokenizer.encode(text, add_special=False) * numbers.get("repeat", 1)
         return Script(
             (*ids, self._end),
             numbers.get("rate", 0),
             numbers.get("prefill", 0) / 1e3,
+            numbers.get("logits", 0) / 1e3,
             accident.group() if accident else "",
         )
 
@@ -89,6 +94,7 @@ class ScriptedBackend(TokenSource):
     def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
         """The scripted token is the most likely one wherever the text so far is the script's."""
         assert isinstance(sequence, SourceSequence)
+        time.sleep(self.script([*sequence.tokens, *tokens]).logits_s)
         rows = []
         for token in tokens:
             sequence.tokens.append(token)

@@ -40,12 +40,12 @@ def running(server: RunningServer) -> float:
 
 
 @contextlib.contextmanager
-def connection(server: RunningServer, payload: dict[str, Any]) -> Iterator[socket.socket]:
+def connection(server: RunningServer, payload: dict[str, Any], path: str = CHAT) -> Iterator[socket.socket]:
     """A request on a bare socket, which can be cut at any moment."""
     data = json.dumps(payload).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as opened:
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         opened.sendall(head.encode() + data)
         yield opened
 
@@ -69,6 +69,40 @@ def test_a_client_that_leaves_frees_the_engine(scripted: RunningServer, streamed
     assert scripted.metric("monotape_disconnects_total") == before + 1
     assert scripted.metric("vllm:request_success_total") == finished  # nobody was there to be answered
     assert scripted.say("say:next") == "next"
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_client_that_leaves_a_scoring_frees_the_engine(scripted: RunningServer, streamed: bool) -> None:
+    """Every piece of the prompt takes a third of a second, and all of them half a minute."""
+    asked = {
+        "prompt": "logits=300 say:" + "tape" * 1600, "echo": True, "logprobs": 1, "max_tokens": 1, "stream": streamed,
+    }  # fmt: skip
+    before = scripted.metric("monotape_disconnects_total")
+    restarts = scripted.metric("monotape_engine_restarts")
+    with connection(scripted, asked, "/v1/completions"):
+        until(lambda: running(scripted) == 1)
+    until(lambda: running(scripted) == 0, 15.0)
+    assert scripted.metric("monotape_disconnects_total") == before + 1
+    assert scripted.metric("monotape_engine_restarts") == restarts  # it was let go, and did not die of it
+    assert scripted.say("say:next") == "next"
+
+
+@pytest.mark.slow
+def test_a_real_scoring_is_left_too(smollm2: RunningServer) -> None:
+    """On the CPU backend it would take minutes."""
+    asked = {
+        "prompt": [index % 40_000 for index in range(8_000)],
+        "echo": True,
+        "logprobs": 5,
+        "max_tokens": 1,
+    }
+    with connection(smollm2, asked, "/v1/completions"):
+        until(lambda: running(smollm2) == 1)
+        time.sleep(0.5)  # well into it
+        assert running(smollm2) == 1
+    until(lambda: running(smollm2) == 0, 15.0)
+    assert smollm2.metric("monotape_engine_restarts") == 0
+    assert smollm2.say("Say hello.", max_tokens=5)
 
 
 def test_a_client_that_leaves_the_queue_is_forgotten(scripted: RunningServer) -> None:

@@ -97,11 +97,13 @@ def test_integer_rows_are_exact_or_absent(tmp_path: Path, kind: Kind) -> None:
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0], ids=lambda kind: kind.name)
 def test_half_rows_are_the_stored_words_or_absent(tmp_path: Path, kind: Kind) -> None:
     raw = stored(np.random.default_rng(5).standard_normal((5, 64)).astype(np.float32), kind)
-    found = _one_tensor(tmp_path, kind, raw).half_rows("x", 1, 4)
+    opened = _one_tensor(tmp_path, kind, raw)
+    found, whole = opened.half_rows("x", 1, 4), opened.mapped_halves("x")
     if kind in (Kind.F32, Kind.Q8_0):
-        assert found is None
+        assert found is whole is None
         return
-    assert found is not None
+    assert found is not None and whole is not None
+    assert np.array_equal(whole[1:4], found) and not whole.flags.owndata
     assert found.shape == (3, 64)
     assert np.array_equal(found.view(np.uint8), raw[1:4].view(np.uint8).reshape(3, -1))
 
@@ -113,6 +115,7 @@ def test_half_rows_of_a_rotated_matrix_are_in_hugging_face_order(tmp_path: Path,
     name = "model.layers.1.self_attn.q_proj.weight"
     rows, halves = opened.rows(name, 2, 9), opened.half_rows(name, 2, 9)
     assert halves is not None
+    assert opened.mapped_halves(name) is None, "its rows lie in another order"
     wide = halves.view(np.float16).astype(np.float32)
     if kind == Kind.BF16:
         wide = (halves.astype(np.uint32) << 16).view(np.float32)

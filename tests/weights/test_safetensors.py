@@ -66,11 +66,13 @@ def test_rows_are_exact(tmp_path: Path, dtype: str, exact: Any, raw: Any, start:
     assert rows.flags.writeable, "rows must not be a view of the file"
     assert opened.integer_rows("m", start, stop) is None
     halves = opened.half_rows("m", start, stop)
+    whole = opened.mapped_halves("m")
     if dtype == "F32":
-        assert halves is None
+        assert halves is whole is None
     else:
-        assert halves is not None
+        assert halves is not None and whole is not None
         assert np.array_equal(halves, raw[start:stop].view(np.uint16))
+        assert np.array_equal(whole, raw.view(np.uint16)) and not whole.flags.owndata
 
 
 def test_special_values_survive(tmp_path: Path) -> None:

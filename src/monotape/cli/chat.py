@@ -17,6 +17,7 @@ from monotape.cli.options import (
 )
 from monotape.cli.statistics import stats_line
 from monotape.config import api_key
+from monotape.engine.wake import wake
 from monotape.errors import RequestError, UsageError
 
 HELP = "/clear forgets the conversation, /stats shows speed after each answer, /exit or Ctrl-D ends, Ctrl-C interrupts"
@@ -38,9 +39,11 @@ def main(options: argparse.Namespace) -> int:
         return _remote(options)
     if options.api_key is not None:
         raise UsageError("--api-key is for a server.", "Say where it is with --url.")
+    config = engine_config(options)
+    wake(config)
     from monotape.engine.llm import LLM
 
-    with LLM.from_config(engine_config(options)) as llm:
+    with LLM.from_config(config) as llm:
         params = dataclasses.replace(llm.default_sampling_params, max_tokens=None)
         params = dataclasses.replace(params, **sampling_settings(options))
         conversation = Conversation(

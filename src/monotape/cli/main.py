@@ -33,7 +33,8 @@ class Parser(argparse.ArgumentParser):
             )
 
 
-def build_parser() -> tuple[Parser, dict[str, Parser]]:
+def build_parser(wanted: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:
+    """Of the commands that are wanted: importing all of them takes as long as importing the engine."""
     parser = Parser(
         prog="monotape",
         description="Answers one LLM request as fast as the machine's memory allows.",
@@ -42,7 +43,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"monotape {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     known = {}
-    for name in COMMANDS:
+    for name in wanted:
         module = import_module(f"monotape.cli.{name}")  # here, where an interrupt is answered already
         summary = (module.__doc__ or "").split("\n")[0]
         sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
@@ -55,15 +56,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; the return value is the process's exit code."""
     try:
-        parser, commands = build_parser()
-        options, unknown = parser.parse_known_args(arguments)
-        if options.command is None:
-            parser.check_flags(unknown)
-            parser.print_help()
-            return 0
-        commands[options.command].check_flags(unknown)
-        handler: Callable[[argparse.Namespace], int] = options.handler
-        return handler(options)
+        return _run(arguments)
     except MonotapeError as error:
         print(f"monotape: {error.message}", file=sys.stderr)
         if error.hint:
@@ -82,6 +75,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        given = sys.argv[1:] if arguments is None else arguments
+        parser, commands = build_parser(given[:1] if given and given[0] in COMMANDS else COMMANDS)
+        options, unknown = parser.parse_known_args(given)
+        if options.command is None:
+            parser.check_flags(unknown)
+            parser.print_help()
+            return 0
+        commands[options.command].check_flags(unknown)
+        handler: Callable[[argparse.Namespace], int] = options.handler
+        return handler(options)
+    except BaseException:
+        # What ends a command that was to end is the interrupt, whatever it has become on its way: Python itself makes
+        # a RuntimeError of one in __set_name__, and a package that was half imported fails in ways of its own.
+        if INTERRUPTS.waiting:
+            raise KeyboardInterrupt from None
+        raise
+
+
 def entry() -> NoReturn:
-    INTERRUPTS.install()
-    sys.exit(main())
+    try:
+        INTERRUPTS.install()
+        code = main()
+        INTERRUPTS.uninstall()
+    except KeyboardInterrupt:  # just before there was a command, or just after
+        INTERRUPTS.uninstall()
+        code = INTERRUPTED
+    sys.exit(code)

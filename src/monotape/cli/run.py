@@ -17,6 +17,7 @@ from monotape.cli.options import (
     token_ids,
 )  # fmt: skip
 from monotape.cli.statistics import stats_line, stats_object
+from monotape.engine.wake import wake
 from monotape.errors import UsageError
 
 DEFAULT_MAX_TOKENS = 256
@@ -49,9 +50,11 @@ def main(options: argparse.Namespace) -> int:
             "--system needs a chat.", "Leave out --raw and --prompt-ids, or put the text into the prompt."
         )
     prompt = _standard_input() if options.prompt == "-" else options.prompt
+    config = engine_config(options)
+    wake(config)
     from monotape.engine.llm import LLM
 
-    with LLM.from_config(engine_config(options)) as llm:
+    with LLM.from_config(config) as llm:
         defaults = dataclasses.replace(llm.default_sampling_params, max_tokens=DEFAULT_MAX_TOKENS)
         params = dataclasses.replace(defaults, **sampling_settings(options))
         stream = _start(llm, prompt, options, params)

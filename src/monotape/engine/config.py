@@ -10,6 +10,7 @@ from typing import Any
 from monotape.errors import UsageError, nearest
 
 DEFAULT_MODEL = "smollm2"
+GPU_DTYPES = ("auto", "bf16", "bfloat16", "f16", "float16", "half")
 
 #: Arguments of vLLM's LLM that change nothing here as long as they have these values.
 ONE_DEVICE = {
@@ -81,6 +82,11 @@ class EngineConfig:
     def kv_budget(self) -> int:
         """Bytes of KV that may be kept."""
         return memory_bytes() // 4 if self.kv_bytes is None else self.kv_bytes
+
+
+def may_use_gpu(backend: str, dtype: str, workers: int | None) -> bool:
+    """Whether a GPU would run this if there is one: it is asked for, or nothing is asked for that only cores can do."""
+    return backend == "cuda" or (backend == "auto" and workers is None and dtype in GPU_DTYPES)
 
 
 def memory_bytes() -> int:

@@ -7,12 +7,11 @@ import itertools
 import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monotape.backends.protocol import Backend
 from monotape.engine.chat_template import ChatTemplate, Message, read_template
 from monotape.engine.config import EngineConfig, check_unknown
-from monotape.engine.constrained import Constraint
 from monotape.engine.defaults import default_params, end_of_text_ids
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
@@ -23,7 +22,11 @@ from monotape.engine.sampling_params import SEED_BITS, SamplingParams
 from monotape.engine.stream import TextStream
 from monotape.engine.tokenizer import Tokenizer
 from monotape.engine.turnstile import Turnstile
+from monotape.engine.wake import wake
 from monotape.errors import RequestError, UsageError
+
+if TYPE_CHECKING:
+    from monotape.engine.constrained import Constraint
 
 _DEFAULT = EngineConfig()
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -55,6 +58,7 @@ class LLM:
             tp=tp, emulate_ranks=emulate_ranks, seed=seed, chat_template=chat_template,
             max_sequences=max_sequences, kv_bytes=kv_bytes, progress=progress,
         )  # fmt: skip
+        wake(config)
         from monotape.engine.startup import load
 
         loaded = load(config)
@@ -263,6 +267,7 @@ class LLM:
 
     def _open(self, request: Request) -> TextStream:
         self._turnstile.enter()
+        stream = None
         try:
             if self._closed:
                 raise UsageError("This model is closed.", "Load it again.")
@@ -270,7 +275,10 @@ class LLM:
             self._latest = weakref.ref(stream)
             return stream
         except BaseException:
-            self._turnstile.leave()
+            if stream is None:
+                self._turnstile.leave()
+            else:  # an interrupt; an exception keeps the stream, whose job must not outlive the backend
+                stream.close()
             raise
 
     def _run_all(

@@ -9,6 +9,7 @@ from pathlib import Path
 from monotape.backends.protocol import Backend
 from monotape.compiler.compile import compile_plan
 from monotape.compiler.split import lanes_for
+from monotape.engine.config import may_use_gpu
 from monotape.engine.devices import check_devices
 from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
@@ -75,7 +76,7 @@ def choose_backend(
         _require_gpu_dtype(dtype)
     if name != "auto":
         return name
-    if workers is not None or (dtype != "auto" and DTYPES.get(dtype) not in GPU_FORMATS):
+    if not may_use_gpu(name, dtype, workers):
         return "cpu"
     from monotape.backends.cuda.detection import why_not
 

@@ -2,14 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from monotape.backends.protocol import Backend, KvSequence, Token
+from monotape.backends.protocol import Backend, FinishReason, Generation, KvSequence, Token
 from monotape.engine.outputs import Logprob, TokenLogprobs, token_logprobs
 
 _ROWS = 64  # rows of logits in memory at a time
+
+
+class ScoredGeneration:
+    """A Generation that scores its prompt before it begins the answer; computed as it is read.
+
+    A backend gives logits piece after piece, and between two pieces a cancellation is noticed.
+    """
+
+    def __init__(self, scores: Iterator[TokenLogprobs], begin: Callable[[], Generation]) -> None:
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None  # until all of them are there
+        self._scores, self._begin = scores, begin
+        self._answer: Generation | None = None
+        self._given_up = False
+        self._cancelled = threading.Event()
+        self._tokens = self._run()
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        if self._answer is not None:
+            return self._answer.finish_reason
+        return "cancelled" if self._given_up else None
+
+    @property
+    def start_ns(self) -> int:
+        """When the answer began, by the backend's clock, which nobody can read before."""
+        return 0 if self._answer is None else self._answer.start_ns
+
+    def __iter__(self) -> Iterator[Token]:
+        """An interrupt may end the iterator and not the job: whoever asks again is given what is left of it."""
+        return self._tokens if self._answer is None else iter(self._answer)
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+        if (answer := self._answer) is not None:
+            answer.cancel()
+
+    def _run(self) -> Iterator[Token]:
+        scores: list[TokenLogprobs | None] = [None]  # nothing precedes the first token
+        while not self._cancelled.is_set():
+            if (shown := next(self._scores, None)) is None:
+                self.prompt_logprobs = scores
+                yield from self._answered()
+                return
+            scores.append(shown)
+        self._given_up = True
+
+    def _answered(self) -> Iterator[Token]:
+        self._answer = answer = self._begin()
+        if self._cancelled.is_set():
+            answer.cancel()
+        yield from answer
 
 
 def score_prompt(
@@ -18,20 +70,18 @@ def score_prompt(
     prompt: Sequence[int],
     top: int,
     text_of: Callable[[int], str] | None,
-) -> list[TokenLogprobs | None]:
-    """Log-probabilities of all prompt tokens but the first, which nothing precedes.
+) -> Iterator[TokenLogprobs]:
+    """Log-probabilities of all prompt tokens but the first, one by one, computed in pieces as they are asked for.
 
     Fills the empty sequence with the KV of all tokens but the last: that one is left for the job.
     """
-    scores: list[TokenLogprobs | None] = [None]
     for start in range(0, len(prompt) - 1, _ROWS):
         given = prompt[start : min(start + _ROWS, len(prompt) - 1)]
         logits = backend.logits(given, sequence).astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)
         rows = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         for offset, row in enumerate(rows):
-            scores.append(_shown(row, prompt[start + offset + 1], top, text_of))
-    return scores
+            yield _shown(row, prompt[start + offset + 1], top, text_of)
 
 
 def _shown(

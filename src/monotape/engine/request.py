@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from monotape.backends.protocol import Job
-from monotape.engine.constrained import Constraint
 from monotape.engine.prompts import Prompt
 from monotape.engine.sampling_params import SamplingParams
 from monotape.errors import RequestError
+
+if TYPE_CHECKING:
+    from monotape.engine.constrained import Constraint
 
 
 @dataclass(frozen=True, slots=True)

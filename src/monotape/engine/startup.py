@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from monotape.backends.protocol import Backend
@@ -13,12 +14,12 @@ from monotape.engine.config import EngineConfig
 from monotape.engine.loading import choose_backend, load_backend
 from monotape.engine.progress import progress_bar
 from monotape.engine.tokenizer import Tokenizer
+from monotape.engine.wake import wake
 from monotape.errors import UsageError
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
 from monotape.weights.check import check_tensors
-from monotape.weights.hub import resolve
-from monotape.weights.open import open_checkpoint
+from monotape.weights.open import local_path, open_checkpoint
 
 _CONTEXT_STEP = 256  # an automatic context is a multiple of this
 
@@ -40,7 +41,8 @@ Phase = Callable[[str], None]  # hears the name of each phase when it has ended
 
 def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
     """Loads the model that the configuration names."""
-    path = resolve(config.model, config.progress)
+    wake(config)
+    path = local_path(config.model) or _fetched(config)
     phase("find the model")
     checkpoint = open_checkpoint(path)
     spec = spec_from_config(checkpoint.config)
@@ -61,12 +63,19 @@ def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
     return Loaded(backend, tokenizer, text.chat_template, checkpoint.generation_config, context, kv_budget)
 
 
+def _fetched(config: EngineConfig) -> Path:
+    from monotape.weights.hub import resolve  # all that speaks with a hub, which a path does not need
+
+    return resolve(config.model, config.progress)
+
+
 def kv_budget_for(config: EngineConfig, spec: ModelSpec) -> int:
     """Bytes of KV that may be kept: what was asked for, or a share of the memory where the KV will lie."""
     ranks = lanes_for(spec, config.tp).count
     chosen = choose_backend(config.backend, config.dtype, config.workers, ranks, config.emulate_ranks)
     if config.kv_bytes is not None or chosen != "cuda":
         return config.kv_budget
+    import monotape.backends.cuda.backend  # noqa: F401  -- all of it, while the driver makes the context
     from monotape.backends.cuda.driver import memory_free_and_total
 
     left = memory_free_and_total()[0] - 2 * spec.parameters

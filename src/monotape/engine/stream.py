@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
-from monotape.backends.protocol import Backend, Generation, Token
-from monotape.engine.constrained import ConstrainedGeneration
+from monotape.backends.protocol import Backend, Generation, KvSequence, Token
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import (
     CompletionOutput,
@@ -17,7 +17,7 @@ from monotape.engine.outputs import (
     measured,
     token_logprobs,
 )
-from monotape.engine.prompt_logprobs import score_prompt
+from monotape.engine.prompt_logprobs import ScoredGeneration, score_prompt
 from monotape.engine.request import Request
 from monotape.engine.stop import StopStrings
 from monotape.engine.tokenizer import Tokenizer
@@ -53,27 +53,20 @@ class TextStream:
         self._token_ids: list[int] = []
         self._times_ns: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
-        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._unsaid: list[int] = []  # tokens that came after the text had ended
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._start()
 
     def _start(self) -> None:
-        request = self._request
-        scores = request.params.prompt_logprobs
-        self._lease = self._pool.lease(request.prompt.ids, reuse=scores is None)
-        cached = self._lease.cached
-        if scores is not None:
-            sequence, ids = self._lease.sequence, request.prompt.ids
-            self._prompt_logprobs = score_prompt(self._backend, sequence, ids, scores, self._text_of)
-            cached = sequence.length
-        job, sequence = request.job(cached), self._lease.sequence
-        self._generation: Generation = (
-            self._backend.start(job, sequence)
-            if request.constraint is None
-            else ConstrainedGeneration(self._backend, job, sequence, request.constraint)
-        )
+        request, backend, top = self._request, self._backend, self._request.params.prompt_logprobs
+        self._lease = self._pool.lease(request.prompt.ids, reuse=top is None)
+        sequence = self._lease.sequence
+        self._scored: ScoredGeneration | None = None
+        if top is not None:
+            scores = score_prompt(backend, sequence, request.prompt.ids, top, self._text_of)
+            self._scored = ScoredGeneration(scores, partial(_begin, request, backend, sequence))
+        self._generation: Generation = self._scored or _begin(request, backend, sequence)
         self._tokens = iter(self._generation)
         self._ended = False
 
@@ -167,7 +160,7 @@ class TextStream:
             request_id=request.id,
             prompt=request.prompt.text,
             prompt_token_ids=list(request.prompt.ids),
-            prompt_logprobs=self._prompt_logprobs,
+            prompt_logprobs=None if self._scored is None else self._scored.prompt_logprobs,
             outputs=[self.completion],
             finished=self._finish_reason is not None,
         )
@@ -250,3 +243,13 @@ class TextStream:
         if self._finish_reason is None:
             self._finish_reason = "abort"
             self._texts.append(self._stops.flush())
+
+
+def _begin(request: Request, backend: Backend, sequence: KvSequence) -> Generation:
+    """The answer itself. No method: a job that knew its stream would keep it alive when everybody has dropped it."""
+    job = request.job(sequence.length)
+    if request.constraint is None:
+        return backend.start(job, sequence)
+    from monotape.engine.constrained import ConstrainedGeneration
+
+    return ConstrainedGeneration(backend, job, sequence, request.constraint)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monotape.engine import gguf_tokenizer
 from monotape.engine.detokenizer import Detokenizer, decode
 from monotape.engine.pieces import WORD_START, Pieces, Spelling
 from monotape.errors import CheckpointError, RequestError
@@ -48,7 +47,9 @@ class Tokenizer:
 
     @classmethod
     def _from_vocabulary(cls, vocabulary: Vocabulary) -> Tokenizer:
-        core, pieces = gguf_tokenizer.build(vocabulary)
+        from monotape.engine.gguf_tokenizer import build
+
+        core, pieces = build(vocabulary)
         ids = {
             "bos_token": vocabulary.bos_id, "eos_token": vocabulary.eos_id, "unk_token": vocabulary.unknown_id
         }  # fmt: skip

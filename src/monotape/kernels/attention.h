@@ -21,31 +21,38 @@ struct Running {
   }
 };
 
-// A lane's part of block `tile` of a unit's values: dimension 8 * tile + lane / 4, its own eight of the positions.
-__device__ __forceinline__ uint4 value_block(const uint4* values, int tile) {
-  return tile < kHeadTiles ? load_block(values + tile * kBlockWords) : make_uint4(0, 0, 0, 0);
-}
-
-// One unit of 32 positions, of which [begin, end) can be seen.
+// One unit of 32 positions, of which [begin, end) can be seen. Everything is fetched before it is needed, and products
+// that follow each other do not wait for each other.
 __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const Head& query, int begin, int end, Running& running) {
-  float score[4][2];
+  const uint4* keys = unit + c.lane();
+  const uint4* values = keys + kKeyBlocks * kBlockWords;
+  uint4 key[4][kHeadBlocks], value[2 * kValueTiles];
+#pragma unroll
+  for (int b = 0; b < kHeadBlocks; b++)
+#pragma unroll
+    for (int tile = 0; tile < 4; tile++) key[tile][b] = keys[(tile * kHeadBlocks + b) * kBlockWords];
+#pragma unroll
+  for (int j = 0; j < 2 * kValueTiles; j++)
+    value[j] = j < kHeadTiles ? values[j * kBlockWords] : make_uint4(0, 0, 0, 0);
+  float sum[4][4] = {}, score[4][2];
+#pragma unroll
+  for (int b = 0; b < kHeadBlocks; b++) {
+#pragma unroll
+    for (int tile = 0; tile < 4; tile++)
+      multiply_accumulate(sum[tile], query.block[b].x, 0, query.block[b].y, 0, key[tile][b].x, key[tile][b].y);
+#pragma unroll
+    for (int tile = 0; tile < 4; tile++)
+      multiply_accumulate(sum[tile], query.block[b].z, 0, query.block[b].w, 0, key[tile][b].z, key[tile][b].w);
+  }
   float top = running.peak;
 #pragma unroll
-  for (int tile = 0; tile < 4; tile++) {
-    float sum[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int b = 0; b < kHeadBlocks; b++) {
-      const uint4 key = load_block(unit + (tile * kHeadBlocks + b) * kBlockWords + c.lane());
-      multiply_accumulate(sum, query.block[b].x, 0, query.block[b].y, 0, key.x, key.y);
-      multiply_accumulate(sum, query.block[b].z, 0, query.block[b].w, 0, key.z, key.w);
-    }
+  for (int tile = 0; tile < 4; tile++)
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int at = tile * 8 + 2 * c.column() + i;
-      score[tile][i] = at >= begin && at < end ? sum[i] : -infinity();
+      score[tile][i] = at >= begin && at < end ? sum[tile][i] : -infinity();
       top = fmaxf(top, score[tile][i]);
     }
-  }
   top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
   top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
   if (top == -infinity()) top = 0;  // nothing to see: all weights are zero
@@ -63,14 +70,20 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
   total += __shfl_xor_sync(~0u, total, 2);
   running.sum = running.sum * fade + total;
   const float fade_even = __shfl_sync(~0u, fade, 8 * c.column()), fade_odd = __shfl_sync(~0u, fade, 8 * c.column() + 4);
-  const uint4* values = unit + kKeyBlocks * kBlockWords + c.lane();
 #pragma unroll
   for (int j = 0; j < kValueTiles; j++) {
-    const uint4 low = value_block(values, 2 * j), high = value_block(values, 2 * j + 1);
     float* sums = running.values[j];
     sums[0] *= fade_even, sums[1] *= fade_odd, sums[2] *= fade_even, sums[3] *= fade_odd;
-    multiply_accumulate(sums, low.x, high.x, low.y, high.y, weight[0], weight[1]);
-    multiply_accumulate(sums, low.z, high.z, low.w, high.w, weight[2], weight[3]);
+  }
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++) {
+    const uint4 low = value[2 * j], high = value[2 * j + 1];
+    multiply_accumulate(running.values[j], low.x, high.x, low.y, high.y, weight[0], weight[1]);
+  }
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++) {
+    const uint4 low = value[2 * j], high = value[2 * j + 1];
+    multiply_accumulate(running.values[j], low.z, high.z, low.w, high.w, weight[2], weight[3]);
   }
 }
 
@@ -234,8 +247,7 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   }
   if (c.warp() < share.count) keep_part(c, running);
   if (!c.meet()) return false;
-  // Computed again: kept through the loop it would not fit the registers.
-  publish_results(c, share_of(c.params, c.shared, layer, opaque(position)));
+  publish_results(c, share);
   c.trace.end();
   if (newest) put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position);
   return c.meet();

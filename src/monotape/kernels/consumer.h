@@ -55,6 +55,7 @@ struct Consumer {
   int buffer = 0;    // which of the two sum buffers
   Candidate best = nobody();  // of the rows of the head that this thread has finished
   bool lost = false; // a wait was given up
+  int asked = 0;     // errands of the janitor, in one thread
   Trace trace;
 
   __device__ Consumer(const Params& p, Shared& s) : params(p), shared(s), pages(s) { refresh(); }

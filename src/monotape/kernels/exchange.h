@@ -80,6 +80,11 @@ __device__ __forceinline__ uint4 gather_word(float value) {
   return make_uint4(pair, __shfl_down_sync(~0u, pair, 2), __shfl_down_sync(~0u, pair, 4), __shfl_down_sync(~0u, pair, 6));
 }
 
+__device__ __forceinline__ void load8(const float* from, float (&out)[8]) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+  out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
+  out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
+}
 __device__ __forceinline__ void unpack8(uint4 v, float* out) {
   const uint32_t pair[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll

@@ -41,12 +41,6 @@ __device__ __forceinline__ Angles angles_of(const Params& params, int position) 
   return {params.cosines + at, params.sines + at};
 }
 
-__device__ __forceinline__ void load8(const float* from, float (&out)[8]) {
-  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
-  out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
-  out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
-}
-
 // From raw words to the finished head.
 __device__ __forceinline__ Head finish_head(const uint4 (&word)[HeadWords::count], int column, const float* gain,
                                             Angles angles, float scale) {

@@ -66,18 +66,19 @@ __device__ __forceinline__ void keep_lists(Consumer& c, int position) {
   if (c.thread == 0) c.shared.list_before = before, c.shared.list = list, c.shared.listed_splits = splits;
 }
 
-constexpr int kErrands = 4;  // more are never under way
-
+// What the janitor is asked for, in one word with its number: who reads the number has all of it. At most two are under way.
 struct Errand {
   Stage stage;
   bool first_layer;
   int turn, sample_turn, list;
 
-  __device__ __forceinline__ int packed() const {
-    return static_cast<int>(stage) | first_layer << 3 | (turn & 1) << 4 | (sample_turn & 1) << 5 | list << 6;
+  static constexpr int kNumbers = 1 << 20;
+  __device__ __forceinline__ int packed(int number) const {
+    return static_cast<int>(stage) | first_layer << 3 | (turn & 1) << 4 | (sample_turn & 1) << 5 | list << 6 | number % kNumbers << 8;
   }
+  static __device__ __forceinline__ int number_of(int bits) { return bits >> 8; }
   static __device__ __forceinline__ Errand of(int bits) {
-    return {static_cast<Stage>(bits & 7), (bits >> 3 & 1) != 0, bits >> 4 & 1, bits >> 5 & 1, bits >> 6};
+    return {static_cast<Stage>(bits & 7), (bits >> 3 & 1) != 0, bits >> 4 & 1, bits >> 5 & 1, bits >> 6 & 1};
   }
 };
 
@@ -87,19 +88,18 @@ class Janitor {
 
   // A whole warp, of which one lane listens.
   __device__ void work() {
-    for (int answered = 0;;) {
+    for (int number = 1;; number++) {
+      int asked = 0;
       bool ends = false;
       if (threadIdx.x % 32 == 0)
-        while (shared_.asked == answered && !ends) {
+        while (Errand::number_of(asked = shared_.errands[number % 2]) != number % Errand::kNumbers && !ends) {
           rest(100);
           ends = shared_.done;
         }
       if (__shfl_sync(~0u, ends, 0)) return;
-      fence_block();
-      reset(Errand::of(shared_.errands[answered % kErrands]));
-      answered++;
+      reset(Errand::of(__shfl_sync(~0u, asked, 0)));
       __syncwarp();
-      if (threadIdx.x % 32 == 0) shared_.answered = answered;
+      if (threadIdx.x % 32 == 0) shared_.answered = number;
     }
   }
 
@@ -140,15 +140,14 @@ class Janitor {
 
 // One thread asks, which has seen what allows the reset.
 __device__ __forceinline__ void ask(Consumer& c, Stage stage, int layer) {
-  const int list = stage == Stage::qkv && layer == 0 ? c.shared.list_before : c.shared.list, asked = c.shared.asked;
-  c.shared.errands[asked % kErrands] = Errand{stage, layer == 0, c.turn, c.sample_turn(), list}.packed();
-  fence_block();
-  c.shared.asked = asked + 1;
+  const int list = stage == Stage::qkv && layer == 0 ? c.shared.list_before : c.shared.list;
+  c.asked++;
+  c.shared.errands[c.asked % 2] = Errand{stage, layer == 0, c.turn, c.sample_turn(), list}.packed(c.asked);
 }
 
 // The same thread waits until no more than `open` errands are left.
 __device__ __forceinline__ void await_errands(Consumer& c, int open) {
-  while (c.shared.asked - c.shared.answered > open && !c.lost) c.lost = c.shared.failed;
+  while (c.asked - c.shared.answered > open && !c.lost) c.lost = c.shared.failed;
 }
 
 // Whether a worker's words of a turn are reset at its first stage of the next one.

@@ -39,17 +39,26 @@ __device__ __forceinline__ int input_word(Consumer& c, int round) {
 // A word in the order in which products want it: its first and third pair, then its second and fourth.
 __device__ __forceinline__ uint4 in_halves(uint4 word) { return make_uint4(word.x, word.z, word.y, word.w); }
 
+// The norm's gain of a word's eight values; nothing past the end.
+__device__ __forceinline__ void read_gains(const float* gain, int at, float (&out)[8]) {
+  if (!gain) return;
+  if constexpr (kWidth % 8 == 0) {
+    if (at < kWidth) load8(gain + at, out);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      if (at + i < kWidth) out[i] = gain[at + i];
+  }
+}
+
 // Polls this warp's words of the input and leaves them in shared memory, in the order of k, multiplied by the norm's
 // gain. Returns the lane's sum of squares, taken before the gain.
 __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
   c.set_pace(matrix.stage == Stage::output ? kAttending : kPolling);
   const int words = matrix.blocks * 4;
-  float gains[kNormRounds * 8];
+  float gains[kNormRounds][8] = {};
 #pragma unroll
-  for (int i = 0; i < kNormRounds * 8; i++) {
-    const int at = input_word(c, i / 8) * 8 + i % 8;
-    gains[i] = matrix.gain && at < kWidth ? matrix.gain[at] : 1;
-  }
+  for (int r = 0; r < kNormRounds; r++) read_gains(matrix.gain, input_word(c, r) * 8, gains[r]);
   Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
   float squares = 0;
 #pragma unroll 1
@@ -72,7 +81,7 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
           if (input_word(c, r) < matrix.words) squares += value[i] * value[i];
-          value[i] *= gains[r * 8 + i];
+          value[i] *= gains[r][i];
         }
         word[r] = pack8(value);
       }

@@ -103,7 +103,8 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
     if constexpr (kRanks > 1) shared.owed_progress = -1;
     shared.sampler = {0, {0, 0, 0}};
     shared.own_count[0] = shared.own_count[1] = shared.barriers = 0;
-    shared.list = shared.list_before = shared.listed_splits = shared.sample_turn = shared.asked = shared.answered = 0;
+    shared.list = shared.list_before = shared.listed_splits = shared.sample_turn = 0;
+    shared.errands[0] = shared.errands[1] = shared.answered = 0;
   }
   if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = params.spans[blockIdx.x * kMatrixStages + threadIdx.x];
   for (int layer = threadIdx.x; layer < kLayers; layer += kThreads) shared.windows[layer] = params.windows[layer];

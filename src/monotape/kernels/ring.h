@@ -38,7 +38,7 @@ struct alignas(128) Shared {
   int own_count[2];
   int sample_turn;                                          // tokens that have been chosen
   int list, list_before, listed_splits;                     // which of the two: of this token, and of the one before
-  volatile int errands[4], asked, answered;                 // of the janitor
+  volatile int errands[2], answered;                        // of the janitor: see housekeeping.h
   volatile int mailed, delivered;                           // tokens given to the clerk, and tokens that left
   volatile int cancel;                                      // the host asked to stop
   volatile int position;                                    // of the token that the consumers are at
@@ -180,25 +180,26 @@ class Producer {
     return true;
   }
 
-  // Waits until the slot is free and few enough copies are in flight. False: the request has ended.
+  // Waits until the slot is free and it is time for the next copy. False: the request has ended.
   __device__ bool room() {
-    int most = most_in_flight();
     if (issued_ >= kRingPages)
       while (!empty_.passed(next_.slot, next_.round ^ 1))
         if (shared_.done) return false;
-    while (issued_ - landed_ >= most) {
+    while (!is_time()) {
       if (landed()) continue;
       if (shared_.done) return false;
-      most = most_in_flight();
     }
+    last_ = clock_ticks();
     return true;
   }
 
-  __device__ int most_in_flight() const {
+  // What the consumers need now comes as fast as it can. What they need later comes no faster than the memory could serve
+  // all workers: then no queue builds up before which their polls would have to wait.
+  __device__ bool is_time() const {
     const int now = shared_.pace, pace = now % 4;
-    if (pace == kPolling) return kInFlightPolling;
-    if (pace == kAttending) return kInFlightAttending;
-    return now / 4 == step_ ? kInFlightNow : kInFlightAhead;
+    const bool needed = pace == kWorking && now / 4 == step_;
+    const int most = needed ? kInFlightNow : pace == kPolling ? kInFlightPolling : pace == kAttending ? kInFlightAttending : kInFlightAhead;
+    return issued_ - landed_ < most && (needed || clock_ticks() - last_ >= kPageTicks);
   }
 
   // Notes the oldest copy that has landed, if it has.
@@ -222,6 +223,7 @@ class Producer {
   uint64_t policy_ = 0;
   Cursor next_, oldest_;
   int issued_ = 0, landed_ = 0;
+  int64_t last_ = 0;  // when a copy was issued last
   int begun_ = -1;
   int step_ = 0;
 };

@@ -73,6 +73,10 @@ class Checkpoint(Protocol):
         """The same rows as the 16-bit words that the file stores, where `stored_as` says "bf16" or "f16"."""
         ...
 
+    def mapped_halves(self, name: str) -> NDArray[np.uint16] | None:
+        """All rows as `half_rows` gives them, where the file has them in just that order: a view that costs nothing."""
+        ...
+
     def release(self, name: str) -> None:
         """Lets the operating system drop the tensor's mapped pages: they have been read."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monotape.errors import CheckpointError
 
+GGUF_MAGIC = b"GGUF"  # how every such file begins
 #: Names as `Checkpoint.stored_as` gives them.
 READABLE_FORMATS = frozenset({"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k"})
 

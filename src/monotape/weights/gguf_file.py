@@ -125,6 +125,12 @@ class GgufFile:
             return None
         return np.ascontiguousarray(self._raw_rows(entry, start, stop)).view("<u2")
 
+    def mapped_halves(self, name: str) -> NDArray[np.uint16] | None:
+        entry = self._entry(name)
+        if entry.head_dim is not None:  # rows lie in another order than they are asked for
+            return None
+        return self.half_rows(name, 0, entry.tensor.shape[0])
+
     def release(self, name: str) -> None:
         tensor = self._entry(name).tensor
         self._mapped.release(tensor.offset, tensor.bytes)

@@ -12,9 +12,9 @@ from itertools import pairwise
 from struct import Struct
 
 from monotape.errors import CheckpointError
+from monotape.weights.formats import GGUF_MAGIC
 from monotape.weights.mapped import MappedFile
 
-MAGIC = b"GGUF"
 _U32, _U64, _START, _LAST = Struct("<I"), Struct("<Q"), Struct("<4sIQQ"), Struct("<IQ")
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 #: The scalar value types by their numbers.
@@ -97,7 +97,7 @@ def read_header(mapped: MappedFile) -> GgufHeader:
 
 
 def _require_version(mapped: MappedFile, magic: bytes, version: int) -> None:
-    if magic != MAGIC:
+    if magic != GGUF_MAGIC:
         raise CheckpointError(f"{mapped.path} is no GGUF file: it starts with {magic!r}.", "Check the path.")
     if version in (2, 3):
         return

@@ -10,6 +10,7 @@ from monotape.config import cache_dir
 from monotape.errors import CheckpointError, UsageError
 from monotape.weights import wheel
 from monotape.weights.hub_download import Unreachable, cached_snapshot, choose_files, download, list_files
+from monotape.weights.open import local_path
 from monotape.weights.safetensors_folder import weight_files
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -30,7 +31,7 @@ class HubName:
 
 def resolve(model: str, progress: bool = True) -> Path:
     """The file or folder that `model` stands for. What is cached is used as it is; the rest is fetched."""
-    local = _local(model)
+    local = local_path(model)
     if local is not None:
         return local
     name = hub_name(model)
@@ -39,7 +40,7 @@ def resolve(model: str, progress: bool = True) -> Path:
 
 def pull(model: str, progress: bool = True) -> Path:
     """Like `resolve`, but the hub is asked for a newer version of what is cached."""
-    local = _local(model)
+    local = local_path(model)
     return local if local is not None else _fetch(hub_name(model), progress)
 
 
@@ -53,14 +54,6 @@ def hub_name(model: str) -> HubName:
             f"Pass a path, a hub id like org/name or org/name:file.gguf, or {' or '.join(SHORT_NAMES)}.",
         )
     return HubName(match["repo"], match["file"])
-
-
-def _local(model: str) -> Path | None:
-    try:
-        path = Path(model).expanduser()
-        return path if model and path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, with a NUL in it, or in the home of nobody
-        return None
 
 
 def _cached(name: HubName) -> Path | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+from functools import cache
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -16,7 +18,7 @@ from monotape.errors import CheckpointError
 class MappedFile:
     """The bytes of one file. Offsets and lengths are Python integers, so no sum of them can wrap around."""
 
-    __slots__ = ("_map", "path", "size")
+    __slots__ = ("_address", "_map", "path", "size")
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,6 +39,7 @@ class MappedFile:
         except (OSError, ValueError) as error:
             # ValueError: a path with a NUL, or a file whose length changed between seek and map.
             raise CheckpointError(f"{path} cannot be read: {error}.", "Check its permissions.") from error
+        self._address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     @property
     def buffer(self) -> mmap.mmap:
@@ -77,4 +80,12 @@ class MappedFile:
         if advice is None or length == 0:
             return
         first = offset - offset % mmap.PAGESIZE
-        self._map.madvise(advice, first, offset + length - first)
+        _madvise()(self._address + first, offset + length - first, advice)
+
+
+@cache
+def _madvise() -> Any:
+    """The system's own: mmap's keeps Python's lock, for milliseconds in which no other thread of a loader gets on."""
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monotape.errors import CheckpointError
 from monotape.weights.checkpoint import Checkpoint
-from monotape.weights.gguf_file import GgufFile
-from monotape.weights.gguf_header import MAGIC
+from monotape.weights.formats import GGUF_MAGIC
 from monotape.weights.safetensors_folder import SafetensorsFolder
+
+if TYPE_CHECKING:
+    from monotape.weights.gguf_file import GgufFile
 
 _ACCEPTED = "Monotape opens a GGUF file, or a Hugging Face folder with config.json and safetensors."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CONVERT = "Pickle files can run code and are never opened: save the model as safetensors first."
+
+
+def local_path(model: str) -> Path | None:
+    """The file or folder of that name, if there is one here."""
+    try:
+        path = Path(model).expanduser()
+        return path if model and path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL in it, or in the home of nobody
+        return None
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -25,13 +37,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path} is neither a file nor a folder.", _ACCEPTED)
     try:
         with path.open("rb") as file:
-            start = file.read(len(MAGIC))
+            start = file.read(len(GGUF_MAGIC))
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror}.", "Check its permissions."
         ) from error
-    if start == MAGIC or path.suffix == ".gguf":
-        return GgufFile(path)
+    if start == GGUF_MAGIC or path.suffix == ".gguf":
+        return _gguf(path)
     if path.suffix == ".safetensors":
         raise CheckpointError(
             f"{path} is only part of a model.", "Pass the folder that also holds its config.json."
@@ -39,6 +51,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.suffix in _PICKLES:
         raise CheckpointError(f"{path} is a pickle file.", _CONVERT)
     raise CheckpointError(f"{path} is no model: it starts with {start!r}.", _ACCEPTED)
+
+
+def _gguf(path: Path) -> GgufFile:
+    from monotape.weights.gguf_file import GgufFile  # the whole format, which most models do not need
+
+    return GgufFile(path)
 
 
 def _open_folder(folder: Path) -> Checkpoint:
@@ -52,7 +70,7 @@ def _open_folder(folder: Path) -> Checkpoint:
         return SafetensorsFolder(folder)
     ggufs = [name for name in files if name.endswith(".gguf")]
     if len(ggufs) == 1:
-        return GgufFile(folder / ggufs[0])
+        return _gguf(folder / ggufs[0])
     if ggufs:
         shown = ", ".join(ggufs[:8]) + (", ..." if len(ggufs) > 8 else "")
         raise CheckpointError(f"{folder} holds {len(ggufs)} GGUF files: {shown}.", "Pass the one to run.")

@@ -92,6 +92,9 @@ class SafetensorsFolder:
             return None
         return self._raw_rows(name, start, stop).view("<u2").reshape(stop - start, *tensor.shape[1:][-1:])
 
+    def mapped_halves(self, name: str) -> NDArray[np.uint16] | None:
+        return self.half_rows(name, 0, _row_count(self._entry(name)[1]))
+
     def release(self, name: str) -> None:
         mapped, tensor = self._entry(name)
         mapped.release(tensor.offset, tensor.bytes)
@@ -100,8 +103,7 @@ class SafetensorsFolder:
         """The stored bytes of rows start..stop, as they lie in the file."""
         mapped, tensor = self._entry(name)
         assert tensor.shape, f"{name} is a single number and has no rows"
-        # Matrices that are stored one after another have their rows one after another.
-        count = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 2 else tensor.shape[0]
+        count = _row_count(tensor)
         assert 0 <= start <= stop <= count, f"rows {start}..{stop} of {name} {tensor.shape}"
         row_bytes = tensor.bytes // max(count, 1)
         length = (stop - start) * row_bytes
@@ -143,6 +145,11 @@ def weight_files(folder: Path) -> list[Path]:
             "The download is incomplete: fetch it again.",
         )
     return [folder / shard for shard in shards]
+
+
+def _row_count(tensor: StoredTensor) -> int:
+    """Matrices that are stored one after another have their rows one after another."""
+    return math.prod(tensor.shape[:-1]) if len(tensor.shape) > 2 else tensor.shape[0]
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

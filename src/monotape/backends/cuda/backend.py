@@ -22,8 +22,9 @@ from monotape.backends.cuda.driver import (
     device_index,
     memory_free_and_total,
 )
-from monotape.backends.cuda.generation import CudaGeneration, Launch
+from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.header import SHARED_MEMORY, plan_header
+from monotape.backends.cuda.launch import Launch, require_idle
 from monotape.backends.cuda.links import InboxMemory, Numbers, inbox_bytes, sends_of, step_table
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.memory import memory_plan, require_memory
@@ -43,7 +44,7 @@ from monotape.backends.cuda.sampling import SamplingMemory, has_penalties
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.cuda.trace import TraceRecords, records_of, stage_bytes_of
 from monotape.backends.protocol import Job, KvSequence
-from monotape.errors import BackendError, RequestError
+from monotape.errors import RequestError
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan
 from monotape.weights.checkpoint import Checkpoint
@@ -173,7 +174,7 @@ class CudaBackend:
         assert self._memories, "a closed backend"
         assert job.cached <= sequence.length and job.cached < len(job.prompt)
         with self._lock:
-            self._require_idle()
+            require_idle(self._launch)
             device()  # this may be another thread than the latest request's
             kernel = kernel or self.kernel
             sequence.truncate(job.cached)
@@ -207,13 +208,6 @@ class CudaBackend:
             self._numbers.start_again([self.inbox])
         numbers = self._numbers.take(self.plan.context + 1, sends_of(self.plan))
         params.ranks.first_send, params.ranks.first_token = numbers
-
-    def _require_idle(self) -> None:
-        if self._launch is not None and not self._launch.collect():
-            raise BackendError(
-                "The CUDA backend runs one job at a time and is busy.",
-                "Wait for the running generation, or cancel it.",
-            )
 
     def logits(
         self, tokens: Sequence[int], sequence: KvSequence, chunk: int | None = None

@@ -16,7 +16,7 @@ Halves = NDArray[np.uint16]
 _BLOCK_ROW = np.dtype(f"V{2 * BLOCK_K}")  # one row of a block as one item: twice as fast to move as 32 values
 _SIGN = 0x8000
 #: The exponent of an infinity or a NaN, which no finite number has.
-_EXPONENT = {Format.BF16: 0x7F80, Format.F16: 0x7C00}
+EXPONENT = {Format.BF16: 0x7F80, Format.F16: 0x7C00}
 
 
 def pack_blocks(halves: Halves, out: Bytes) -> None:
@@ -32,7 +32,7 @@ def first_not_finite(fmt: Format, halves: Halves) -> int:
 
     Read as integers, those of either sign are greater than every finite number of that sign, so two maxima decide.
     """
-    exponent = _EXPONENT[fmt]
+    exponent = EXPONENT[fmt]
     if halves.max(initial=0) < _SIGN + exponent and halves.view(np.int16).max(initial=0) < exponent:
         return -1
     bad = ((halves & np.uint16(exponent)) == exponent).any(axis=1)
@@ -48,5 +48,5 @@ def to_halves(fmt: Format, rows: NDArray[np.float32]) -> Halves:
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(
         np.uint16
     )
-    rounded[np.isnan(rows)] = _EXPONENT[Format.BF16]  # rounding a NaN's bits may carry into its sign
+    rounded[np.isnan(rows)] = EXPONENT[Format.BF16]  # rounding a NaN's bits may carry into its sign
     return rounded

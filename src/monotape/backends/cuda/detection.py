@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
+import threading
 from dataclasses import dataclass
 from functools import cache
 
@@ -47,6 +49,28 @@ def _first_gpu(driver: ctypes.CDLL) -> Gpu | None:
         if driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device):
             return None
     return Gpu(name.value.decode(errors="replace"), (numbers[0].value, numbers[1].value))
+
+
+@cache
+def wake_gpu() -> threading.Thread:
+    """Has the driver make the GPU's context beside everything else: it takes half a second and none of Python's lock.
+
+    Whoever needs the context later finds it, or waits for the rest. What goes wrong here goes wrong there again, where
+    somebody is told. The thread is no daemon: a process must not end while the driver is being started.
+    """
+    thread = threading.Thread(target=_make_context, name="wake-gpu")
+    thread.start()
+    return thread
+
+
+def _make_context() -> None:
+    if why_not() is not None:
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    with contextlib.suppress(OSError):
+        driver = ctypes.CDLL(_LIBRARY)
+        if not driver.cuDeviceGet(ctypes.byref(device), 0):
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def why_not() -> str | None:

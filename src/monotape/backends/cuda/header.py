@@ -107,11 +107,13 @@ class InFlight:
     ahead: int  # they work, and need others: other workers may need the memory more
     polling: int  # they poll words, which must not queue behind pages
     attending: int  # the same, while others attend: there is time to fill the ring
+    ticks: int = 0  # between copies of what is not needed now
 
     def lines(self) -> list[str]:
         return [
             f"constexpr int kInFlightNow = {self.now}, kInFlightAhead = {self.ahead};",
             f"constexpr int kInFlightPolling = {self.polling}, kInFlightAttending = {self.attending};",
+            f"constexpr int kPageTicks = {self.ticks};",
         ]
 
 

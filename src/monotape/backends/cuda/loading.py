@@ -3,36 +3,29 @@ mapped file straight into pinned memory, from which they are copied (see staging
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monotape.backends.cuda.blocks import Halves, first_not_finite, pack_blocks, to_halves
+from monotape.backends.cuda.cuts import head_cuts, layer_cuts, layer_groups
+from monotape.backends.cuda.direct import packing_for
 from monotape.backends.cuda.driver import DeviceMemory
+from monotape.backends.cuda.packing import Layers, Packing, pack_table
 from monotape.backends.cuda.rank_view import reads_table
 from monotape.backends.cuda.staging import SLOT_BYTES, Piece, Staging
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import Format, Plan, Span, Stage
-from monotape.weights.check import stored_rows
+from monotape.plan.types import Format, Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.small import small_tensors
-from monotape.weights.tapes import (
-    Bytes,
-    Progress,
-    TileRun,
-    in_tiles,
-    part_rows,
-    refuse_row,
-    rows_of,
-    source_of,
-    tensor_name,
-    tile_runs,
-)
+from monotape.weights.tapes import Progress, source_of, tensor_name
+
+HEAD: Layers = (None,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +43,6 @@ class LoadedModel:
         return sum(memory.bytes for memory in self.memories.values())
 
 
-@dataclass(frozen=True, slots=True)
-class TileSpan:
-    """Consecutive tiles of one stage, and where they go in their piece."""
-
-    stage: Stage
-    span: Span
-    at: int  # byte of the piece
-
-
 def load_model(
     spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None,
     shared: Mapping[str, DeviceMemory] | None = None,
@@ -74,9 +58,10 @@ def load_model(
     if reads_table(spec, plan) and "embedding" not in shared:
         memories["embedding"] = DeviceMemory(2 * spec.vocab * spec.width)
     try:
-        with Staging() as staging:
+        pieces, threads = all_pieces(spec, plan, checkpoint, memories)
+        with Staging(threads) as staging:
             small = staging.run(partial(_small_arrays, spec, plan, checkpoint))
-            _move_weights(spec, plan, checkpoint, staging, memories, progress)
+            _move_weights(spec, plan, checkpoint, staging, pieces, progress)
             small_arrays = {name: array for name, array in small.result().items() if name not in shared}
             memories |= {name: DeviceMemory.of(array) for name, array in small_arrays.items()}
     except BaseException:
@@ -87,110 +72,61 @@ def load_model(
 
 
 def _move_weights(
-    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, staging: Staging,
-    memories: Mapping[str, DeviceMemory], progress: Progress | None,
+    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, staging: Staging, pieces: Sequence[tuple[Layers, Piece]],
+    progress: Progress | None,
 ) -> None:  # fmt: skip
-    pieces = list(tape_pieces(spec, plan, checkpoint, memories["tapes"]))
-    if "embedding" in memories:
-        table = table_pieces(spec, plan.format, checkpoint, memories["embedding"])
-        pieces += [(None, piece) for piece in table]
-    before: int | None = 0
+    """Moves everything, and lets go of the file's pages behind itself."""
+    before = pieces[0][0]
     for done in staging.move([piece for _, piece in pieces]):
-        layer = pieces[done - 1][0]
-        if layer != before:
+        layers = pieces[done - 1][0]
+        if layers != before:
             _release(spec, plan, checkpoint, before)
-            before = layer
+            before = layers
         if progress:
             progress("weights", done, len(pieces))
-    _release(spec, plan, checkpoint, None)
+    _release(spec, plan, checkpoint, before)
 
 
-def tape_pieces(
-    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, tapes: DeviceMemory
-) -> Iterator[tuple[int | None, Piece]]:
-    """All tapes, layer after layer and worker after worker, then the heads (layer None): the order of the file."""
-    rank = plan.ranks[0]
-    starts = np.cumsum([0, *(tape.bytes for tape in rank.tapes)]).tolist()
-    layers, heads = [], []  # how a worker's tape is cut, the same in every layer
-    for tape in rank.tapes:
-        offsets = [segment.offset for segment in tape.layer_segments]
-        stages = zip(rank.layer_stages, offsets, strict=True)
-        spans = [TileSpan(stage, stage.spans[tape.worker], offset) for stage, offset in stages]
-        layers.append(list(_cut(plan, spans, tape.layer_bytes)))
-        head = [TileSpan(rank.head, rank.head.spans[tape.worker], 0)]
-        heads.append(list(_cut(plan, head, tape.bytes - tape.head_segment.offset)))
-    for layer in (*range(spec.layers), None):
-        for tape, start, cuts in zip(rank.tapes, starts, heads if layer is None else layers, strict=False):
-            base = start + (tape.head_segment.offset if layer is None else layer * tape.layer_bytes)
-            for first, length, group in cuts:
-                pack = partial(_pack_spans, spec, plan.format, checkpoint, layer, group)
-                yield layer, Piece(tapes, base + first, length, pack)
+def all_pieces(
+    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, memories: Mapping[str, DeviceMemory]
+) -> tuple[list[tuple[Layers, Piece]], int]:
+    """What is to be moved, in the order of the file, and how many threads are of use for that."""
+    rank, fmt = plan.ranks[0], plan.format
+    of_layers = packing_for(spec, fmt, checkpoint, rank.layer_stages, range(spec.layers))
+    of_heads = packing_for(spec, fmt, checkpoint, (rank.head,), HEAD)
+    pieces = [
+        *layer_pieces(plan, of_layers, spec.layers, memories["tapes"]),
+        *((HEAD, piece) for piece in head_pieces(plan, of_heads, memories["tapes"])),
+    ]
+    if "embedding" in memories:
+        table = table_pieces(spec, fmt, checkpoint, memories["embedding"])
+        pieces += [(HEAD, piece) for piece in table]
+    return pieces, max(of_layers.threads, of_heads.threads)
 
 
-def _cut(plan: Plan, spans: list[TileSpan], total: int) -> Iterator[tuple[int, int, tuple[TileSpan, ...]]]:
-    """Spans that follow each other to groups of at most SLOT_BYTES: (first byte, bytes, spans of the group).
-
-    What alignment leaves free behind a stage belongs to the piece before it.
-    """
-    chunks: list[TileSpan] = []
-    for item in spans:
-        tile_bytes = plan.format.tile_bytes(item.stage.padded_k)
-        unit = item.stage.unit
-        most = max(unit, (SLOT_BYTES - plan.machine.alignment) // tile_bytes // unit * unit)
-        for first in range(0, item.span.count, most):
-            span = Span(item.span.first + first, min(most, item.span.count - first))
-            chunks.append(TileSpan(item.stage, span, item.at + first * tile_bytes))
-    ends = [chunk.at for chunk in chunks[1:]] + [total]
-    group: list[TileSpan] = []
-    for chunk, end in zip(chunks, ends[: len(chunks)], strict=True):
-        if group and end - group[0].at > SLOT_BYTES:
-            yield _group(group, chunk.at)
-            group = []
-        group.append(chunk)
-    if group:
-        yield _group(group, total)
+def _starts(plan: Plan) -> list[int]:
+    """Where each tape begins."""
+    return [0, *accumulate(tape.bytes for tape in plan.ranks[0].tapes[:-1])]
 
 
-def _group(group: list[TileSpan], end: int) -> tuple[int, int, tuple[TileSpan, ...]]:
-    first = group[0].at
-    moved = tuple(TileSpan(item.stage, item.span, item.at - first) for item in group)
-    return first, end - first, moved
+def layer_pieces(
+    plan: Plan, packing: Packing, layers: int, tapes: DeviceMemory
+) -> Iterator[tuple[Layers, Piece]]:
+    """A few layers after another, and of those worker after worker."""
+    own = plan.ranks[0].tapes
+    cuts = [[(cut, packing.of_cut(cut)) for cut in layer_cuts(plan, tape, SLOT_BYTES)] for tape in own]
+    for group in layer_groups(layers, own, SLOT_BYTES):
+        for tape, start, of_tape in zip(own, _starts(plan), cuts, strict=True):
+            base = start + group[0] * tape.layer_bytes
+            for cut, pack in of_tape:
+                yield group, Piece(tapes, base + cut.first, len(group) * cut.bytes, partial(pack, group))
 
 
-def _pack_spans(
-    spec: ModelSpec, fmt: Format, checkpoint: Checkpoint, layer: int | None, spans: tuple[TileSpan, ...], out: Bytes
-) -> None:  # fmt: skip
-    end = 0
-    for item in spans:
-        tile_bytes = fmt.tile_bytes(item.stage.padded_k)
-        out[end : item.at] = 0  # what alignment leaves free
-        end = item.at + item.span.count * tile_bytes
-        tiles = out[item.at : end].reshape(item.span.count, tile_bytes)
-        for run in tile_runs(item.stage, item.span):
-            halves = _part_halves(spec, fmt, checkpoint, item.stage, run, layer)
-            target = tiles[run.at : run.at + (run.count - 1) * run.step + 1 : run.step]
-            pack_blocks(in_tiles(halves, run, item.stage.padded_k), target)
-    out[end:] = 0
-
-
-def _part_halves(
-    spec: ModelSpec, fmt: Format, checkpoint: Checkpoint, stage: Stage, run: TileRun, layer: int | None
-) -> Halves:
-    """What the rank has of the rows of a run, in the format of the tapes."""
-    source, part = source_of(spec, run.part.role, layer), run.part
-    name, (start, stop) = tensor_name(source, layer), rows_of(run)
-    halves = part_rows(spec, stage, part, source, partial(_stored_halves, fmt, checkpoint, name), start, stop)
-    bad = first_not_finite(fmt, halves)
-    if bad >= 0:
-        first = source.rows[0] if source.rows else 0
-        refuse_row(checkpoint, name, first + part.first + start + bad, fmt)
-    return halves
-
-
-def _stored_halves(fmt: Format, checkpoint: Checkpoint, name: str, start: int, stop: int) -> Halves:
-    """Rows as they lie in the file: its own words where it stores just those, else rounded."""
-    halves = checkpoint.half_rows(name, start, stop) if checkpoint.stored_as(name) == fmt.value else None
-    return to_halves(fmt, checkpoint.rows(name, start, stop)) if halves is None else halves
+def head_pieces(plan: Plan, packing: Packing, tapes: DeviceMemory) -> Iterator[Piece]:
+    for tape, start in zip(plan.ranks[0].tapes, _starts(plan), strict=True):
+        for cut in head_cuts(plan, tape, SLOT_BYTES):
+            offset = start + tape.head_segment.offset + cut.first
+            yield Piece(tapes, offset, cut.bytes, partial(packing.of_cut(cut), HEAD))
 
 
 def table_pieces(
@@ -199,20 +135,10 @@ def table_pieces(
     """An embedding that is no head: row after row."""
     row_bytes = 2 * spec.width
     most = max(1, SLOT_BYTES // row_bytes)
-
-    source = source_of(spec, "embedding", None)
-    stored = partial(_stored_halves, fmt, checkpoint, source.name)
-
-    def pack(start: int, stop: int, out: Bytes) -> None:
-        halves = stored_rows(spec, "embedding", source, stored, start, stop)
-        bad = first_not_finite(fmt, halves)
-        if bad >= 0:
-            refuse_row(checkpoint, source.name, start + bad, fmt)
-        out.view(np.uint16).reshape(halves.shape)[:] = halves
-
     for start in range(0, spec.vocab, most):
         stop = min(spec.vocab, start + most)
-        yield Piece(table, start * row_bytes, (stop - start) * row_bytes, partial(pack, start, stop))
+        pack = partial(pack_table, spec, fmt, checkpoint, start, stop)
+        yield Piece(table, start * row_bytes, (stop - start) * row_bytes, pack)
 
 
 def _small_arrays(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
@@ -229,12 +155,12 @@ def _small_arrays(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> dict[s
     }
 
 
-def _release(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, layer: int | None) -> None:
-    """The mapped pages of a layer have been read."""
+def _release(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, layers: Layers) -> None:
+    """The mapped pages of these layers have been read."""
     rank = plan.ranks[0]
-    stages = (rank.head,) if layer is None else rank.layer_stages
+    stages = (rank.head,) if layers == HEAD else rank.layer_stages
     roles = [part.role for stage in stages for part in stage.parts]
-    if layer is None and reads_table(spec, plan):
+    if layers == HEAD and reads_table(spec, plan):
         roles.append("embedding")
-    for name in {tensor_name(source_of(spec, role, layer), layer) for role in roles}:
+    for name in {tensor_name(source_of(spec, role, layer), layer) for layer in layers for role in roles}:
         checkpoint.release(name)

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.blame import sentence
 from monotape.backends.cuda.driver import DeviceMemory, Kernel, allow_peers, on_device
-from monotape.backends.cuda.generation import CudaGeneration, Launch
+from monotape.backends.cuda.generation import CudaGeneration
+from monotape.backends.cuda.launch import Launch, Running, require_idle
 from monotape.backends.cuda.sequence import CudaSequence
-from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
+from monotape.backends.protocol import Job, KvSequence
 from monotape.errors import BackendError, DeadlineFault, NumericalFault
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan
@@ -47,31 +48,22 @@ class RankedSequence:
             part.truncate(length)
 
 
-class RankedLaunch:
-    """The launches of all ranks until the last has ended; as a Launch, for whoever asks."""
+class RankedLaunch(Running):
+    """The launches of all ranks until the last has ended; what is told is told by rank 0."""
 
     def __init__(
         self, backend: RankedCudaBackend, launches: Sequence[Launch], sequence: RankedSequence
     ) -> None:
-        self.finish_reason: FinishReason | None = None
-        self.fault: BackendError | None = None
-        self.ended = False
+        super().__init__()
         self._backend, self._launches, self._sequence = backend, tuple(launches), sequence
-        self._lock = threading.RLock()
-
-    @property
-    def tokens(self) -> list[Token]:
-        return self._launches[0].tokens
-
-    @property
-    def start_ns(self) -> int:
-        return self._launches[0].start_ns
+        self.tokens = launches[0].tokens
 
     def collect(self) -> bool:
         """Takes over what the kernels have told since; whether all have ended."""
         with self._lock:
             if not self.ended:
                 ended = [launch.collect() for launch in self._launches]  # each of them, ended or not
+                self.start_ns = self._launches[0].start_ns
                 if all(ended):
                     self._end()
             return self.ended
@@ -107,28 +99,6 @@ class RankedLaunch:
     def cancel(self) -> None:
         """Rank 0 tells the others."""
         self._launches[0].cancel()
-
-    def abandon(self) -> None:
-        self.cancel()
-        self.wait()
-
-    def wait(self) -> None:
-        for launch in self._launches:
-            launch.wait()
-        self.collect()
-
-    def finish(self) -> None:
-        """Waits for the end, whatever happens meanwhile; a fault is raised."""
-        try:
-            self.wait()
-        except BaseException:
-            self.abandon()
-            raise
-        self.raise_fault()
-
-    def raise_fault(self) -> None:
-        if self.fault is not None:
-            raise self.fault
 
 
 class RankedCudaBackend:
@@ -190,11 +160,7 @@ class RankedCudaBackend:
     ) -> RankedLaunch:
         """Launches a job on all ranks. Everything is ready before the first of them starts."""
         with self._lock:
-            if self._launch is not None and not self._launch.collect():
-                raise BackendError(
-                    "The CUDA backend runs one job at a time and is busy.",
-                    "Wait for the running generation, or cancel it.",
-                )
+            require_idle(self._launch)
             prepared = []
             for rank, part in zip(self.ranks, sequence.parts, strict=True):
                 with on_device(rank.device):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,9 +20,11 @@ from monotape.backends.cuda.driver import (
 )
 from monotape.weights.tapes import Bytes
 
-SLOT_BYTES = 2 << 20  # long enough for the bus to run at full speed, short enough to stay in a core's cache
-MOST_THREADS = 16
+SLOT_BYTES = (
+    4 << 20
+)  # what a piece costs in Python is the same for every size, and threads wait for each other in it
 _SLOTS = 2  # a thread
+_TOLD_TOGETHER = 16  # pieces: whoever hears of each by itself keeps the threads from the next
 Result = TypeVar("Result")
 
 
@@ -41,32 +43,32 @@ class _Lane:
 
     def __init__(self) -> None:
         self.stream = new_stream()
-        self._slots = [PinnedMemory(SLOT_BYTES) for _ in range(_SLOTS)]
+        self._slots = PinnedMemory(_SLOTS * SLOT_BYTES)
         self._copied = [new_event() for _ in range(_SLOTS)]
         self._turn = 0
 
     def move(self, piece: Piece) -> None:
-        slot, copied = self._slots[self._turn], self._copied[self._turn]
+        slot, copied = self._turn * SLOT_BYTES, self._copied[self._turn]
         self._turn = (self._turn + 1) % _SLOTS
         with driver_errors():
             copied.sync()
-        piece.pack(slot.view[: piece.bytes])
-        piece.memory.copy_in(slot.pointer, piece.bytes, piece.offset, self.stream)
+        piece.pack(self._slots.view[slot : slot + piece.bytes])
+        piece.memory.copy_in(self._slots.pointer + slot, piece.bytes, piece.offset, self.stream)
         with driver_errors():
             self.stream.record(copied)
 
     def close(self) -> None:
         with driver_errors():
             self.stream.sync()
-        for slot in self._slots:
-            slot.close()
+        self._slots.close()
 
 
 class Staging:
     """Threads that move pieces. Leaving the `with` block means that every copy has landed, or that one has failed."""
 
-    def __init__(self, threads: int | None = None) -> None:
-        self._pool = ThreadPoolExecutor(threads or min(MOST_THREADS, _cores()))
+    def __init__(self, threads: int) -> None:
+        """At most so many threads, and no more than there are cores."""
+        self._pool = ThreadPoolExecutor(min(threads, _cores()))
         self._own = threading.local()
         self._device = device_index()
         self._lanes: list[_Lane] = []
@@ -87,6 +89,8 @@ class Staging:
         """Moves all of them, in order as far as threads allow; yields how many are done, in order."""
         jobs = [self._pool.submit(self._move, piece) for piece in pieces]
         for done, job in enumerate(jobs, start=1):
+            if done % _TOLD_TOGETHER == 1:
+                wait(jobs[done - 1 : done - 1 + _TOLD_TOGETHER], return_when=FIRST_EXCEPTION)
             job.result()
             yield done
 

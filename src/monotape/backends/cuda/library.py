@@ -1,0 +1,46 @@
+"""The native library that packs weights: one source file, compiled when the package is installed or on first use.
+
+Its name is a hash of source and flags, as the CPU backend's (backends/cpu/build.py), so a stale one is never loaded.
+The installer runs this, so it needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+from monotape.backends.cpu.build import COMMON_FLAGS, BuildError, find_compiler
+from monotape.config import cache_dir, cxx_compiler
+
+SOURCE = Path(__file__).parent / "native" / "blocks.cpp"
+
+
+def find_library() -> Path:
+    """The one that came with the package, the one built before, or one built now, which takes a fifth of a second."""
+    cache = cache_dir() / "native"
+    for folder in (Path(__file__).parent, cache):
+        if (folder / library_name()).exists():
+            return folder / library_name()
+    return build(cache, find_compiler(cxx_compiler()))
+
+
+def library_name() -> str:
+    key = repr((COMMON_FLAGS, platform.machine(), platform.system(), SOURCE.read_bytes()))
+    return f"monotape-blocks-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+
+
+def build(folder: Path, compiler: list[str] | None) -> Path:
+    """Compiles it into `folder`, whole or not at all."""
+    if compiler is None:
+        raise BuildError("no C++ compiler (c++, g++ or clang++) was found")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / library_name()
+        command = [*compiler, *COMMON_FLAGS, "-shared", str(SOURCE), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(f"{compiler[0]} failed: {done.stderr.strip()}")
+        return made.replace(folder / made.name)
