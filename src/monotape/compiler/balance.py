@@ -7,7 +7,7 @@ finishes a stage early plays on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from monotape.compiler.stages import StageShape
@@ -42,6 +42,16 @@ def levelling_shares(units: int, unit_bytes: int, loads: Sequence[int]) -> list[
     return shares
 
 
+def dealt_shares(units: int, loads: Sequence[int]) -> list[int]:
+    """Units per worker that differ by at most one; what does not divide goes to whoever has the least already."""
+    even = even_shares(units, len(loads))
+    shares = [units // len(loads)] * len(loads)
+    lightest = sorted(range(len(loads)), key=lambda worker: (loads[worker], -even[worker]))
+    for worker in lightest[: units % len(loads)]:
+        shares[worker] += 1
+    return shares
+
+
 def _spans(shares: Sequence[int], unit: int) -> tuple[Span, ...]:
     spans, first = [], 0
     for share in shares:
@@ -59,22 +69,30 @@ def _owned(shape: StageShape, shares: Sequence[int]) -> Stage:
 
 
 def balance_layer(shapes: Sequence[StageShape], fmt: Format, machine: Machine) -> tuple[Stage, ...]:
-    """Owners for the stages of a layer; the largest stage that does not write the residual does the levelling.
+    """Owners for the stages of a layer.
 
-    Stages that write the residual stay even, so that an element of it has the same owner after each of them. Only what
-    comes before the levelling stage can be made up for in it. Where a ring is full by then anyhow, nothing can.
+    Stages that write the residual stay even, so that an element of it has the same owner after each of them. Where the
+    largest of the others levels, it makes up for what comes before it. Where every stage is waited for, shares differ by
+    one unit at most, but who has more of one stage has less of the others: it comes to the next stage earlier.
     """
     workers = machine.workers
     free = [i for i, shape in enumerate(shapes) if shape.writes != "residual"]
-    levelling = max(free, key=lambda i: _units(shapes[i]) * _unit_bytes(shapes[i], fmt))
+    largest_first = sorted(free, key=lambda i: -_units(shapes[i]) * _unit_bytes(shapes[i], fmt))
     shares = [even_shares(_units(shape), workers) for shape in shapes]
-    loads = [
-        sum(shares[i][worker] * _unit_bytes(shape, fmt) for i, shape in enumerate(shapes[:levelling]))
-        for worker in range(workers)
-    ]
-    largest = shapes[levelling]
+
+    def loads(stages: Iterable[int]) -> list[int]:
+        sizes = {i: _unit_bytes(shapes[i], fmt) for i in stages}
+        return [sum(shares[i][worker] * size for i, size in sizes.items()) for worker in range(workers)]
+
     if machine.levels:
-        shares[levelling] = levelling_shares(_units(largest), _unit_bytes(largest, fmt), loads)
+        largest = largest_first[0]
+        units, unit_bytes = _units(shapes[largest]), _unit_bytes(shapes[largest], fmt)
+        shares[largest] = levelling_shares(units, unit_bytes, loads(range(largest)))
+    else:
+        dealt = [i for i in range(len(shapes)) if i not in free]
+        for i in largest_first:
+            shares[i] = dealt_shares(_units(shapes[i]), loads(dealt))
+            dealt.append(i)
     return tuple(_owned(shape, share) for shape, share in zip(shapes, shares, strict=True))
 
 

@@ -211,9 +211,8 @@ __device__ __forceinline__ void publish_results(Consumer& c, const Share& share)
 // A worker that owns nothing else in a layer has its words of the turn before taken back here: everybody has read this
 // turn's residual stream, of which the query was made.
 __device__ __forceinline__ void reset_in_attention(Consumer& c, int layer) {
-  if (c.thread != 0) return;
-  ask(c, Stage::qkv, layer);
-  await_errands(c, 0);
+  c.set_pace(kWorking, step_of(c, Stage::qkv, layer));
+  if (c.thread == 0) await_resets(c, step_of(c, Stage::qkv, layer));
 }
 
 // The stage: the query arrives, every warp looks at units in turn, and the warps' results are added up.

@@ -55,7 +55,8 @@ struct Consumer {
   int buffer = 0;    // which of the two sum buffers
   Candidate best = nobody();  // of the rows of the head that this thread has finished
   bool lost = false; // a wait was given up
-  int asked = 0;     // errands of the janitor, in one thread
+  int token_step = 0;  // the number of this token's first matrix: see housekeeping.h
+  int step_before = -1;  // the last matrix that this worker had tiles of
   Trace trace;
 
   __device__ Consumer(const Params& p, Shared& s) : params(p), shared(s), pages(s) { refresh(); }

@@ -11,9 +11,9 @@
 // Workers of small models may own no tiles of `down`; they reset at their first stage of the next turn.
 //
 // A warp of its own, the janitor, does it: no token waits for the round trip. Before a worker publishes what a stage gave,
-// the errands of earlier stages are done. Who polls a word again, two turns later at the earliest, has needed what its
+// the resets of earlier stages are done. Who polls a word again, two turns later at the earliest, has needed what its
 // owner published at `output` or `down` since: nobody can take an old word for a new one. A worker without tiles of these
-// waits for the stage's own errand as well.
+// waits for the stage's own resets as well.
 #pragma once
 #include "consumer.h"
 
@@ -66,56 +66,46 @@ __device__ __forceinline__ void keep_lists(Consumer& c, int position) {
   if (c.thread == 0) c.shared.list_before = before, c.shared.list = list, c.shared.listed_splits = splits;
 }
 
-// What the janitor is asked for, in one word with its number: who reads the number has all of it. At most two are under way.
-struct Errand {
-  Stage stage;
-  bool first_layer;
-  int turn, sample_turn, list;
-
-  static constexpr int kNumbers = 1 << 20;
-  __device__ __forceinline__ int packed(int number) const {
-    return static_cast<int>(stage) | first_layer << 3 | (turn & 1) << 4 | (sample_turn & 1) << 5 | list << 6 | number % kNumbers << 8;
-  }
-  static __device__ __forceinline__ int number_of(int bits) { return bits >> 8; }
-  static __device__ __forceinline__ Errand of(int bits) {
-    return {static_cast<Stage>(bits & 7), (bits >> 3 & 1) != 0, bits >> 4 & 1, bits >> 5 & 1, bits >> 6 & 1};
-  }
-};
+// Matrices that a request has passed are counted: four a layer and the head, token after token.
+constexpr int kTokenSteps = 4 * kLayers + 1;
 
 class Janitor {
  public:
   __device__ Janitor(Shared& shared, const Params& params) : shared_(shared), params_(params) {}
 
-  // A whole warp, of which one lane listens.
+  // A whole warp, of which one lane listens: `pace` says which matrix has its input.
   __device__ void work() {
-    for (int number = 1;; number++) {
-      int asked = 0;
+    for (int next = -1;;) {
+      int now = 0;
       bool ends = false;
       if (threadIdx.x % 32 == 0)
-        while (Errand::number_of(asked = shared_.errands[number % 2]) != number % Errand::kNumbers && !ends) {
+        while (((now = shared_.pace) % 4 != kWorking || now / 4 < next) && !ends) {
           rest(100);
           ends = shared_.done;
         }
       if (__shfl_sync(~0u, ends, 0)) return;
-      reset(Errand::of(__shfl_sync(~0u, asked, 0)));
+      const int step = __shfl_sync(~0u, now, 0) / 4;
+      // Stages of which the worker has no tiles were passed unseen.
+      for (next = next < 0 ? step : next; next <= step; next++) sweep(next, step / kTokenSteps);
       __syncwarp();
-      if (threadIdx.x % 32 == 0) shared_.answered = number;
+      if (threadIdx.x % 32 == 0) shared_.swept = step;
     }
   }
 
  private:
-  __device__ void reset(const Errand& errand) {
+  __device__ void sweep(int step, int token_now) {
     Exchange& exchange = *params_.exchange;
+    const int token = step / kTokenSteps, layer = step % kTokenSteps / 4, turn = (token * kLayers + layer) & 1;
+    if (layer == kLayers) return;
     const auto span = [&](Stage stage) { return shared_.spans[static_cast<int>(stage)]; };
-    const int other = errand.turn ^ 1;
-    if (errand.stage == Stage::output)  // what it published in the turn before
-      reset_run(exchange.after_attention[other] + span(Stage::output).first, span(Stage::output).count);
-    if (errand.stage == Stage::gate_up)  // the activation of the turn before
-      reset_run(exchange.activation[other] + span(Stage::gate_up).first / 2, span(Stage::gate_up).count / 2);
-    if (errand.stage == Stage::down && errand.first_layer)
-      reset_run(exchange.final_residual[errand.sample_turn ^ 1] + span(Stage::down).first, span(Stage::down).count);
-    if (errand.stage == Stage::down) reset_list(errand.list, errand.turn);
-    if (errand.stage == Stage::qkv) reset_list(errand.list, other);
+    const Stage stage = static_cast<Stage>(step % kTokenSteps % 4);
+    if (stage == Stage::output)  // what it published in the turn before
+      reset_run(exchange.after_attention[turn ^ 1] + span(Stage::output).first, span(Stage::output).count);
+    if (stage == Stage::gate_up)  // the activation of the turn before
+      reset_run(exchange.activation[turn ^ 1] + span(Stage::gate_up).first / 2, span(Stage::gate_up).count / 2);
+    if (stage == Stage::down && layer == 0)
+      reset_run(exchange.final_residual[(token & 1) ^ 1] + span(Stage::down).first, span(Stage::down).count);
+    if (stage == Stage::down) reset_list(token == token_now ? shared_.list : shared_.list_before, turn);
   }
   __device__ void reset_run(uint4* first, int count) {
     reset_each(count, [&](int i) { return first + i; });
@@ -138,19 +128,19 @@ class Janitor {
   const Params& params_;
 };
 
-// One thread asks, which has seen what allows the reset.
-__device__ __forceinline__ void ask(Consumer& c, Stage stage, int layer) {
-  const int list = stage == Stage::qkv && layer == 0 ? c.shared.list_before : c.shared.list;
-  c.asked++;
-  c.shared.errands[c.asked % 2] = Errand{stage, layer == 0, c.turn, c.sample_turn(), list}.packed(c.asked);
-}
-
-// The same thread waits until no more than `open` errands are left.
-__device__ __forceinline__ void await_errands(Consumer& c, int open) {
-  while (c.asked - c.shared.answered > open && !c.lost) c.lost = c.shared.failed;
-}
-
 // Whether a worker's words of a turn are reset at its first stage of the next one.
 __device__ __forceinline__ bool resets_late(Consumer& c) { return c.span(Stage::down).count == 0; }
+
+// The number of a matrix in the request.
+__device__ __forceinline__ int step_of(const Consumer& c, Stage stage, int layer) {
+  return c.token_step + layer * 4 + static_cast<int>(stage) % 4;
+}
+
+// One thread waits until everything is reset that must be before the worker publishes what this step gave.
+__device__ __forceinline__ void await_resets(Consumer& c, int step) {
+  const int wanted = resets_late(c) ? step : c.step_before;
+  while (c.shared.swept < wanted && !c.lost) c.lost = c.shared.failed;
+  c.step_before = step;
+}
 
 }  // namespace monotape

@@ -89,7 +89,7 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
       if (at < words) c.shared.x[at] = at < matrix.words ? in_halves(word[r]) : make_uint4(0, 0, 0, 0);
     }
   }
-  c.set_pace(kWorking, matrix.layer * 4 + static_cast<int>(matrix.stage) % 4);
+  c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));
   __syncwarp();
   return squares;
 }
@@ -140,7 +140,7 @@ class BatchProduct {
       float y = 0;
 #pragma unroll
       for (int i = 0; i < kChains; i += 2) y += (sums_[i][0] + sums_[i][3]) + (sums_[i + 1][0] + sums_[i + 1][3]);
-      if (c_.column() == 0) c_.shared.sums[c_.buffer][tile_][c_.warp()][c_.row()] = y;
+      if (c_.column() == 0) c_.shared.sums[c_.buffer][tile_][c_.row()][c_.warp()] = y;
       tile_++;
       clear();
     }
@@ -176,6 +176,12 @@ class BatchProduct {
   bool page_ends_ = false;                     // with what was fetched last
 };
 
+__device__ __forceinline__ float sum_of_warps(const float (&parts)[kWarps]) {
+  float part[kWarps];
+  load8(parts, part);
+  return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+}
+
 // Runs the stage: ending(tile, row of the tile, value, whether it is real) for every row of a batch, with whole warps so
 // that the ending may shuffle.
 template <class Ending>
@@ -185,8 +191,6 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
   c.begin(matrix.stage, matrix.layer);
   float squares = read_input(c, matrix);
   c.trace.arrived();
-  const bool asks = c.thread == 0 && matrix.stage != Stage::head && (matrix.stage != Stage::qkv || resets_late(c));
-  if (asks) ask(c, matrix.stage, matrix.layer);
   int in_page = 0;
 #pragma unroll 1
   for (int first = 0; first < count; first += kBatchTiles, c.buffer ^= 1) {
@@ -196,13 +200,11 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
       if (first == 0 && matrix.gain) squares = warp_sum(squares);
     });
     if (c.lane() == 0) c.shared.squares[c.buffer][c.warp()] = squares;
-    if (first == 0 && c.thread == 0) await_errands(c, asks && !resets_late(c) ? 1 : 0);
+    if (first == 0 && c.thread == 0) await_resets(c, step_of(c, matrix.stage, matrix.layer));
     if (!c.meet()) return false;
     if (c.thread < divide_up(batch * kTileRows, 32) * 32) {
-      float total = 0, y = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; w++) total += c.shared.squares[c.buffer][w], y += c.shared.sums[c.buffer][mine][w][row];
-      if (matrix.gain) y *= rsqrtf(total * (1.0f / kWidth) + kNormEps);
+      float y = sum_of_warps(c.shared.sums[c.buffer][mine][row]);
+      if (matrix.gain) y *= rsqrtf(sum_of_warps(c.shared.squares[c.buffer]) * (1.0f / kWidth) + kNormEps);
       if (mine < batch && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
       ending(first + mine, row, y, mine < batch);
     }

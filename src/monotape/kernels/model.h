@@ -101,7 +101,10 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     const Matrix matrix = matrix_of(c, stage, layer);
     const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, matrix, tile, row, y, real); };
     if (!run_matrix(c, matrix, ending)) return false;
-    if (stage == Stage::head) return c.meet();
+    if (stage == Stage::head) {
+      c.token_step += kTokenSteps;
+      return c.meet();
+    }
     if (stage == Stage::qkv) {
       const int here = c.shared.position;  // what follows from it would not fit the registers if kept for all layers
       if (!attend(c, layer, here)) return false;

@@ -68,6 +68,7 @@ __device__ __forceinline__ void run(Consumer& c) {
   int position = in_rows ? p.prompt_length : p.cached;
   begin_playing(c, position, in_rows);
   int token = in_rows ? 0 : p.prompt[p.cached];
+  c.turn = in_rows ? kLayers : 0;  // as if the rows had been a token
 #pragma unroll 1
   for (bool head_only = in_rows;; head_only = false) {
     const int produced = position + (head_only ? 0 : 1) - p.prompt_length;
@@ -97,14 +98,14 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kRingPages; i++) barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], kWarps);
     barrier_init_fence();
-    shared.pace = shared.done = shared.playing = shared.mailed = shared.delivered = shared.cancel = 0;
+    shared.done = shared.playing = shared.mailed = shared.delivered = shared.cancel = 0;
     shared.finish = shared.failed = shared.position = shared.progress = 0;
     shared.nan_place = shared.awaited_progress = -1;
     if constexpr (kRanks > 1) shared.owed_progress = -1;
     shared.sampler = {0, {0, 0, 0}};
     shared.own_count[0] = shared.own_count[1] = shared.barriers = 0;
     shared.list = shared.list_before = shared.listed_splits = shared.sample_turn = 0;
-    shared.errands[0] = shared.errands[1] = shared.answered = 0;
+    shared.pace = kPolling, shared.swept = -1;
   }
   if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = params.spans[blockIdx.x * kMatrixStages + threadIdx.x];
   for (int layer = threadIdx.x; layer < kLayers; layer += kThreads) shared.windows[layer] = params.windows[layer];

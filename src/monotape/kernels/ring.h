@@ -18,11 +18,11 @@ struct alignas(128) Shared {
     alignas(16) float attention[kWarps][kGroup][kPartValues];  // between matrices: what each warp has of every head
   };
   union {
-    float sums[2][kBatchTiles][kWarps][kTileRows];          // partial sums of warps; two buffers, used in turn
+    alignas(16) float sums[2][kBatchTiles][kTileRows][kWarps];  // partial sums of warps; two buffers, used in turn
     SelectScratch select;                                   // while a token is drawn
   };
   SamplerState sampler;
-  float squares[2][kWarps];
+  alignas(16) float squares[2][kWarps];
   float residual[kMostWidthTiles * kTileRows];              // this worker's own elements of the residual stream
   uint4 new_key[kHeadBlocks * 4];                           // of the token at hand, for the unit that it belongs to
   alignas(16) uint16_t new_value[kHeadDim];
@@ -38,13 +38,13 @@ struct alignas(128) Shared {
   int own_count[2];
   int sample_turn;                                          // tokens that have been chosen
   int list, list_before, listed_splits;                     // which of the two: of this token, and of the one before
-  volatile int errands[2], answered;                        // of the janitor: see housekeeping.h
+  volatile int swept;                                       // matrices up to it have their words reset: see housekeeping.h
   volatile int mailed, delivered;                           // tokens given to the clerk, and tokens that left
   volatile int cancel;                                      // the host asked to stop
   volatile int position;                                    // of the token that the consumers are at
   volatile int playing;                                     // the ring belongs to the producer
   volatile int head_first;                                  // a prefill has left its last row to the head
-  volatile int pace;                                        // which matrix the consumers are at, times 4, and a Pace
+  volatile int pace;                                        // the number of the matrix that has its input, times 4, and a Pace
   volatile int done;                                        // the request has ended: everybody must stop
   volatile int finish;
   volatile int progress;                                    // goes up with every stage: the watchdog looks at it
@@ -119,15 +119,16 @@ class Producer {
     const int64_t layer_bytes = params_.layer_bytes[worker];
     int position = shared_.position;
     int step = shared_.head_first ? 4 * kLayers : 0;  // four matrices a layer, then the head
+    step_ = step;
     while (!shared_.done) {
       const bool head = step == 4 * kLayers;
       const Stage stage = head ? Stage::head : static_cast<Stage>(step % 4);
-      step_ = step;
       if (!segment(head ? tape : tape + step / 4 * layer_bytes, stage)) break;
       if (stage == Stage::qkv && !look_back(step / 4, position)) break;
       if (head && !shared_.head_first) position++;
       if (head) shared_.head_first = 0;
       step = head ? 0 : step + 1;
+      step_++;
     }
     drain();
   }
@@ -225,7 +226,7 @@ class Producer {
   int issued_ = 0, landed_ = 0;
   int64_t last_ = 0;  // when a copy was issued last
   int begun_ = -1;
-  int step_ = 0;
+  int step_ = 0;  // counted on from token to token, as the consumers do
 };
 
 // A warp's place in the ring. Every warp takes every page in order, whether or not it has work in it.

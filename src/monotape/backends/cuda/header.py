@@ -13,6 +13,7 @@ from monotape.plan.types import Format, Plan
 SHARED_MEMORY = 227 * 1024  # what a block may have on Hopper
 BLOCK_BYTES = 512  # 8 rows of 32 values
 _WARPS, _BATCH_TILES, _BLOCK_K = 8, 24, 32
+_FAIR_BYTES_PER_TICK = 21.8  # of the memory's bandwidth, for each of an H200's 132 workers
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 _HEAD_INPUTS = ("own", "mean", "sum")  # kernels/types.h: HeadInput
 
@@ -46,7 +47,7 @@ def plan_header(
         f"constexpr float kNormEps = {spec.norm_eps!r}f, kAttentionScale = {spec.attention_scale!r}f;",
         f"constexpr bool kQkvBias = {str(spec.qkv_bias).lower()}, kQkNorm = {str(spec.qk_norm).lower()};",
         f"constexpr bool kFloat16 = {str(plan.format is Format.F16).lower()};",
-        *(in_flight or pages_in_flight(blocks)).lines(),
+        *(in_flight or pages_in_flight(blocks, ranks["kRanks"])).lines(),
         # Without: for a look at the decode path alone, and where ranks take a prompt token by token.
         f"constexpr bool kPrefill = {str(prefill and ranks['kRanks'] == 1).lower()};",
         f"constexpr bool kKeepsOwn = {str(keeps_own(plan)).lower()}, kLinkDelay = {str(link_delay).lower()};",
@@ -76,26 +77,22 @@ def rank_constants(spec: ModelSpec, plan: Plan) -> dict[str, int]:
 
 
 def page_blocks(spec: ModelSpec, plan: Plan) -> int:
-    """Blocks of a page: the size that leaves the least of the ring empty, weighted by what each stage streams.
+    """Blocks of a page: the size that leaves the least of the ring empty, for the fewest pages.
 
-    Every page costs the same to hand over: as much as if it were five blocks longer.
+    Handing over a page costs a worker the same whatever its size: as much as if it were eight blocks longer.
     """
-    unit = kv_unit_bytes(spec) // BLOCK_BYTES
-
-    def filled(size: int) -> float:
-        total = used = 0.0
-        for stage in plan.ranks[0].layer_stages:
-            blocks = stage.padded_k // _BLOCK_K
-            pieces = -(-blocks // size)
-            share = blocks / (pieces * size) if pieces > 1 else size // blocks * blocks / size
-            total += stage.tiles * blocks
-            used += stage.tiles * blocks * share
-        return used / total
+    shapes = [(stage.tiles, stage.padded_k // _BLOCK_K) for stage in plan.ranks[0].layer_stages]
+    total = sum(tiles * blocks for tiles, blocks in shapes)
 
     def worth(size: int) -> float:
+        pages = sum(
+            tiles * -(-blocks // size) if blocks > size else tiles / (size // blocks)
+            for tiles, blocks in shapes
+        )
         ring = ring_pages(spec, plan, size) * size * BLOCK_BYTES / SHARED_MEMORY
-        return filled(size) * ring - 5 / size
+        return ring * total / (pages * size) - 8 * pages / total
 
+    unit = kv_unit_bytes(spec) // BLOCK_BYTES
     return max((size for size in range(24, 81, 8) if size >= unit), key=worth)
 
 
@@ -107,7 +104,7 @@ class InFlight:
     ahead: int  # they work, and need others: other workers may need the memory more
     polling: int  # they poll words, which must not queue behind pages
     attending: int  # the same, while others attend: there is time to fill the ring
-    ticks: int = 0  # between copies of what is not needed now
+    ticks: int = 0  # of the GPU's clock, at least, between copies of what is not needed now
 
     def lines(self) -> list[str]:
         return [
@@ -117,10 +114,16 @@ class InFlight:
         ]
 
 
-def pages_in_flight(blocks: int) -> InFlight:
-    """About 128 KB of what is needed now, 64 KB while there is time, 32 KB otherwise."""
-    many = max(2, 65536 // (blocks * BLOCK_BYTES))
-    return InFlight(now=2 * many, ahead=many // 2, polling=1, attending=many)
+def pages_in_flight(blocks: int, ranks: int) -> InFlight:
+    """About 96 KB of what is needed now; of what is not, what the memory serves every worker in that time.
+
+    One of several ranks reads so little that words which queue behind pages cost it more than late pages.
+    """
+    page = blocks * BLOCK_BYTES
+    now = max(3, 98304 // page)
+    if ranks > 1:
+        return InFlight(now=now, ahead=1, polling=1, attending=2)
+    return InFlight(now=now, ahead=2, polling=2, attending=now, ticks=int(page / _FAIR_BYTES_PER_TICK))
 
 
 def kv_unit_bytes(spec: ModelSpec) -> int:
