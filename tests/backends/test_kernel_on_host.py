@@ -32,11 +32,14 @@ CASES = {
     # Three tiles of width among five workers: two of them have nothing of some stages.
     "narrow": Case("narrow", "llama", {**SMALL, "hidden_size": 20, "head_dim": 16, "num_attention_heads": 4}),
     "odd": Case("odd", "qwen3", {**SMALL, "hidden_size": 54, "head_dim": 48, "tie_word_embeddings": True}),
+    # With three workers and more than 64 rows, each product of a layer is cut into blocks of another shape.
+    "broad": Case("broad", "qwen2", {**SMALL, "hidden_size": 54, "head_dim": 48, "intermediate_size": 300}),
 }
 SETUPS = {  # the case, its workers, and how many units of KV are enough for a split of attention
     "two workers": ("narrow", 2, 8),
     "odd heads": ("odd", 3, 8),
     "splits": ("narrow", 5, 1),
+    "shapes": ("broad", 3, 8),
 }
 SCHEDULES = (
     Schedule(seed=1),
@@ -105,22 +108,33 @@ def test_token_by_token_in_any_order(
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-@pytest.mark.parametrize("setup", SETUPS)
-def test_rows_in_any_order(load: Load, place: Path, setup: str) -> None:
-    """In one turn, and in two of which the second begins in the middle of a unit."""
+@pytest.mark.parametrize(
+    ("setup", "ends"),  # of turns: the second begins in the middle of a unit
+    [
+        ("two workers", (41, 70)),
+        ("odd heads", (41, 70)),
+        ("splits", (41, 70)),
+        ("splits", (30, 64)),  # a split that is one unit would be filled up with another that its rows see
+        ("splits", (30, 80)),
+        ("shapes", (70,)),
+    ],
+)
+def test_rows_in_any_order(load: Load, place: Path, setup: str, ends: tuple[int, ...]) -> None:
     backend, want = load(setup), reference(place / SETUPS[setup][0], CONTEXT)
-    exact = want.logits(TOKENS[:70], want.new_sequence())
+    exact = want.logits(TOKENS[: ends[-1]], want.new_sequence())
     seen = []
     for schedule in SCHEDULES:
         HostKernel.schedule = schedule
         sequence = backend.new_sequence()
-        turns = [backend.logits(part, sequence) for part in (TOKENS[:41], TOKENS[41:70])]
+        turns = [
+            backend.logits(TOKENS[start:end], sequence) for start, end in zip((0, *ends), ends, strict=False)
+        ]
         seen.append(np.concatenate(turns))
     assert distance(seen[0], exact) < TOLERANCE
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.parametrize("setup", ["two workers", "odd heads", "splits"])
 def test_greedy_tokens_in_any_order(load: Load, place: Path, setup: str) -> None:
     """A prompt by rows, then decoding over the edge of a unit; each token is the best, or as good as that."""
     backend, want = load(setup), reference(place / SETUPS[setup][0], CONTEXT)

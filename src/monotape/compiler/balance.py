@@ -72,8 +72,8 @@ def balance_layer(shapes: Sequence[StageShape], fmt: Format, machine: Machine) -
     """Owners for the stages of a layer.
 
     Stages that write the residual stay even, so that an element of it has the same owner after each of them. Where the
-    largest of the others levels, it makes up for what comes before it. Where every stage is waited for, shares differ by
-    one unit at most, but who has more of one stage has less of the others: it comes to the next stage earlier.
+    largest of the others levels, it makes up for what comes before it. Where every stage is waited for, shares
+    differ by one unit at most, but who has more of one stage has less of the others, and comes to the next one earlier.
     """
     workers = machine.workers
     free = [i for i, shape in enumerate(shapes) if shape.writes != "residual"]

@@ -5,22 +5,6 @@
 
 namespace monotape {
 
-// Few rows take no time to multiply: the memory would rest while parts without weights run. So each of those asks for
-// weights that come after it, as much as arrives meanwhile.
-__device__ __forceinline__ void fetch_tiles(Consumer& c, Stage stage, int layer, int first, int count) {
-  const TilePlace* places = c.params.places + c.params.first_place[static_cast<int>(stage)];
-#pragma unroll 1
-  for (int tile = first + c.thread * kWorkers + blockIdx.x; tile < smaller(first + count, tiles_of(stage)); tile += kConsumers * kWorkers)
-    fetch_ahead(c.params.tapes + places[tile].start + layer * places[tile].stride, k_blocks(stage) * kBlockBytes);
-}
-__device__ __forceinline__ void fetch_weights(Consumer& c, int layer, Part part) {
-  constexpr int kSome = divide_up(tiles_of(Stage::gate_up), 3);
-  if (part == Part::attention_norm) fetch_tiles(c, Stage::qkv, layer, 0, tiles_of(Stage::qkv));
-  if (part == Part::heads) fetch_tiles(c, Stage::output, layer, 0, tiles_of(Stage::output));
-  if (part == Part::attention) fetch_tiles(c, Stage::gate_up, layer, 0, kSome);
-  if (part == Part::ffn_norm) fetch_tiles(c, Stage::gate_up, layer, kSome, kSome);
-}
-
 __device__ __forceinline__ void normalise_rows(Consumer& c) {
   const Params& p = c.params;
   const RowsState& state = rows_state(c);
@@ -28,7 +12,9 @@ __device__ __forceinline__ void normalise_rows(Consumer& c) {
   const float* gain = (before_ffn ? p.ffn_norm : p.attention_norm) + static_cast<int64_t>(state.layer()) * kWidth;
   Pieces pieces = pieces_of(c, before_ffn ? Stage::output : Stage::down);
   if (first) pieces.count = 0;
-  RowNorm(c, pieces, state.layer() == kLayers ? p.final_norm : gain, first).run();
+  if (state.layer() == kLayers) gain = p.final_norm;
+  if (state.chunk.count <= kWorkers) RowNorm<1>(c, pieces, gain, first).run();
+  else RowNorm<RowNorm<1>::kWords == 1 ? 4 : 2>(c, pieces, gain, first).run();
 }
 
 // One call of each part, so that each is in the kernel once.
@@ -46,19 +32,24 @@ enum class Prefilled { failed, cancelled, done };
 
 __device__ __forceinline__ Prefilled run_chunk(Consumer& c) {
   const Params& p = c.params;
-  constexpr int kFewRows = 128;
 #pragma unroll 1
   for (;;) {
     c.refresh();
     const RowsState& state = rows_state(c);
     const Part part = state.part();
     if (state.number == kLayers * kParts + (p.logits_out ? 2 : 0)) return Prefilled::done;
+<<<<<<< HEAD
     if constexpr (kRanks == 1) {
       // Worker 0 says before a layer's last barrier that the host wants to stop; after it all workers know.
       if (part == Part::attention_norm && read_counter(&p.exchange->going_on) == 0) return Prefilled::cancelled;
       if (part == Part::down && blockIdx.x == 0 && c.thread == 0 && c.shared.cancel) mark_unhealthy(&p.exchange->going_on);
     }
     if (state.chunk.count <= kFewRows && state.layer() < kLayers) fetch_weights(c, state.layer(), part);
+=======
+    // Worker 0 says before a layer's last barrier that the host wants to stop; after it all workers know.
+    if (part == Part::attention_norm && read_counter(&p.exchange->going_on) == 0) return Prefilled::cancelled;
+    if (part == Part::down && blockIdx.x == 0 && c.thread == 0 && c.shared.cancel) mark_unhealthy(&p.exchange->going_on);
+>>>>>>> rows
     run_part(c);
     if (kRanks > 1 && (part == Part::output || part == Part::down)) {
       if (!end_module_rows(c, pieces_of(c, part == Part::output ? Stage::output : Stage::down))) return Prefilled::failed;

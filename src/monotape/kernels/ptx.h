@@ -103,10 +103,6 @@ class Pages {
  private:
   uint32_t first_;
 };
-// Asks for a run of memory that will be needed soon: from now on it is on its way into the L2.
-__device__ __forceinline__ void fetch_ahead(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 // Ordinary accesses before it come before bulk copies after it, and the other way round.
 __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
@@ -285,39 +281,69 @@ __device__ __forceinline__ uint64_t operand_at(const void* block, int half) {
   return kRows64Bytes | kTileStride | kUnused | (shared_address(block) + 32 * half) >> 4;
 }
 
-#define MONOTAPE_TILE(t) "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])
-#define MONOTAPE_TILES_8(t)                                                                                    \
-  MONOTAPE_TILE(t), MONOTAPE_TILE(t + 1), MONOTAPE_TILE(t + 2), MONOTAPE_TILE(t + 3), MONOTAPE_TILE(t + 4), \
-      MONOTAPE_TILE(t + 5), MONOTAPE_TILE(t + 6), MONOTAPE_TILE(t + 7)
-#define MONOTAPE_GROUP_64(type)                                                                             \
-  asm volatile(                                                                                             \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type    \
-      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26," \
-      "%27,%28,%29,%30,%31}, %32, %33, 1, 1, 1, 0, 0;"                                                   \
-      : MONOTAPE_TILES_8(0)                                                                                 \
-      : "l"(a), "l"(b))
-#define MONOTAPE_GROUP_128(type)                                                                            \
-  asm volatile(                                                                                             \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type   \
-      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26," \
-      "%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51," \
-      "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, 1, 1, 1, 0, 0;"                       \
-      : MONOTAPE_TILES_8(0), MONOTAPE_TILES_8(8)                                                            \
-      : "l"(a), "l"(b))
+// Of 64 or 128 columns; `io` is how the sums take part ("+f", or "=f" where they are not read), `add` whether they are added to.
+#define MONOTAPE_TILE(io, t) io(c[t][0]), io(c[t][1]), io(c[t][2]), io(c[t][3])
+#define MONOTAPE_TILES_8(io, t)                                                                               \
+  MONOTAPE_TILE(io, t), MONOTAPE_TILE(io, t + 1), MONOTAPE_TILE(io, t + 2), MONOTAPE_TILE(io, t + 3),         \
+      MONOTAPE_TILE(io, t + 4), MONOTAPE_TILE(io, t + 5), MONOTAPE_TILE(io, t + 6), MONOTAPE_TILE(io, t + 7)
+#define MONOTAPE_SUMS_64                                                                                      \
+  " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"  \
+  "%28,%29,%30,%31}, "
+#define MONOTAPE_SUMS_128                                                                                     \
+  " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"  \
+  "%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,"  \
+  "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+#define MONOTAPE_PRODUCT_64(type, io, add)                                                                    \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type MONOTAPE_SUMS_64                   \
+               "%32, %33, " add ", 1, 1, 0, 0;"                                                               \
+               : MONOTAPE_TILES_8(io, 0)                                                                      \
+               : "l"(operand_at(first, half)), "l"(operand_at(second, half)))
+#define MONOTAPE_PRODUCT_128(type, io, add)                                                                   \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type MONOTAPE_SUMS_128                 \
+               "%64, %65, " add ", 1, 1, 0, 0;"                                                               \
+               : MONOTAPE_TILES_8(io, 0), MONOTAPE_TILES_8(io, 8)                                             \
+               : "l"(operand_at(first, half)), "l"(operand_at(second, half)))
+#define MONOTAPE_WEIGHTED_64(type)                                                                            \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type MONOTAPE_SUMS_64                   \
+               "{%32,%33,%34,%35}, %36, 1, 1, 1, 0;"                                                          \
+               : MONOTAPE_TILES_8("+f", 0)                                                                    \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand_at(second, half)))
+#define MONOTAPE_WEIGHTED_128(type)                                                                           \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type MONOTAPE_SUMS_128                 \
+               "{%64,%65,%66,%67}, %68, 1, 1, 1, 0;"                                                          \
+               : MONOTAPE_TILES_8("+f", 0), MONOTAPE_TILES_8("+f", 8)                                         \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand_at(second, half)))
 // c += a * b for 64 rows of a, `Tiles` tiles of b (8 or 16) and one half of the k of their blocks. It has only begun.
 template <int Tiles>
 __device__ __forceinline__ void begin_product(float (*c)[4], const void* first, const void* second, int half) {
   static_assert(Tiles == 8 || Tiles == 16, "products that there are");
-  const uint64_t a = operand_at(first, half), b = operand_at(second, half);
-  if constexpr (Tiles == 8 && kFloat16) MONOTAPE_GROUP_64("f16");
-  else if constexpr (Tiles == 8) MONOTAPE_GROUP_64("bf16");
-  else if constexpr (kFloat16) MONOTAPE_GROUP_128("f16");
-  else MONOTAPE_GROUP_128("bf16");
+  if constexpr (Tiles == 8 && kFloat16) MONOTAPE_PRODUCT_64("f16", "+f", "1");
+  else if constexpr (Tiles == 8) MONOTAPE_PRODUCT_64("bf16", "+f", "1");
+  else if constexpr (kFloat16) MONOTAPE_PRODUCT_128("f16", "+f", "1");
+  else MONOTAPE_PRODUCT_128("bf16", "+f", "1");
+}
+// c = a * b.
+__device__ __forceinline__ void begin_first_product(float (*c)[4], const void* first, const void* second, int half) {
+  if constexpr (kFloat16) MONOTAPE_PRODUCT_64("f16", "=f", "0");
+  else MONOTAPE_PRODUCT_64("bf16", "=f", "0");
+}
+// c += a * b, with a in registers, as multiply_accumulate has it: they must not change before the product is waited for.
+template <int Tiles>
+__device__ __forceinline__ void begin_weighted_product(float (*c)[4], const uint32_t (&a)[4], const void* second, int half) {
+  static_assert(Tiles == 8 || Tiles == 16, "products that there are");
+  if constexpr (Tiles == 8 && kFloat16) MONOTAPE_WEIGHTED_64("f16");
+  else if constexpr (Tiles == 8) MONOTAPE_WEIGHTED_64("bf16");
+  else if constexpr (kFloat16) MONOTAPE_WEIGHTED_128("f16");
+  else MONOTAPE_WEIGHTED_128("bf16");
 }
 #undef MONOTAPE_TILE
 #undef MONOTAPE_TILES_8
-#undef MONOTAPE_GROUP_64
-#undef MONOTAPE_GROUP_128
+#undef MONOTAPE_SUMS_64
+#undef MONOTAPE_SUMS_128
+#undef MONOTAPE_PRODUCT_64
+#undef MONOTAPE_PRODUCT_128
+#undef MONOTAPE_WEIGHTED_64
+#undef MONOTAPE_WEIGHTED_128
 template <int Tiles>
 __device__ __forceinline__ void clear_sums(float (&c)[Tiles][4]) {
 #pragma unroll
@@ -361,6 +387,11 @@ __device__ __forceinline__ float low_half(uint32_t pair) {
 __device__ __forceinline__ float high_half(uint32_t pair) {
   if constexpr (!kFloat16) return __uint_as_float(pair & 0xffff0000u);
   return widen(static_cast<uint16_t>(pair >> 16));
+}
+__device__ __forceinline__ float power_of_two(float exponent) {
+  float value;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(exponent));
+  return value;
 }
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 

@@ -81,14 +81,27 @@ struct Pieces {
 __device__ __forceinline__ float* piece_values(const Params& params, const Pieces& pieces, int piece, int row, int word) {
   return params.rows.partials + ((static_cast<int64_t>(piece) * pieces.rows + row) * pieces.words + word) * 8;
 }
-// Adds eight neighbouring sums of a row, piece after piece.
-__device__ __forceinline__ void add_pieces(const Params& params, const Pieces& pieces, int row, int word, float (&value)[8]) {
-#pragma unroll 4
-  for (int piece = 0; piece < pieces.count; piece++) {
-    float sums[8];
-    load_row_values(piece_values(params, pieces, piece, row, word), sums);
+// Adds sums of each of several places in a piece, in words (negative: nothing), piece after piece. `AtOnce` pieces are on
+// their way together: one after another they would take the time of as many loads.
+template <int AtOnce, int Places>
+__device__ __forceinline__ void add_pieces(const Params& params, const Pieces& pieces, const int (&place)[Places], float (&value)[Places][8]) {
+#pragma unroll 1
+  for (int first = 0; first < pieces.count; first += AtOnce) {
+    float sums[AtOnce][Places][8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) value[i] += sums[i];
+    for (int i = 0; i < AtOnce; i++)
+#pragma unroll
+      for (int n = 0; n < Places; n++) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) sums[i][n][k] = 0;
+        if (first + i < pieces.count && place[n] >= 0) load_row_values(piece_values(params, pieces, first + i, 0, place[n]), sums[i][n]);
+      }
+#pragma unroll
+    for (int i = 0; i < AtOnce; i++)
+#pragma unroll
+      for (int n = 0; n < Places; n++)
+#pragma unroll
+        for (int k = 0; k < 8; k++) value[n][k] += sums[i][n][k];
   }
 }
 
@@ -108,10 +121,11 @@ __device__ __forceinline__ void load_embedding(const Params& params, int token, 
 }
 
 // The residual stream takes in what the product before has left (or begins, with the embedding), and its normalised
-// values become the next one's input. All threads of a worker share a row, and a worker has several rows at a time.
+// values become the next one's input. All threads of a worker share a row, and a worker has `Rows` rows at a time.
+template <int Rows>
 class RowNorm {
  public:
-  static constexpr int kWords = divide_up(kWidthWords, kConsumers), kRows = larger(1, 4 / kWords);
+  static constexpr int kWords = divide_up(kWidthWords, kConsumers), kPlaces = Rows * kWords;
 
   __device__ RowNorm(Consumer& c, Pieces pieces, const float* gain, bool first)
       : c_(c), chunk_(rows_state(c).chunk), pieces_(pieces), gain_(gain), first_(first) {}
@@ -121,45 +135,52 @@ class RowNorm {
 #pragma unroll
     for (int w = 0; w < kWords; w++)
 #pragma unroll
-      for (int i = 0; i < 8; i++) {
-        const int k = (c_.thread + w * kConsumers) * 8 + i;
-        gain[w][i] = k < kWidth ? gain_[k] : 0;
-      }
+      for (int i = 0; i < 8; i++) gain[w][i] = word(w) * 8 + i < kWidth ? gain_[word(w) * 8 + i] : 0;
 #pragma unroll 1
-    for (int row = blockIdx.x; row < chunk_.count; row += kRows * kWorkers) {
-      float value[kRows][kWords][8];
+    for (int row = blockIdx.x; row < chunk_.count; row += Rows * kWorkers) {
+      float value[kPlaces][8];
+      read(row, value);
 #pragma unroll
-      for (int r = 0; r < kRows; r++) read(row + r * kWorkers, value[r]);
-#pragma unroll
-      for (int r = 0; r < kRows; r++) {
-        const float squares = warp_sum(squares_of(value[r]));
+      for (int r = 0; r < Rows; r++) {
+        const float squares = warp_sum(squares_of(value + r * kWords));
         if (c_.lane() == 0) squares_at(r)[c_.warp()] = squares;
       }
       consumers_meet(kConsumers);
 #pragma unroll
-      for (int r = 0; r < kRows; r++) write(row + r * kWorkers, squares_at(r), gain, value[r]);
+      for (int r = 0; r < Rows; r++) write(row + r * kWorkers, squares_at(r), gain, value + r * kWords);
       consumers_meet(kConsumers);  // everybody has read the squares
     }
   }
 
  private:
   __device__ __forceinline__ float* squares_at(int r) { return c_.shared.sums[0][0][r]; }
-  __device__ __forceinline__ bool mine(int row, int word) const { return row < chunk_.count && word < kWidthWords; }
+  __device__ __forceinline__ int word(int w) const { return c_.thread + w * kConsumers; }
+  __device__ __forceinline__ bool mine(int row, int w) const { return row < chunk_.count && word(w) < kWidthWords; }
 
-  __device__ __forceinline__ void read(int row, float (&value)[kWords][8]) {
+  __device__ __forceinline__ void read(int row, float (&value)[kPlaces][8]) {
+    int place[kPlaces];
 #pragma unroll
-    for (int w = 0; w < kWords; w++) {
-      const int word = c_.thread + w * kConsumers;
+    for (int n = 0; n < kPlaces; n++) {
+      const int r = row + n / kWords * kWorkers, w = n % kWords;
+      place[n] = mine(r, w) ? r * kWidthWords + word(w) : -1;
 #pragma unroll
+<<<<<<< HEAD
       for (int i = 0; i < 8; i++) value[w][i] = 0;
       if (!mine(row, word)) continue;
       if (first_) load_embedding(c_.params, c_.params.prompt[chunk_.start + row], word, value[w]);
       else load_row_values(residual_values(c_.params, row, word), value[w]);
       if constexpr (kRanks == 1) add_pieces(c_.params, pieces_, row, word, value[w]);
       else add_ranks(c_, row, word, value[w]);
+=======
+      for (int i = 0; i < 8; i++) value[n][i] = 0;
+      if (place[n] < 0) continue;
+      if (first_) load_embedding(c_.params, c_.params.prompt[chunk_.start + r], word(w), value[n]);
+      else load_row_values(residual_values(c_.params, r, word(w)), value[n]);
+>>>>>>> rows
     }
+    add_pieces<larger(1, 8 / kPlaces)>(c_.params, pieces_, place, value);
   }
-  __device__ __forceinline__ float squares_of(const float (&value)[kWords][8]) const {
+  __device__ __forceinline__ float squares_of(const float (*value)[8]) const {
     float squares = 0;
 #pragma unroll
     for (int w = 0; w < kWords; w++)
@@ -167,19 +188,18 @@ class RowNorm {
       for (int i = 0; i < 8; i++) squares += value[w][i] * value[w][i];
     return squares;
   }
-  __device__ __forceinline__ void write(int row, const float* squares, const float (&gain)[kWords][8], float (&value)[kWords][8]) {
+  __device__ __forceinline__ void write(int row, const float* squares, const float (&gain)[kWords][8], float (*value)[8]) {
     float total = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; w++) total += squares[w];
     const float scale = rsqrtf(total / kWidth + kNormEps);
 #pragma unroll
     for (int w = 0; w < kWords; w++) {
-      const int word = c_.thread + w * kConsumers;
-      if (!mine(row, word)) continue;
-      store_row_values(residual_values(c_.params, row, word), value[w]);
+      if (!mine(row, w)) continue;
+      store_row_values(residual_values(c_.params, row, word(w)), value[w]);
 #pragma unroll
       for (int i = 0; i < 8; i++) value[w][i] *= scale * gain[w][i];
-      c_.params.rows.normed[block_word(row, word, k_blocks(Stage::qkv))] = pack8(value[w]);
+      c_.params.rows.normed[block_word(row, word(w), k_blocks(Stage::qkv))] = pack8(value[w]);
     }
   }
 
@@ -190,6 +210,8 @@ class RowNorm {
   bool first_;
 };
 
+constexpr float kQueryScale = kAttentionScale * 1.4426950408889634f;  // scores are exponents of two
+
 // Of eight rows and one head: queries and keys are normalised and rotated; keys and values go into the KV.
 class RowHead {
  public:
@@ -198,17 +220,20 @@ class RowHead {
         position_(rows_state(c).chunk.start + row), real_(row < rows_state(c).chunk.count) {}
 
   __device__ __forceinline__ void keep_value() {
+    int number[kHeadBlocks];
+    uint4 value[kHeadBlocks];
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++) number[b] = 4 * b + c_.column() < kHeadWords ? 4 * b + c_.column() : -1;
+    read(number, value);
     if (!real_) return;
     uint8_t* unit = kv_unit(c_.params, layer_, head_ - kHeads - kKvHeads, position_ / kUnitPositions);
 #pragma unroll
     for (int b = 0; b < kHeadBlocks; b++) {
-      const int word = 4 * b + c_.column();
-      if (word >= kHeadWords) continue;
-      const uint4 value = raw(word);
-      const uint32_t pair[4] = {value.x, value.y, value.z, value.w};
+      if (number[b] < 0) continue;
+      const uint32_t pair[4] = {value[b].x, value[b].y, value[b].z, value[b].w};
 #pragma unroll
       for (int i = 0; i < 8; i++)
-        *value_place(unit, position_, word * 8 + i) = static_cast<uint16_t>(pair[i / 2] >> (i % 2 * 16));
+        *value_place(unit, position_, number[b] * 8 + i) = static_cast<uint16_t>(pair[i / 2] >> (i % 2 * 16));
     }
   }
 
@@ -217,11 +242,10 @@ class RowHead {
     int number[HeadWords::count];
     HeadWords::numbers(c_.column(), number);
     uint4 word[HeadWords::count];
-#pragma unroll
-    for (int i = 0; i < HeadWords::count; i++) word[i] = real_ && number[i] >= 0 ? raw(number[i]) : make_uint4(0, 0, 0, 0);
+    read(number, word);
     const float* gain = kQkNorm ? (is_key ? c_.params.k_norm : c_.params.q_norm) + layer_ * kHeadDim : nullptr;
     const Angles angles = angles_of(c_.params, real_ ? position_ : rows_state(c_).chunk.start);
-    const Head done = finish_head(word, c_.column(), gain, angles, is_key ? 1.0f : kAttentionScale);
+    const Head done = finish_head(word, c_.column(), gain, angles, is_key ? 1.0f : kQueryScale);
     if (!real_) return;
     uint4* queries = c_.params.rows.queries + static_cast<int64_t>(row_) * kAttendedWords + head_ * kHeadWords;
     uint8_t* unit = kv_unit(c_.params, layer_, is_key ? head_ - kHeads : 0, position_ / kUnitPositions);
@@ -234,13 +258,23 @@ class RowHead {
   }
 
  private:
-  // As the qkv product left it, rounded as a token's are.
-  __device__ __forceinline__ uint4 raw(int word) const {
-    const int at = head_ * kHeadWords + word;
-    float value[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    if constexpr (kQkvBias) load8(c_.params.qkv_bias + static_cast<int64_t>(layer_) * kQkvRows + at * 8, value);
-    add_pieces(c_.params, pieces_, row_, at, value);
-    return pack8(value);
+  // Words of the head (negative: zeros) as the qkv product left them, rounded as a token's are.
+  template <int Words>
+  __device__ __forceinline__ void read(const int (&number)[Words], uint4 (&word)[Words]) const {
+    int place[Words];
+    float value[Words][8];
+#pragma unroll
+    for (int n = 0; n < Words; n++) {
+      const bool there = real_ && number[n] >= 0;
+      place[n] = there ? row_ * kQkvWords + head_ * kHeadWords + number[n] : -1;
+#pragma unroll
+      for (int i = 0; i < 8; i++) value[n][i] = 0;
+      if constexpr (kQkvBias)
+        if (there) load8(c_.params.qkv_bias + static_cast<int64_t>(layer_) * kQkvRows + (head_ * kHeadWords + number[n]) * 8, value[n]);
+    }
+    add_pieces<larger(1, 8 / Words)>(c_.params, pieces_, place, value);
+#pragma unroll
+    for (int n = 0; n < Words; n++) word[n] = pack8(value[n]);
   }
 
   Consumer& c_;
@@ -264,11 +298,19 @@ __device__ inline void publish_last_row(Consumer& c, Pieces pieces) {
   const int row = rows_state(c).chunk.count - 1;
 #pragma unroll 1
   for (int tile = c.thread; tile < owned.count; tile += kConsumers) {
+<<<<<<< HEAD
     float value[8];
     load_row_values(residual_values(c.params, row, owned.first + tile), value);
     if constexpr (kRanks == 1) add_pieces(c.params, pieces, row, owned.first + tile, value);
     else add_ranks(c, row, owned.first + tile, value);
     publish(c.params.exchange->final_residual, c.sample_turn(), owned.first + tile, pack8(value));
+=======
+    const int place[1] = {row * kWidthWords + owned.first + tile};
+    float value[1][8];
+    load_row_values(residual_values(c.params, row, owned.first + tile), value[0]);
+    add_pieces<8>(c.params, pieces, place, value);
+    publish(c.params.exchange->final_residual, c.sample_turn(), owned.first + tile, pack8(value[0]));
+>>>>>>> rows
   }
 }
 

@@ -112,7 +112,7 @@ __device__ __forceinline__ float* finished_row(Consumer& c, int row, int column_
 template <int RowTiles, int ColumnTiles>
 class BlockProduct {
  public:
-  static constexpr int kTiles = RowTiles + ColumnTiles, kCopies = kTiles / kWarps;
+  static constexpr int kTiles = RowTiles + ColumnTiles, kRowCopies = RowTiles / kWarps, kColumnCopies = ColumnTiles / kWarps;
   static constexpr int kStepBlocks = kTiles > 32 ? 1 : 2, kStepBytes = kTiles * kStepBlocks * kBlockBytes;
   static constexpr int kSteps = smaller(8, kRingPages * kPageBytes / kStepBytes);  // in shared memory at a time
   static constexpr bool kByRows = RowTiles == 16;
@@ -125,9 +125,10 @@ class BlockProduct {
   static __device__ __forceinline__ void run(Consumer& c, const Product& product, Block at) {
     const int each = divide_up(product.blocks, product.pieces.count), first = at.piece * each;
     const int last = smaller(product.blocks, first + each), steps = divide_up(last - first, kStepBlocks);
-    uint32_t from[kCopies];
+    uint32_t from[1 + kColumnCopies];  // rows follow each other, columns are on the tapes of their owners
+    from[0] = (at.row_tile + c.warp()) * product.blocks * kBlockWords + c.lane();
 #pragma unroll
-    for (int i = 0; i < kCopies; i++) from[i] = source(c, product, at, i) + c.lane();
+    for (int i = 0; i < kColumnCopies; i++) from[1 + i] = column_source(c, product, at, i) + c.lane();
     float sums[kColumns][4];
     clear_sums(sums);
     consumers_meet(kConsumers);  // everybody is done with the block before
@@ -154,29 +155,29 @@ class BlockProduct {
  private:
   static __device__ __forceinline__ uint8_t* step_place(Consumer& c, int slot) { return c.shared.ring[0] + slot * kStepBytes; }
 
-  // Where the first block of a tile of either operand lies, in words from the operand's beginning; what is past the end
-  // is a copy of the last, and not used.
-  static __device__ __forceinline__ uint32_t source(Consumer& c, const Product& product, Block at, int i) {
-    const int tile = c.warp() + i * kWarps;
-    if (i * kWarps < RowTiles) return (at.row_tile + tile) * product.blocks * kBlockWords;
-    const int column = smaller(at.column_tile + tile - RowTiles, product.tiles - 1);
+  // Where the first block of a tile of weights lies, in words; what is past the end is a copy of the last, and not used.
+  static __device__ __forceinline__ uint32_t column_source(Consumer& c, const Product& product, Block at, int i) {
+    const int column = smaller(at.column_tile + c.warp() + i * kWarps, product.tiles - 1);
     const TilePlace& place = c.params.places[c.params.first_place[static_cast<int>(product.stage)] + column];
     return static_cast<uint32_t>((place.start + product.layer * place.stride) / 16);
   }
 
-  static __device__ __forceinline__ void copy_step(Consumer& c, const Product& product, const uint32_t (&from)[kCopies], int slot,
-                                                   int block, int last) {
+  static __device__ __forceinline__ void copy_step(Consumer& c, const Product& product, const uint32_t (&from)[1 + kColumnCopies],
+                                                   int slot, int block, int last) {
     if (block < last) {
       uint8_t* to = step_place(c, slot) + c.warp() * kBlockBytes + operand_place(c.lane()) * 16;
 #pragma unroll
       for (int b = 0; b < kStepBlocks; b++) {
-        const bool real = block + b < last;
+        const uint32_t bytes = block + b < last ? 16 : 0;
+        const uint32_t word = (bytes ? block + b : block) * kBlockWords;
 #pragma unroll
-        for (int i = 0; i < kCopies; i++) {
-          const uint4* operand = i * kWarps < RowTiles ? product.input : reinterpret_cast<const uint4*>(c.params.tapes);
-          copy_word(to + (b * kTiles + i * kWarps) * kBlockBytes, operand + from[i] + (real ? block + b : block) * kBlockWords,
-                    real ? 16 : 0);
-        }
+        for (int i = 0; i < kRowCopies; i++)
+          copy_word(to + (b * kTiles + i * kWarps) * kBlockBytes,
+                    product.input + (from[0] + word + i * kWarps * product.blocks * kBlockWords), bytes);
+#pragma unroll
+        for (int i = 0; i < kColumnCopies; i++)
+          copy_word(to + (b * kTiles + RowTiles + i * kWarps) * kBlockBytes,
+                    reinterpret_cast<const uint4*>(c.params.tapes) + (from[1 + i] + word), bytes);
       }
     }
     end_copy_group();

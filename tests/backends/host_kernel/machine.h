@@ -43,8 +43,10 @@ struct AsyncWord {
 
 struct AsyncProduct {  // ptx.h: begin_product
   float (*sums)[4];
+  bool add;
   const unsigned char *first, *second;
   int tiles, half, group;
+  float rows[2][16];  // of the first operand, where that is null
 };
 
 struct Fiber {

@@ -81,10 +81,6 @@ class Pages {
 };
 inline void fence_copies() {}
 inline void fence_shared_copies() {}
-inline void fetch_ahead(const void* from, uint32_t bytes) {
-  if (bytes % 16) machine->fail("A fetch that is not of whole words");
-  machine->touch(from, bytes, 16);
-}
 
 // Groups of copies are a thread's own: they may land at once, or not before they are waited for.
 inline void copy_word(void* to, const void* from, uint32_t bytes) {
@@ -240,6 +236,7 @@ inline uint32_t pack_pair(float low, float high) {
 }
 inline float low_half(uint32_t pair) { return widen(static_cast<uint16_t>(pair)); }
 inline float high_half(uint32_t pair) { return widen(static_cast<uint16_t>(pair >> 16)); }
+inline float power_of_two(float exponent) { return exp2f(exponent); }
 inline float infinity() { return INFINITY; }
 
 // The product of a whole warp, from the fragments that mma.sync.m16n8k16 documents: lane l has rows l / 4 and l / 4 + 8
@@ -292,7 +289,10 @@ inline bool operand_row(const uint8_t* operand, int row, int half, float (&value
 inline void do_product(const host::AsyncProduct& product) {
   const int lane = machine->current->lane(), row = machine->current->warp() % 4 * 16 + lane / 4;
   float a[2][16], b[16];
-  const bool any[2] = {operand_row(product.first, row, product.half, a[0]), operand_row(product.first, row + 8, product.half, a[1])};
+  bool any[2] = {true, true};
+  memcpy(a, product.rows, sizeof(a));
+  for (int i = 0; i < 2 && product.first; i++) any[i] = operand_row(product.first, row + 8 * i, product.half, a[i]);
+  for (int tile = 0; tile < product.tiles && !product.add; tile++) memset(product.sums[tile], 0, 16);
   if (!any[0] && !any[1]) return;  // most rows are empty, and most of the time would go here
   for (int column = 0; column < product.tiles * 8; column++) {
     if (column % 8 / 2 != lane % 4) continue;
@@ -310,15 +310,40 @@ inline void do_products(int groups) {  // all of the groups before that one
   while (done < products.size() && products[done].group < groups) do_product(products[done++]);
   products.erase(products.begin(), products.begin() + static_cast<std::ptrdiff_t>(done));
 }
+inline void check_operand(const void* operand, int tiles) {
+  machine->touch(operand, tiles * 512, 16);
+  if ((static_cast<const uint8_t*>(operand) - machine->shared_memory(machine->current->block)) % 512)
+    machine->fail("An operand that is not of whole blocks");
+}
+inline void begin_any_product(float (*c)[4], bool add, const void* first, const void* second, int tiles, int half,
+                              const float (&rows)[2][16]) {
+  if (first) check_operand(first, 8);
+  check_operand(second, tiles);
+  host::AsyncProduct product = {c, add, static_cast<const uint8_t*>(first), static_cast<const uint8_t*>(second), tiles, half,
+                                machine->current->product_group, {}};
+  memcpy(product.rows, rows, sizeof(rows));
+  for (int tile = 0; tile < tiles; tile++)  // nobody may look at sums that are under way
+    for (int i = 0; i < 4 && !add; i++) c[tile][i] = NAN;
+  machine->current->products.push_back(product);
+  machine->did_something();
+}
 template <int Tiles>
 inline void begin_product(float (*c)[4], const void* first, const void* second, int half) {
-  machine->touch(first, 8 * 512, 16), machine->touch(second, Tiles * 512, 16);
-  const uint8_t* start = machine->shared_memory(machine->current->block);
-  for (const void* operand : {first, second})
-    if ((static_cast<const uint8_t*>(operand) - start) % 512) machine->fail("An operand that is not of whole blocks");
-  machine->current->products.push_back({c, static_cast<const uint8_t*>(first), static_cast<const uint8_t*>(second), Tiles, half,
-                                        machine->current->product_group});
-  machine->did_something();
+  begin_any_product(c, true, first, second, Tiles, half, {});
+}
+inline void begin_first_product(float (*c)[4], const void* first, const void* second, int half) {
+  begin_any_product(c, false, first, second, 8, half, {});
+}
+// The four lanes of a row have its values between them.
+template <int Tiles>
+inline void begin_weighted_product(float (*c)[4], const uint32_t (&a)[4], const void* second, int half) {
+  float rows[2][16];
+  for (int t = 0; t < 4; t++)
+    for (int i = 0; i < 4; i++) {
+      const uint32_t word = __shfl_sync(~0u, a[i], static_cast<int>(machine->current->lane() & ~3) + t);
+      rows[i % 2][2 * t + i / 2 * 8] = low_half(word), rows[i % 2][2 * t + i / 2 * 8 + 1] = high_half(word);
+    }
+  begin_any_product(c, true, nullptr, second, Tiles, half, rows);
 }
 template <int Tiles>
 inline void clear_sums(float (&c)[Tiles][4]) {
