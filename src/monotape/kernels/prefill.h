@@ -38,18 +38,11 @@ __device__ __forceinline__ Prefilled run_chunk(Consumer& c) {
     const RowsState& state = rows_state(c);
     const Part part = state.part();
     if (state.number == kLayers * kParts + (p.logits_out ? 2 : 0)) return Prefilled::done;
-<<<<<<< HEAD
     if constexpr (kRanks == 1) {
       // Worker 0 says before a layer's last barrier that the host wants to stop; after it all workers know.
       if (part == Part::attention_norm && read_counter(&p.exchange->going_on) == 0) return Prefilled::cancelled;
       if (part == Part::down && blockIdx.x == 0 && c.thread == 0 && c.shared.cancel) mark_unhealthy(&p.exchange->going_on);
     }
-    if (state.chunk.count <= kFewRows && state.layer() < kLayers) fetch_weights(c, state.layer(), part);
-=======
-    // Worker 0 says before a layer's last barrier that the host wants to stop; after it all workers know.
-    if (part == Part::attention_norm && read_counter(&p.exchange->going_on) == 0) return Prefilled::cancelled;
-    if (part == Part::down && blockIdx.x == 0 && c.thread == 0 && c.shared.cancel) mark_unhealthy(&p.exchange->going_on);
->>>>>>> rows
     run_part(c);
     if (kRanks > 1 && (part == Part::output || part == Part::down)) {
       if (!end_module_rows(c, pieces_of(c, part == Part::output ? Stage::output : Stage::down))) return Prefilled::failed;

@@ -218,9 +218,10 @@ __device__ __forceinline__ bool end_module_rows(Consumer& c, Pieces pieces) {
   if (pieces.count > 1) {
     if (!all_meet(c, 0)) return false;
     for_each_word(c, 0, [&](int row, int word) {
-      float value[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-      add_pieces(c.params, pieces, row, word, value);
-      RowSums(c, down ? Stage::down : Stage::output).keep(row, word, value);
+      const int place[1] = {row * pieces.words + word};
+      float value[1][8] = {};
+      add_pieces<8>(c.params, pieces, place, value);
+      RowSums(c, down ? Stage::down : Stage::output).keep(row, word, value[0]);
     });
   }
   if (!ranks_meet(c, module, 1)) return false;

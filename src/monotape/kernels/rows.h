@@ -164,21 +164,18 @@ class RowNorm {
       const int r = row + n / kWords * kWorkers, w = n % kWords;
       place[n] = mine(r, w) ? r * kWidthWords + word(w) : -1;
 #pragma unroll
-<<<<<<< HEAD
-      for (int i = 0; i < 8; i++) value[w][i] = 0;
-      if (!mine(row, word)) continue;
-      if (first_) load_embedding(c_.params, c_.params.prompt[chunk_.start + row], word, value[w]);
-      else load_row_values(residual_values(c_.params, row, word), value[w]);
-      if constexpr (kRanks == 1) add_pieces(c_.params, pieces_, row, word, value[w]);
-      else add_ranks(c_, row, word, value[w]);
-=======
       for (int i = 0; i < 8; i++) value[n][i] = 0;
       if (place[n] < 0) continue;
       if (first_) load_embedding(c_.params, c_.params.prompt[chunk_.start + r], word(w), value[n]);
       else load_row_values(residual_values(c_.params, r, word(w)), value[n]);
->>>>>>> rows
     }
-    add_pieces<larger(1, 8 / kPlaces)>(c_.params, pieces_, place, value);
+    if constexpr (kRanks == 1) {
+      add_pieces<larger(1, 8 / kPlaces)>(c_.params, pieces_, place, value);
+    } else {
+#pragma unroll
+      for (int n = 0; n < kPlaces; n++)
+        if (place[n] >= 0) add_ranks(c_, row + n / kWords * kWorkers, word(n % kWords), value[n]);
+    }
   }
   __device__ __forceinline__ float squares_of(const float (*value)[8]) const {
     float squares = 0;
@@ -298,19 +295,12 @@ __device__ inline void publish_last_row(Consumer& c, Pieces pieces) {
   const int row = rows_state(c).chunk.count - 1;
 #pragma unroll 1
   for (int tile = c.thread; tile < owned.count; tile += kConsumers) {
-<<<<<<< HEAD
-    float value[8];
-    load_row_values(residual_values(c.params, row, owned.first + tile), value);
-    if constexpr (kRanks == 1) add_pieces(c.params, pieces, row, owned.first + tile, value);
-    else add_ranks(c, row, owned.first + tile, value);
-    publish(c.params.exchange->final_residual, c.sample_turn(), owned.first + tile, pack8(value));
-=======
     const int place[1] = {row * kWidthWords + owned.first + tile};
     float value[1][8];
     load_row_values(residual_values(c.params, row, owned.first + tile), value[0]);
-    add_pieces<8>(c.params, pieces, place, value);
+    if constexpr (kRanks == 1) add_pieces<8>(c.params, pieces, place, value);
+    else add_ranks(c, row, owned.first + tile, value[0]);
     publish(c.params.exchange->final_residual, c.sample_turn(), owned.first + tile, pack8(value[0]));
->>>>>>> rows
   }
 }
 
