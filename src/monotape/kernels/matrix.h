@@ -109,7 +109,7 @@ class BatchProduct {
 
   template <class Meanwhile>
   __device__ __forceinline__ void run(Meanwhile meanwhile) {
-    Operands even, odd;
+    Weights even, odd;
     clear();
     fetch(even);
     bool more = step(even, odd);
@@ -123,19 +123,21 @@ class BatchProduct {
 
  private:
   static constexpr int kAtOnce = kPageBlocks / kWarps, kChains = 4;  // chains of products that do not wait for each other
-  struct Operands {
-    uint4 w[kAtOnce];
-    uint2 x[kAtOnce];
+  struct Weights {
+    uint4 block[kAtOnce];
   };
 
   // Multiplies what has been fetched, and fetches what follows. False: that was the last.
-  __device__ __forceinline__ bool step(const Operands& now, Operands& next) {
+  __device__ __forceinline__ bool step(const Weights& now, Weights& next) {
+    uint2 x[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) x[i] = there(k_, i) ? input_[(k_ + i * kWarps) * 8] : make_uint2(0, 0);
     if (page_ends_) c_.pages.give_back(c_.lane(), c_.lost);
     const bool more = next_tile_ < batch_, tile_ends = next_k_ == 0;
     if (more) fetch(next);
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++)
-      multiply_accumulate(sums_[i % kChains], now.w[i].x, now.w[i].y, now.w[i].z, now.w[i].w, now.x[i].x, now.x[i].y);
+      multiply_accumulate(sums_[i % kChains], now.block[i].x, now.block[i].y, now.block[i].z, now.block[i].w, x[i].x, x[i].y);
     if (tile_ends) {
       float y = 0;
 #pragma unroll
@@ -147,18 +149,18 @@ class BatchProduct {
     return more;
   }
 
-  __device__ __forceinline__ void fetch(Operands& to) {
+  __device__ __forceinline__ void fetch(Weights& to) {
     const uint4* page = c_.pages.take(c_.lost) + (in_page_ * matrix_.blocks + c_.warp()) * kBlockWords + c_.lane();
-    const auto there = [&](int i) { return kWholePages || next_k_ + i * kWarps + c_.warp() < matrix_.blocks; };
+    k_ = next_k_;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) to.w[i] = there(i) ? page[i * kWarps * kBlockWords] : make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i++) to.x[i] = there(i) ? input_[(next_k_ + i * kWarps) * 8] : make_uint2(0, 0);
+    for (int i = 0; i < kAtOnce; i++) to.block[i] = there(k_, i) ? page[i * kWarps * kBlockWords] : make_uint4(0, 0, 0, 0);
     page_ends_ = in_page_ == matrix_.in_page - 1 || (final_ && next_tile_ == batch_ - 1);
     in_page_ = page_ends_ ? 0 : in_page_ + 1;
     next_k_ += kPageBlocks;
     if (next_k_ >= matrix_.blocks) next_k_ = 0, next_tile_++;
   }
+
+  __device__ __forceinline__ bool there(int k, int i) const { return kWholePages || k + i * kWarps + c_.warp() < matrix_.blocks; }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -172,6 +174,7 @@ class BatchProduct {
   int& in_page_;  // tiles of the page at hand that have been fetched
   const uint2* const input_;
   float sums_[kChains][4];
+  int k_ = 0;                                  // of what was fetched last
   int tile_ = 0, next_tile_ = 0, next_k_ = 0;  // next: of what is fetched next; a tile may take several pages
   bool page_ends_ = false;                     // with what was fetched last
 };

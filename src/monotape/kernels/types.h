@@ -12,7 +12,7 @@ namespace monotape {
 constexpr int kWarps = 8;  // consumers; one more warp plays the tape, another talks to the host
 constexpr int kConsumers = kWarps * 32;
 constexpr int kThreads = kConsumers + 128;  // registers are dealt out to four warps at a time; one of the last four idles
-constexpr int kConsumerRegisters = 232, kOtherRegisters = 40;
+constexpr int kConsumerRegisters = 224, kOtherRegisters = 56;
 // A block has what it was launched with: 168 a thread. Who asks for more than others have given waits for ever.
 static_assert(kConsumers * kConsumerRegisters + 128 * kOtherRegisters <= kThreads * 168, "registers of a block");
 constexpr int kTileRows = 8;
