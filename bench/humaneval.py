@@ -19,6 +19,8 @@ from typing import Any
 
 from completions import STOPS, Completion, Engine, monotape_engine, tokenizer_of, transformers_engine
 from humaneval_problems import PROBLEMS, Problem, sample
+from measuring import short_name
+from monotape.backends.cuda.driver import device_name
 from monotape.config import cache_dir
 from monotape.errors import MonotapeError, UsageError
 from monotape.weights.hub import resolve
@@ -135,8 +137,12 @@ def engines(arguments: argparse.Namespace, model: Path, context: int) -> Iterato
         yield partial(transformers_engine, model, arguments.max_tokens, arguments.transformers_device)
 
 
+def all_sources() -> list[str]:
+    return [sources_hash(measured) for measured in ("cpu", "cuda")]
+
+
 def measure(arguments: argparse.Namespace) -> None:
-    problems, sources = sample(arguments.problems), sources_hash()
+    problems, sources = sample(arguments.problems), all_sources()
     model = find_model(arguments.model)
     tokenizer = tokenizer_of(model)
     prompts = [tokenizer.encode(problem.prompt) for problem in problems]
@@ -159,10 +165,14 @@ def measure(arguments: argparse.Namespace) -> None:
         "runs": [run.results() for run in runs],
         "differences": compare(runs),
     }
-    if arguments.save and sources_hash() != sources:
+    if arguments.save and all_sources() != sources:
         # Minutes have passed. The report names the sources as they are now, which must be those that ran.
         raise UsageError("The sources changed during the run, so it cannot be saved.", "Run it again.")
-    publish(f"humaneval-{model.stem}-{len(problems)}", results, save=arguments.save)
+    name = f"{model.stem}-{len(problems)}"
+    if any(run.engine.startswith("monotape cuda") for run in runs):
+        gpu = short_name(device_name())
+        results, name = {"gpu": gpu, **results}, f"{gpu}-{name}"
+    publish(f"humaneval-{name}", results, save=arguments.save)
 
 
 def parser() -> argparse.ArgumentParser:
