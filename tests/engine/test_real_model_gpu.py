@@ -12,12 +12,17 @@ import pytest
 from numpy.typing import NDArray
 
 import real_models
+from monotape.backends.cuda.detection import why_not
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
 from monotape.weights.open import open_checkpoint
 from transformers_reference import TransformersModel
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=why_not() or "there is no GPU"),
+]
 
 Logits = NDArray[np.float32]
 TOKENS = 256
