@@ -110,22 +110,20 @@ def versions() -> dict[str, str]:
 
 def main() -> None:
     options = parse_arguments()
-    engines: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {}
-    for shape in options.shapes:
-        rows, facts = measure(options, shape)
-        engines += rows
-    bandwidth = facts.pop("bandwidth")
-    facts.pop("gpu_memory_used", None)
-    publish(
-        f"compare-{facts.get('gpu', options.backend)}-{'-'.join(options.shapes)}".lower(),
-        {
-            **facts, "backend": options.backend, "dtype": "bf16", "context": options.context, "tokens": options.tokens,
-            "read_bandwidth": bandwidth, **{f"{name}_version": text for name, text in versions().items()},
-            "engines": engines,
-        },
-        save=options.save,
-    )  # fmt: skip
+    for shape in options.shapes:  # each has a report of its own: a peer may take minutes to compile the next
+        engines, facts = measure(options, shape)
+        bandwidth = facts.pop("bandwidth")
+        facts.pop("gpu_memory_used", None)
+        publish(
+            f"compare-{facts.get('gpu', options.backend)}-{shape}".lower(),
+            {
+                **facts, "backend": options.backend, "dtype": "bf16", "context": options.context,
+                "tokens": options.tokens, "read_bandwidth": bandwidth,
+                **{f"{name}_version": text for name, text in versions().items()},
+                "engines": engines,
+            },
+            save=options.save,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
