@@ -84,6 +84,13 @@ def test_without_a_compiler_the_reference_answers_and_says_so(
         bridge.library.cache_clear()
 
 
+def test_a_model_before_the_prompt_is_told_where_it_belongs(capsys: Captured) -> None:
+    assert main(["run", "smollm2", "The capital of France is"]) == 2
+    error = capsys.readouterr().err
+    assert "does not understand 'The capital of France is'" in error
+    assert "--model" in error
+
+
 def test_every_command_has_help(capsys: Captured) -> None:
     for name in COMMANDS:
         with pytest.raises(SystemExit) as ended:

@@ -25,12 +25,12 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             flags = [flag for action in self._actions for flag in action.option_strings]
             given = unknown[0].split("=")[0]
-            raise UsageError(
-                f"{self.prog} does not understand '{given}'.",
-                f"Did you mean '{nearest(given, flags)}'?"
-                if given.startswith("-")
-                else "Quote text with spaces.",
-            )
+            hint = "Quote text with spaces, and name a model with --model."
+            if given.startswith("-"):
+                hint = f"Did you mean '{nearest(given, flags)}'?"
+            elif "--model" not in flags:
+                hint = "Quote text with spaces."
+            raise UsageError(f"{self.prog} does not understand '{given}'.", hint)
 
 
 def build_parser(wanted: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:
