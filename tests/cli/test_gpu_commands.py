@@ -26,7 +26,8 @@ def test_inspect_plans_for_a_gpu_that_is_not_here(
     assert "KV of 160 positions" in shown
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["plan"]["machine"]["workers"] == 132
+    # As many as this tiny model keeps busy; a real one gets them all (engine/test_gpu_plan.py).
+    assert found["plan"]["machine"]["workers"] == 8
     assert found["memory"]["kv_per_position"] == 2 * 3 * 6 * 10 * 2
 
 
