@@ -18,6 +18,7 @@ import pytest
 
 from backends.guarded_memory import GuardedMemory
 from monotape.backends.cuda import driver
+from monotape.backends.cuda.params import ParamsStruct
 
 
 class CUDAError(Exception):
@@ -98,6 +99,8 @@ class FakeCuda:
         self.launched: list[tuple[Any, ...]] = []
         self.loaded: list[tuple[int, Any]] = []  # the GPU that was current, and the function
         self.attributes: list[tuple[Any, ...]] = []
+        self._constant = ParamsStruct()  # what kernels have in constant memory
+        self.told = ctypes.addressof(self._constant)
 
     def _device(self, index: int) -> Any:
         assert 0 <= index < self.devices
@@ -152,15 +155,19 @@ class FakeCuda:
     @property
     def ObjectCode(self) -> Any:  # noqa: N802
         kernel = SimpleNamespace(handle=11)
-        return SimpleNamespace(from_cubin=lambda cubin: SimpleNamespace(get_kernel=lambda name: kernel))
+        return SimpleNamespace(from_cubin=lambda cubin: SimpleNamespace(handle=12, get_kernel=lambda name: kernel))
 
     @property
     def bindings(self) -> Any:
         """Takes the place of cuda.bindings.driver."""
 
         def launch(*arguments: Any) -> tuple[int]:
-            pointers = ctypes.cast(arguments[-1], ctypes.POINTER(ctypes.c_void_p))
-            self.launched.append((*arguments[:-1], pointers[0]))
+            pointers = ctypes.cast(arguments[-1] or None, ctypes.POINTER(ctypes.c_void_p))
+            self.launched.append((*arguments[:-1], pointers[0] if pointers else self.told))
+            return (0,)
+
+        def tell(place: int, source: int, size: int, stream: Any) -> tuple[int]:
+            ctypes.memmove(place, source, size)
             return (0,)
 
         def load(function: Any) -> tuple[int]:
@@ -179,7 +186,8 @@ class FakeCuda:
 
         return SimpleNamespace(
             CUDA_MEMCPY2D=SimpleNamespace, CUmemorytype=SimpleNamespace(CU_MEMORYTYPE_DEVICE=2),
-            cuMemcpy2DAsync=copy_rows,
+            cuMemcpy2DAsync=copy_rows, CUlibrary=int, cuMemcpyHtoDAsync=tell,
+            cuLibraryGetGlobal=lambda library, name: (0, self.told, ctypes.sizeof(ParamsStruct)),
             CUkernel=int, CUfunction=int, cuMemGetInfo=lambda: (0, self.memory - self.used, self.memory),
             cuLaunchCooperativeKernel=launch, cuKernelSetAttribute=set_attribute,
             cuKernelGetFunction=lambda kernel: (0, kernel), cuFuncLoad=load,

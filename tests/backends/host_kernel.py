@@ -65,7 +65,7 @@ class HostKernel:
     steps = 0  # of the latest launch
     waiting: ClassVar[list[tuple[str, int, ctypes.Structure]]] = []  # library, blocks and parameters of each
 
-    def __init__(self, library: bytes, name: str, shared_bytes: int) -> None:
+    def __init__(self, library: bytes, name: str, shared_bytes: int, told: str) -> None:
         self._library = library.decode()
         self.stream, self.launches = Stream(), 0
 

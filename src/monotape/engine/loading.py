@@ -13,7 +13,7 @@ from monotape.engine.config import may_use_gpu
 from monotape.engine.devices import check_devices
 from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import Format, Machine, Plan, RankPlan
+from monotape.plan.types import Format, Machine, Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress, source_of, tensor_name
 
@@ -99,7 +99,7 @@ def planned(
         from monotape.backends.cuda.driver import processors
 
         workers = processors()
-    return busy_gpu_plan(spec, workers, context, gpu_format(dtype, spec, checkpoint), tp)
+    return gpu_plan(spec, workers, context, gpu_format(dtype, spec, checkpoint), tp)
 
 
 def plan_for(
@@ -189,12 +189,12 @@ def _load_cuda(
     if ranks > 1:
         from monotape.backends.cuda.ranked import RankedCudaBackend
 
-        plan = busy_gpu_plan(spec, processors() // (ranks if emulated else 1), context, fmt, ranks)
+        plan = gpu_plan(spec, processors() // (ranks if emulated else 1), context, fmt, ranks)
         devices = [0] * ranks if emulated else list(range(ranks))
         return RankedCudaBackend.load(spec, plan, checkpoint, progress, devices=devices)
     from monotape.backends.cuda.backend import CudaBackend
 
-    return CudaBackend.load(spec, busy_gpu_plan(spec, processors(), context, fmt), checkpoint, progress)
+    return CudaBackend.load(spec, gpu_plan(spec, processors(), context, fmt), checkpoint, progress)
 
 
 def gpu_format(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format:
@@ -212,36 +212,6 @@ def _require_gpu_dtype(dtype: str) -> None:
             f"The CUDA backend runs bf16 and f16 weights, not {fmt.value}.",
             "Leave out --dtype, or use --backend cpu.",
         )
-
-
-def busy_gpu_plan(
-    spec: ModelSpec, workers: int, context: int, fmt: Format = Format.BF16, tp: int | None = None
-) -> Plan:
-    """The plan for at most so many workers of a GPU: as many as all take part in a layer.
-
-    Workers of a small model may own tiles of one or two stages only. They would only be waited for; and who takes part
-    in so little can be so far ahead of the others that the kernel's words are not safe from it.
-    """
-    plan = gpu_plan(spec, workers, context, fmt, tp)
-    if not leaves_workers_out(plan):
-        return plan
-    fewer = min(min(rank.layer_stages[1].tiles, rank.head.tiles) for rank in plan.ranks)
-    if fewer < max(rank.kv.kv_heads for rank in plan.ranks):
-        raise UnsupportedModel(
-            f"A model of width {spec.width} with {spec.kv_heads} KV heads is too small for the CUDA backend.",
-            "Use --backend cpu.",
-        )
-    return gpu_plan(spec, fewer, context, fmt, tp)
-
-
-def leaves_workers_out(plan: Plan) -> bool:
-    """Whether some worker has no part of the head, or neither of `down` nor of both stages that read the residual."""
-
-    def takes_part(rank: RankPlan, worker: int) -> bool:
-        qkv, _, gate_up, down = (stage.spans[worker].count > 0 for stage in rank.layer_stages)
-        return rank.head.spans[worker].count > 0 and (down or (qkv and gate_up))
-
-    return not all(takes_part(rank, worker) for rank in plan.ranks for worker in range(plan.machine.workers))
 
 
 def gpu_plan(

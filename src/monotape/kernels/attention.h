@@ -222,7 +222,7 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   c.begin(Stage::attention, layer);
   const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
   const bool newest = last >= 0 && last % kWarps == c.warp();
-  const bool idle = c.span(Stage::qkv).count == 0 && resets_late(c);
+  const bool idle = resets_in_attention(c);
   const Head query = hear_token(c, share.kv_head, c.warp() < share.count || idle, newest, layer);
   c.trace.arrived();
   if (idle) reset_in_attention(c, layer);
@@ -244,6 +244,7 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
       }
     c.pages.give_back(c.lane(), c.lost);
   }
+  if (!c.meet()) return false;  // parts lie where others may still have been reading the sums of qkv
   if (c.warp() < share.count) keep_part(c, running);
   if (!c.meet()) return false;
   publish_results(c, share);
@@ -269,8 +270,7 @@ __device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, 
   poll(words, index, part, patience);
   const uint4 sums = part[kAtOnce];
   __syncwarp();
-  const bool idle = c.span(Stage::qkv).count == 0 && resets_late(c) && blockIdx.x / kKvHeads >= splits;
-  if (idle) reset_in_attention(c, layer);  // it has nothing else to do in a layer
+  if (resets_in_attention(c) && blockIdx.x / kKvHeads >= splits) reset_in_attention(c, layer);  // not before, in `attend`
   __syncwarp();
   float peak = c.lane() < splits ? __uint_as_float(sums.x) : -infinity();
   const float my_peak = peak;

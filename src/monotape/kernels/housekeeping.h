@@ -12,8 +12,9 @@
 //
 // A warp of its own, the janitor, does it: no token waits for the round trip. Before a worker publishes what a stage gave,
 // the resets of earlier stages are done. Who polls a word again, two turns later at the earliest, has needed what its
-// owner published at `output` or `down` since: nobody can take an old word for a new one. A worker without tiles of these
-// waits for the stage's own resets as well.
+// owner published at `output` or `down` since: nobody can take an old word for a new one. That holds where every worker
+// has tiles of the head, and of `down` or of both stages that read the residual stream. In all other plans (kScattered) a
+// worker waits for a stage's own resets before it publishes what the stage gave.
 #pragma once
 #include "consumer.h"
 
@@ -23,7 +24,7 @@ __device__ __forceinline__ int part_word(int kv_head, int g, int split, int word
   return ((kv_head * kGroup + g) * kMaxSplits + split) * kPartialWords + word;
 }
 
-// A word of the exchange in even turns, and how far away the same word of odd turns is.
+// Buffers of which a worker lists its words.
 enum class Buffer : uint32_t { residual, qkv, partials, attended };
 __device__ __forceinline__ uint4* place_of(Exchange& exchange, uint32_t entry, int turn) {
   const auto buffer = static_cast<Buffer>(entry >> 24);
@@ -35,8 +36,8 @@ __device__ __forceinline__ uint4* place_of(Exchange& exchange, uint32_t entry, i
   return start + word;
 }
 
-// Lists what this worker publishes in qkv and attention, and its part of what the turn starts from. It changes only with the number of splits. There
-// are two lists, because the turn before may have been another token's.
+// Lists what this worker publishes in qkv and attention, and its part of what the turn starts from. It changes only with
+// the number of splits. There are two lists, because the janitor may still be at the token before.
 __device__ inline void list_own_words(Consumer& c, int list, int splits) {
   uint32_t* words = c.shared.own_words[list];
   int count = 0;
@@ -56,18 +57,19 @@ __device__ inline void list_own_words(Consumer& c, int list, int splits) {
   if (c.thread == 0) c.shared.own_count[list] = count;
 }
 
+// Matrices that a request has passed are counted: four a layer and the head, token after token.
+constexpr int kTokenSteps = 4 * kLayers + 1;
+
 // At the start of a token.
 __device__ __forceinline__ void keep_lists(Consumer& c, int position) {
-  const int splits = split_count(c.params, position), before = c.shared.list;
+  const int parity = c.token_step / kTokenSteps & 1, before = c.shared.list_of[parity ^ 1];
+  const int splits = split_count(c.params, position);
   const bool same = splits == c.shared.listed_splits;
   const int list = same ? before : before ^ 1;
   if (!same) list_own_words(c, list, splits);
   c.meet();  // everybody has looked
-  if (c.thread == 0) c.shared.list_before = before, c.shared.list = list, c.shared.listed_splits = splits;
+  if (c.thread == 0) c.shared.list_of[parity] = list, c.shared.listed_splits = splits;
 }
-
-// Matrices that a request has passed are counted: four a layer and the head, token after token.
-constexpr int kTokenSteps = 4 * kLayers + 1;
 
 class Janitor {
  public:
@@ -85,15 +87,16 @@ class Janitor {
         }
       if (__shfl_sync(~0u, ends, 0)) return;
       const int step = __shfl_sync(~0u, now, 0) / 4;
+      fence_block();  // lists were written before
       // Stages of which the worker has no tiles were passed unseen.
-      for (next = next < 0 ? step : next; next <= step; next++) sweep(next, step / kTokenSteps);
+      for (next = next < 0 ? step : next; next <= step; next++) sweep(next);
       __syncwarp();
       if (threadIdx.x % 32 == 0) shared_.swept = step;
     }
   }
 
  private:
-  __device__ void sweep(int step, int token_now) {
+  __device__ void sweep(int step) {
     Exchange& exchange = *params_.exchange;
     const int token = step / kTokenSteps, layer = step % kTokenSteps / 4, turn = (token * kLayers + layer) & 1;
     if (layer == kLayers) return;
@@ -105,7 +108,7 @@ class Janitor {
       reset_run(exchange.activation[turn ^ 1] + span(Stage::gate_up).first / 2, span(Stage::gate_up).count / 2);
     if (stage == Stage::down && layer == 0)
       reset_run(exchange.final_residual[(token & 1) ^ 1] + span(Stage::down).first, span(Stage::down).count);
-    if (stage == Stage::down) reset_list(token == token_now ? shared_.list : shared_.list_before, turn);
+    if (stage == Stage::down) reset_list(shared_.list_of[token & 1], turn);
   }
   __device__ void reset_run(uint4* first, int count) {
     reset_each(count, [&](int i) { return first + i; });
@@ -128,8 +131,9 @@ class Janitor {
   const Params& params_;
 };
 
-// Whether a worker's words of a turn are reset at its first stage of the next one.
-__device__ __forceinline__ bool resets_late(Consumer& c) { return c.span(Stage::down).count == 0; }
+// Whether a worker's words of a turn are reset at its first stage of the next one, and whether that is attention.
+__device__ __forceinline__ bool resets_late(const Consumer& c) { return c.span(Stage::down).count == 0; }
+__device__ __forceinline__ bool resets_in_attention(const Consumer& c) { return c.span(Stage::qkv).count == 0 && resets_late(c); }
 
 // The number of a matrix in the request.
 __device__ __forceinline__ int step_of(const Consumer& c, Stage stage, int layer) {
@@ -138,7 +142,7 @@ __device__ __forceinline__ int step_of(const Consumer& c, Stage stage, int layer
 
 // One thread waits until everything is reset that must be before the worker publishes what this step gave.
 __device__ __forceinline__ void await_resets(Consumer& c, int step) {
-  const int wanted = resets_late(c) ? step : c.step_before;
+  const int wanted = kScattered || resets_late(c) ? step : c.step_before;
   while (c.shared.swept < wanted && !c.lost) c.lost = c.shared.failed;
   c.step_before = step;
 }

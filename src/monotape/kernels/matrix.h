@@ -11,7 +11,6 @@ namespace monotape {
 struct Matrix {
   Stage stage;
   int layer, blocks, words;  // blocks of k, and words of the input: the last block may be padded
-  int in_page;               // tiles that share a page; 1: a tile takes one or more
   const uint4* input;   // words of the exchange
   const float* gain;    // of the norm; null: the input is not normalised
   uint4* output;        // where this worker's first word goes; null: not into the exchange
@@ -20,17 +19,8 @@ struct Matrix {
 // Warp w has the blocks w, w + 8, w + 16 ... of k. A lane polls word lane % 4 of every eighth of them.
 constexpr int kRounds = 4;  // words that a lane polls together
 constexpr int kNormRounds = divide_up(k_blocks(Stage::qkv), kWarps * 8);
+static_assert(kBatchTiles % 2 == 0, "see TileProduct::run");
 static_assert(kNormRounds <= kRounds, "a normalised input is polled at once");
-
-// Tiles that share a page, at least one. (Divisions of constants: a stage is known only when it runs.)
-__device__ constexpr int tiles_in_page(Stage s) {
-  return s == Stage::output ? larger(1, kPageBlocks / k_blocks(Stage::output))
-         : s == Stage::down ? larger(1, kPageBlocks / k_blocks(Stage::down))
-                            : larger(1, kPageBlocks / k_blocks(Stage::qkv));
-}
-// Whether no stage has a page that is not full: then nobody needs to look.
-constexpr bool kWholePages = k_blocks(Stage::qkv) % kPageBlocks == 0 && k_blocks(Stage::output) % kPageBlocks == 0 &&
-                             k_blocks(Stage::down) % kPageBlocks == 0;
 
 __device__ __forceinline__ int input_word(Consumer& c, int round) {
   return ((round * 8 + c.row()) * kWarps + c.warp()) * 4 + c.column();
@@ -54,7 +44,6 @@ __device__ __forceinline__ void read_gains(const float* gain, int at, float (&ou
 // Polls this warp's words of the input and leaves them in shared memory, in the order of k, multiplied by the norm's
 // gain. Returns the lane's sum of squares, taken before the gain.
 __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
-  c.set_pace(matrix.stage == Stage::output ? kAttending : kPolling);
   const int words = matrix.blocks * 4;
   float gains[kNormRounds][8] = {};
 #pragma unroll
@@ -70,8 +59,6 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
       const int at = input_word(c, first + r);
       index[r] = at < matrix.words ? at : -1;
     }
-    // Every lane waits for a word, needed or not: who has seen one may reset what the turn before has published.
-    if (index[0] < 0) index[0] = 0;
     poll(matrix.input, index, word, patience);
 #pragma unroll
     for (int r = 0; r < kRounds; r++) {
@@ -94,73 +81,105 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
   return squares;
 }
 
-// A batch of tiles, eight rows each, times the input: this warp's blocks only, into the buffer of sums. All of a warp's
-// time goes into this loop, so it is short, and fetches the next page while this one is multiplied. `meanwhile` is
-// called once something is under way.
+// Weights that a warp has in registers: its blocks of a page, or of a tile's part of it.
+__device__ constexpr int blocks_at_once(Stage s) { return divide_up(tile_blocks_in_page(k_blocks(s)), kWarps); }
+constexpr int kMostAtOnce = larger(blocks_at_once(Stage::qkv), larger(blocks_at_once(Stage::output), blocks_at_once(Stage::down)));
+struct Weights {
+  uint4 block[kMostAtOnce];
+};
+
+// A warp's way through its worker's tiles of a stage. A tile may take several pages.
+struct Progress {
+  Weights even, odd;              // what is multiplied next, and after that
+  int tile = 0, k = 0;            // of what is multiplied next
+  int next_tile = 0, next_k = 0;  // of what is fetched next
+  int in_page = 0;                // tiles of the page at hand that have been fetched
+  bool page_ends = false;         // with what was fetched last
+};
+
+// Tiles, eight rows each, times the input: this warp's blocks only, into the buffer of sums. All of a warp's time goes
+// into this loop, so it is short, and two pages are on their way: they are fetched before the input is there, which also
+// makes room in the ring while everybody waits for each other.
 //
 // Weights are the first operand of a product, which has 16 rows: eight rows of the tile with a half of each lane's
 // values, and the same eight with the other half. The input's halves are columns 0 and 1 of the other operand, so one
 // product takes a whole block, and row r's result is the sum of two values in lane 4r.
-class BatchProduct {
+//
+// For each length of a tile, in blocks, there is a loop of its own: who has to ask which blocks there are needs twice the
+// instructions.
+template <int Blocks>
+class TileProduct {
  public:
-  __device__ __forceinline__ BatchProduct(Consumer& c, const Matrix& matrix, int batch, bool final, int& in_page)
-      : c_(c), matrix_(matrix), batch_(batch), final_(final), in_page_(in_page),
+  __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
+      : c_(c), at_(progress), count_(count),
         input_(reinterpret_cast<const uint2*>(c.shared.x) + c.warp() * 8 + c.column() * 2 + c.row() % 2) {}
 
+  __device__ __forceinline__ void prepare() {
+    fetch_next(at_.even);
+    fetch_next(at_.odd);
+    give_back();
+  }
+
+  // The tiles from the next one on, up to `end`; `meanwhile` is called once something is under way. Between two calls lies
+  // an even number of pages.
   template <class Meanwhile>
-  __device__ __forceinline__ void run(Meanwhile meanwhile) {
-    Weights even, odd;
-    clear();
-    fetch(even);
-    bool more = step(even, odd);
+  __device__ __forceinline__ void run(int first, int end, Meanwhile meanwhile) {
+    step(at_.even, first);
     meanwhile();
 #pragma unroll 1
-    while (more) {
-      if (!step(odd, even)) break;
-      more = step(even, odd);
+    while (at_.tile < end) {
+      step(at_.odd, first);
+      if (at_.tile == end) break;
+      step(at_.even, first);
     }
   }
 
  private:
-  static constexpr int kAtOnce = kPageBlocks / kWarps, kChains = 4;  // chains of products that do not wait for each other
-  struct Weights {
-    uint4 block[kAtOnce];
-  };
+  static constexpr int kChains = 4;  // of products that do not wait for each other
+  static constexpr int kInPage = tiles_in_page(Blocks), kRun = tile_blocks_in_page(Blocks);
+  static constexpr int kAtOnce = divide_up(kRun, kWarps);
+  static constexpr int kLastRun = Blocks - (divide_up(Blocks, kRun) - 1) * kRun, kSure = kLastRun / kWarps;
+  static constexpr bool kWhole = kRun == Blocks;  // a tile is never in two pages
 
-  // Multiplies what has been fetched, and fetches what follows. False: that was the last.
-  __device__ __forceinline__ bool step(const Weights& now, Weights& next) {
+  __device__ __forceinline__ void step(Weights& weights, int first) {
     uint2 x[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) x[i] = there(k_, i) ? input_[(k_ + i * kWarps) * 8] : make_uint2(0, 0);
-    if (page_ends_) c_.pages.give_back(c_.lane(), c_.lost);
-    const bool more = next_tile_ < batch_, tile_ends = next_k_ == 0;
-    if (more) fetch(next);
+    for (int i = 0; i < kAtOnce; i++) x[i] = there(at_.k, i) ? input_[(at_.k + i * kWarps) * 8] : make_uint2(0, 0);
+    if (kWhole || at_.k == 0) clear();
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++)
-      multiply_accumulate(sums_[i % kChains], now.block[i].x, now.block[i].y, now.block[i].z, now.block[i].w, x[i].x, x[i].y);
-    if (tile_ends) {
-      float y = 0;
-#pragma unroll
-      for (int i = 0; i < kChains; i += 2) y += (sums_[i][0] + sums_[i][3]) + (sums_[i + 1][0] + sums_[i + 1][3]);
-      if (c_.column() == 0) c_.shared.sums[c_.buffer][tile_][c_.row()][c_.warp()] = y;
-      tile_++;
-      clear();
+    for (int i = 0; i < kAtOnce; i++) {
+      const uint4& w = weights.block[i];
+      multiply_accumulate(sums_[i % kChains], w.x, w.y, w.z, w.w, x[i].x, x[i].y);
     }
-    return more;
-  }
-
-  __device__ __forceinline__ void fetch(Weights& to) {
-    const uint4* page = c_.pages.take(c_.lost) + (in_page_ * matrix_.blocks + c_.warp()) * kBlockWords + c_.lane();
-    k_ = next_k_;
+    fetch_next(weights);
+    at_.k += kRun;
+    if (!kWhole && at_.k < Blocks) return;
+    float y = 0;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) to.block[i] = there(k_, i) ? page[i * kWarps * kBlockWords] : make_uint4(0, 0, 0, 0);
-    page_ends_ = in_page_ == matrix_.in_page - 1 || (final_ && next_tile_ == batch_ - 1);
-    in_page_ = page_ends_ ? 0 : in_page_ + 1;
-    next_k_ += kPageBlocks;
-    if (next_k_ >= matrix_.blocks) next_k_ = 0, next_tile_++;
+    for (int i = 0; i < kChains; i += 2) y += (sums_[i][0] + sums_[i][3]) + (sums_[i + 1][0] + sums_[i + 1][3]);
+    if (c_.column() == 0) c_.shared.sums[c_.buffer][at_.tile - first][c_.row()][c_.warp()] = y;
+    at_.k = 0, at_.tile++;
   }
 
-  __device__ __forceinline__ bool there(int k, int i) const { return kWholePages || k + i * kWarps + c_.warp() < matrix_.blocks; }
+  // What was fetched before is in registers by now.
+  __device__ __forceinline__ void give_back() {
+    if (at_.page_ends) c_.pages.give_back(c_.lane(), c_.lost);
+    at_.page_ends = false;
+  }
+
+  __device__ __forceinline__ void fetch_next(Weights& to) {
+    give_back();
+    if (at_.next_tile == count_) return;
+    const uint4* page = c_.pages.take(c_.lost) + ((kInPage == 1 ? 0 : at_.in_page * Blocks) + c_.warp()) * kBlockWords + c_.lane();
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) to.block[i] = there(at_.next_k, i) ? page[i * kWarps * kBlockWords] : make_uint4(0, 0, 0, 0);
+    at_.page_ends = kInPage == 1 || at_.in_page == kInPage - 1 || at_.next_tile == count_ - 1;
+    at_.in_page = at_.page_ends ? 0 : at_.in_page + 1;
+    at_.next_k += kRun;
+    if (kWhole || at_.next_k >= Blocks) at_.next_k = 0, at_.next_tile++;
+  }
+
+  __device__ __forceinline__ bool there(int k, int i) const { return i < kSure || k + i * kWarps + c_.warp() < Blocks; }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -168,16 +187,26 @@ class BatchProduct {
   }
 
   Consumer& c_;
-  const Matrix& matrix_;
-  const int batch_;
-  const bool final_;
-  int& in_page_;  // tiles of the page at hand that have been fetched
+  Progress& at_;
+  const int count_;
   const uint2* const input_;
   float sums_[kChains][4];
-  int k_ = 0;                                  // of what was fetched last
-  int tile_ = 0, next_tile_ = 0, next_k_ = 0;  // next: of what is fetched next; a tile may take several pages
-  bool page_ends_ = false;                     // with what was fetched last
 };
+
+// A stage's product is one of three.
+constexpr int kWide = k_blocks(Stage::qkv), kFromHeads = k_blocks(Stage::output), kFromFfn = k_blocks(Stage::down);
+__device__ __forceinline__ void prepare_tiles(Consumer& c, Progress& progress, Stage stage, int count) {
+  if (kFromHeads != kWide && stage == Stage::output) TileProduct<kFromHeads>(c, progress, count).prepare();
+  else if (kFromFfn != kWide && stage == Stage::down) TileProduct<kFromFfn>(c, progress, count).prepare();
+  else TileProduct<kWide>(c, progress, count).prepare();
+}
+template <class Meanwhile>
+__device__ __forceinline__ void multiply_tiles(Consumer& c, Progress& progress, Stage stage, int count, int first, int end,
+                                               Meanwhile meanwhile) {
+  if (kFromHeads != kWide && stage == Stage::output) TileProduct<kFromHeads>(c, progress, count).run(first, end, meanwhile);
+  else if (kFromFfn != kWide && stage == Stage::down) TileProduct<kFromFfn>(c, progress, count).run(first, end, meanwhile);
+  else TileProduct<kWide>(c, progress, count).run(first, end, meanwhile);
+}
 
 __device__ __forceinline__ float sum_of_warps(const float (&parts)[kWarps]) {
   float part[kWarps];
@@ -192,14 +221,16 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
   const int count = c.span(matrix.stage).count;
   if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
   c.begin(matrix.stage, matrix.layer);
+  c.set_pace(matrix.stage == Stage::output ? kAttending : kPolling);
+  Progress progress;
+  prepare_tiles(c, progress, matrix.stage, count);
   float squares = read_input(c, matrix);
   c.trace.arrived();
-  int in_page = 0;
 #pragma unroll 1
   for (int first = 0; first < count; first += kBatchTiles, c.buffer ^= 1) {
     const int batch = smaller(count - first, kBatchTiles);
     const int mine = c.thread / kTileRows, row = c.thread % kTileRows;  // the tile and row that this thread will finish
-    BatchProduct(c, matrix, batch, first + batch == count, in_page).run([&] {
+    multiply_tiles(c, progress, matrix.stage, count, first, first + batch, [&] {
       if (first == 0 && matrix.gain) squares = warp_sum(squares);
     });
     if (c.lane() == 0) c.shared.squares[c.buffer][c.warp()] = squares;

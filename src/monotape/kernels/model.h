@@ -35,7 +35,7 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   Exchange& exchange = *c.params.exchange;
   const int turn = c.turn & 1, sample_turn = c.sample_turn() & 1, norm = layer * kWidth, first = c.span(stage).first;
   const bool last = layer == kLayers - 1;
-  Matrix matrix = {stage, layer, k_blocks(stage), divide_up(stage_k(stage), 8), tiles_in_page(stage), nullptr, nullptr, nullptr};
+  Matrix matrix = {stage, layer, k_blocks(stage), divide_up(stage_k(stage), 8), nullptr, nullptr, nullptr};
   const auto pass = [&](const uint4* input, const float* gain, uint4* output) {
     matrix.input = input, matrix.gain = gain, matrix.output = output;
   };

@@ -1,9 +1,11 @@
-// The monokernel: one launch runs a whole request. Every block is a worker; eight warps take each token through the
-// model, one plays the tape, and worker 0 has a clerk. One token's life is `run` below, then `forward` in model.h.
+// The monokernel: one launch runs a whole request. Every block is a worker: eight warps take each token through the model,
+// a producer plays the tape, a scout goes ahead of it, a janitor takes published words back, and a clerk keeps the deadline
+// and, of worker 0, talks to the host. One token's life is `decode` below, then `forward` in model.h.
 #include "draw.h"
 #include "model.h"
 #include "prefill.h"
 #include "sample.h"
+#include "scout.h"
 
 namespace monotape {
 
@@ -44,23 +46,21 @@ __device__ void end_with(Consumer& c, Finish finish) {
   if (c.thread == 0) c.shared.finish = static_cast<int>(finish);
 }
 
+// Whether the prompt goes in rows; else it goes the way of all tokens, one by one.
+__device__ __forceinline__ bool has_rows(const Params& params) { return kPrefill && params.chunk > 0; }
+
 __device__ __forceinline__ bool choose_next(Consumer& c, int produced) {
   const Params& p = c.params;
   if (!p.sampling.active || produced < 0) return choose(c);
   return draw(c, p.sampling, c.shared.select, c.shared.sampler, p.sampler_words, p.prompt_length + produced, produced);
 }
 
-__device__ __forceinline__ void run(Consumer& c) {
+// All tokens after the prompt; or the prompt's as well, one by one. A function of its own: registers and the order of
+// instructions are then chosen for this loop alone, as if there were no prefill.
+__device__ __noinline__ void decode(Shared& shared) {
+  Consumer c(request, shared);
   const Params& p = c.params;
-  const bool in_rows = kPrefill && p.chunk > 0;  // else the prompt goes the way of all tokens, one by one
-  if constexpr (kPrefill) {
-    if (in_rows) {
-      const Prefilled prefilled = prefill(c);
-      if (prefilled == Prefilled::cancelled) end_with(c, Finish::cancelled);
-      if (prefilled == Prefilled::done && p.logits_out) end_with(c, Finish::length);
-      if (prefilled != Prefilled::done || p.logits_out) return;
-    }
-  }
+  const bool in_rows = has_rows(p);
   // Rows were read and written in other ways than bulk copies read and write.
   fence_copies();
   if (!c.meet()) return;
@@ -88,10 +88,22 @@ __device__ __forceinline__ void run(Consumer& c) {
   }
 }
 
+__device__ __forceinline__ void run(Shared& shared) {
+  if constexpr (kPrefill) {
+    if (has_rows(request)) {
+      Consumer c(request, shared);
+      const Prefilled prefilled = prefill(c);
+      if (prefilled == Prefilled::cancelled) end_with(c, Finish::cancelled);
+      if (prefilled == Prefilled::done && request.logits_out) end_with(c, Finish::length);
+      if (prefilled != Prefilled::done || request.logits_out) return;
+    }
+  }
+  decode(shared);
+}
+
 }  // namespace monotape
 
-extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
-    monotape_request(const __grid_constant__ monotape::Params params) {
+extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_request() {
   using namespace monotape;
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -102,27 +114,28 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1)
     shared.finish = shared.failed = shared.position = shared.progress = 0;
     shared.nan_place = shared.awaited_progress = -1;
     if constexpr (kRanks > 1) shared.owed_progress = -1;
+    shared.copied = 0;
     shared.sampler = {0, {0, 0, 0}};
     shared.own_count[0] = shared.own_count[1] = shared.barriers = 0;
-    shared.list = shared.list_before = shared.listed_splits = shared.sample_turn = 0;
+    shared.list_of[0] = shared.list_of[1] = shared.listed_splits = shared.sample_turn = 0;
     shared.pace = kPolling, shared.swept = -1;
   }
-  if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = params.spans[blockIdx.x * kMatrixStages + threadIdx.x];
-  for (int layer = threadIdx.x; layer < kLayers; layer += kThreads) shared.windows[layer] = params.windows[layer];
+  if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = request.spans[blockIdx.x * kMatrixStages + threadIdx.x];
+  for (int layer = threadIdx.x; layer < kLayers; layer += kThreads) shared.windows[layer] = request.windows[layer];
   if constexpr (kRanks > 1)
-    for (int i = threadIdx.x; i < kSteps; i += kThreads) shared.steps[i] = params.ranks.steps[i];
+    for (int i = threadIdx.x; i < kSteps; i += kThreads) shared.steps[i] = request.ranks.steps[i];
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
     give_registers<kOtherRegisters>();
-    if (threadIdx.x == kConsumers) Producer(shared, params).play(blockIdx.x);
-    if (threadIdx.x == kConsumers + 32) Clerk(shared, params).work();
-    if (threadIdx.x / 32 == kWarps + 2) Janitor(shared, params).work();
+    if (threadIdx.x == kConsumers) Producer(shared, request).play(blockIdx.x);
+    if (threadIdx.x == kConsumers + 32) Clerk(shared, request).work();
+    if (threadIdx.x / 32 == kWarps + 2) Janitor(shared, request).work();
+    if (kLeadBytes > 0 && threadIdx.x / 32 == kWarps + 3) Scout(shared, request, blockIdx.x).work();
     return;
   }
   take_registers<kConsumerRegisters>();
-  Consumer consumer(params, shared);
-  run(consumer);
-  if (consumer.thread == 0) {
+  run(shared);
+  if (threadIdx.x == 0) {
     fence_block();
     shared.done = 1;
   }

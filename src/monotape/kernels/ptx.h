@@ -24,9 +24,6 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
 __device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parity) {
   uint32_t passed;
   asm volatile(
@@ -103,9 +100,18 @@ class Pages {
  private:
   uint32_t first_;
 };
+// A load for the sake of the L2: it has the whole 256 bytes around it brought there. (Instructions that only prefetch bring
+// them to the half of the L2 where their address is at home; copies then come no faster than from memory.)
+constexpr int kL2LineBytes = 256;
+__device__ __forceinline__ uint32_t load_line(const void* from) {
+  uint32_t value;
+  asm volatile("ld.global.L2::256B.b32 %0, [%1];" : "=r"(value) : "l"(from));
+  return value;
+}
 // Ordinary accesses before it come before bulk copies after it, and the other way round.
 __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
+// The same of shared memory alone, where whole products read like copies do.
 __device__ __forceinline__ void fence_shared_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Sixteen bytes a lane into shared memory, in groups that can be waited for; `bytes` 0 writes zeros.
@@ -160,17 +166,6 @@ __device__ __forceinline__ float load_row_value(const float* p) { return __ldcg(
 // Adds to a counter in the worker's own shared memory.
 __device__ __forceinline__ void add_to_shared(uint32_t* p, uint32_t n) {
   asm volatile("red.relaxed.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n) : "memory");
-}
-
-// A lane's part of a block in shared memory. Volatile, so that the compiler does not fetch all blocks before it uses the
-// first: they would not fit the registers.
-__device__ __forceinline__ uint4 load_block(const uint4* p) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(shared_address(p))
-               : "memory");
-  return v;
 }
 
 // A counter that all workers raise: what they wrote before is seen by who has waited for it.
@@ -363,8 +358,6 @@ __device__ __forceinline__ void wait_products(float (&c)[Tiles][4]) {
 #pragma unroll
   for (int t = 0; t < Tiles; t++) asm volatile("" : "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])::"memory");
 }
-// What this thread's copies have brought into shared memory may be read by products, of any thread that it meets then.
-__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Pairs of 16-bit floats, bf16 or fp16 as the weights are. The conversion never makes the pattern "all ones": its only
 // NaN is 0x7fff.

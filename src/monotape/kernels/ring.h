@@ -14,12 +14,14 @@ enum Pace : int { kWorking = 0, kPolling, kAttending };
 struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
   union {
-    uint4 x[kMostBlocks * 4];                               // the input of the stage at hand, each warp its own blocks
+    struct {
+      uint4 x[kMostBlocks * 4];                             // the input of the stage at hand, each warp its own blocks
+      union {
+        alignas(16) float sums[2][kBatchTiles][kTileRows][kWarps];  // partial sums of warps; two buffers, used in turn
+        SelectScratch select;                               // while a token is drawn
+      };
+    };
     alignas(16) float attention[kWarps][kGroup][kPartValues];  // between matrices: what each warp has of every head
-  };
-  union {
-    alignas(16) float sums[2][kBatchTiles][kTileRows][kWarps];  // partial sums of warps; two buffers, used in turn
-    SelectScratch select;                                   // while a token is drawn
   };
   SamplerState sampler;
   alignas(16) float squares[2][kWarps];
@@ -37,8 +39,9 @@ struct alignas(128) Shared {
   uint32_t own_words[2][kMostOwnWords];                     // what this worker publishes in a turn: see housekeeping.h
   int own_count[2];
   int sample_turn;                                          // tokens that have been chosen
-  int list, list_before, listed_splits;                     // which of the two: of this token, and of the one before
+  int list_of[2], listed_splits;                            // which of the two, of even tokens and of odd ones
   volatile int swept;                                       // matrices up to it have their words reset: see housekeeping.h
+  volatile int copied;                                      // bytes of the tape that the producer has asked for, modulo 2^32
   volatile int mailed, delivered;                           // tokens given to the clerk, and tokens that left
   volatile int cancel;                                      // the host asked to stop
   volatile int position;                                    // of the token that the consumers are at
@@ -111,8 +114,10 @@ class Producer {
 
   // Plays the tape for every token of the request. Never waits for activations, only for room in the ring.
   __device__ void play(int worker) {
-    while (!shared_.playing)
+    while (!shared_.playing) {
       if (shared_.done) return;
+      rest(100);
+    }
     fence_copies();
     policy_ = streaming_policy();
     const uint8_t* tape = params_.tapes + params_.tape_start[worker];
@@ -134,18 +139,19 @@ class Producer {
   }
 
  private:
-  // A long tile takes several pages, its last one shorter; short tiles share pages. 
+  // See types.h for what is in a page.
   __device__ bool segment(const uint8_t* base, Stage stage) {
     const Span& span = shared_.spans[static_cast<int>(stage)];
     const uint8_t* from = base + span.offset;
     const int blocks = k_blocks(stage);
     const bool whole = blocks <= kPageBlocks;
-    const int run = whole ? span.count * blocks : blocks, most = whole ? kPageBlocks / blocks * blocks : kPageBlocks;
+    const int run = whole ? span.count * blocks : blocks, most = full_page(stage);
     for (int tile = 0; tile < (whole ? 1 : span.count); tile++)
       for (int left = run; left > 0; left -= most) {
         const uint32_t bytes = smaller(left, most) * kBlockBytes;
         if (!page(from, bytes)) return false;
         from += bytes;
+        if constexpr (kLeadBytes > 0) shared_.copied = static_cast<int>(copied_ += bytes);
       }
     return true;
   }
@@ -226,6 +232,7 @@ class Producer {
   int issued_ = 0, landed_ = 0;
   int64_t last_ = 0;  // when a copy was issued last
   int begun_ = -1;
+  uint32_t copied_ = 0;
   int step_ = 0;  // counted on from token to token, as the consumers do
 };
 

@@ -62,7 +62,7 @@ class RowAttention {
 #pragma unroll 1
     for (int unit = from, step = 0; unit < end; unit += kUnits, step++) {
       wait_copy_groups<kSteps - 2>();
-      show_to_products();
+      fence_shared_copies();
       consumers_meet(kConsumers);
       // Everybody has waited for the products of the step before when they met.
       copy_units(unit + (kSteps - 1) * kUnits, end, (step + kSteps - 1) % kSteps);

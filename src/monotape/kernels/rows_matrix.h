@@ -137,7 +137,7 @@ class BlockProduct {
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
       wait_copy_groups<kSteps - 3>();
-      show_to_products();
+      fence_shared_copies();
       consumers_meet(kConsumers);
       multiply_step(c, step % kSteps, sums);
       // Everybody has waited for the products of two steps ago before they met.

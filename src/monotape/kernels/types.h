@@ -9,9 +9,9 @@
 
 namespace monotape {
 
-constexpr int kWarps = 8;  // consumers; one more warp plays the tape, another talks to the host
+constexpr int kWarps = 8;  // consumers; of the four more, see monotape.cu
 constexpr int kConsumers = kWarps * 32;
-constexpr int kThreads = kConsumers + 128;  // registers are dealt out to four warps at a time; one of the last four idles
+constexpr int kThreads = kConsumers + 128;  // registers are dealt out to four warps at a time
 constexpr int kConsumerRegisters = 224, kOtherRegisters = 56;
 // A block has what it was launched with: 168 a thread. Who asks for more than others have given waits for ever.
 static_assert(kConsumers * kConsumerRegisters + 128 * kOtherRegisters <= kThreads * 168, "registers of a block");
@@ -19,7 +19,7 @@ constexpr int kTileRows = 8;
 constexpr int kBlockK = 32;
 constexpr int kBlockBytes = kTileRows * kBlockK * 2, kBlockWords = kBlockBytes / 16;
 constexpr int kPageBytes = kPageBlocks * kBlockBytes;
-constexpr int kBatchTiles = 24;  // tiles whose partial sums are kept before warps add them up
+constexpr int kBatchTiles = 16;  // tiles whose partial sums are kept before warps add them up
 
 enum class Stage : int { qkv = 0, output, gate_up, down, head, attention, combine, sample, rows };
 constexpr int kMatrixStages = 5, kTracedStages = 8;
@@ -34,6 +34,19 @@ constexpr int kQueryRows = kHeads * kHeadDim, kKvRows = kKvHeads * kHeadDim, kQk
 
 __host__ __device__ constexpr int stage_k(Stage s) { return s == Stage::output ? kQueryRows : s == Stage::down ? kFfn : kWidth; }
 __host__ __device__ constexpr int k_blocks(Stage s) { return divide_up(stage_k(s), kBlockK); }
+
+// How tiles lie in the ring's pages: short ones share a page, a long one takes several of one length, of which the last
+// may be shorter.
+__host__ __device__ constexpr int tiles_in_page(int blocks) { return larger(1, kPageBlocks / blocks); }
+__host__ __device__ constexpr int tile_blocks_in_page(int blocks) {
+  const int pages = divide_up(blocks, kPageBlocks);
+  return pages == 1 ? blocks : divide_up(divide_up(blocks, pages), kWarps) * kWarps;
+}
+__host__ __device__ constexpr int full_page(int blocks) { return tiles_in_page(blocks) * tile_blocks_in_page(blocks); }
+// Of constants, each time: which stage it is is known only when it runs, and divisions would take long.
+__host__ __device__ constexpr int full_page(Stage s) {
+  return s == Stage::output ? full_page(k_blocks(Stage::output)) : s == Stage::down ? full_page(k_blocks(Stage::down)) : full_page(k_blocks(Stage::qkv));
+}
 
 // KV: for each layer and KV head, units of 32 positions; of each the keys, then the values turned on their side.
 constexpr int kUnitPositions = 32;
@@ -165,5 +178,10 @@ struct Params {
   uint4* sampler_words;         // [3][workers][kSamplerWords]; all ones before a launch that samples
   Ranks ranks;
 };
+
+// What a launch is told. In constant memory, not a parameter of the kernel: functions that it calls could not see those.
+extern "C" {
+__constant__ Params request;
+}
 
 }  // namespace monotape

@@ -11,6 +11,7 @@
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __constant__
 #define __grid_constant__
 #define __shared__
 #define __align__(bytes)

@@ -51,6 +51,11 @@ inline bool barrier_passed(uint64_t* barrier, uint32_t parity) {
 }
 
 inline uint64_t streaming_policy() { return 1; }
+constexpr int kL2LineBytes = 256;
+inline uint32_t load_line(const void* from) {
+  machine->touch(from, 4, 4);
+  return *static_cast<const uint32_t*>(from);
+}
 class Barriers {
  public:
   Barriers(uint64_t* first, uint32_t) : first_(first) {}
@@ -148,11 +153,6 @@ inline uint4 load_row_word(const uint4* p) {
   return *p;
 }
 inline float load_row_value(const float* p) { return *p; }
-
-inline uint4 load_block(const uint4* p) {
-  machine->touch(p, 16, 16);
-  return *p;
-}
 
 inline void add_to_shared(uint32_t* p, uint32_t n) {
   if (machine->once_in(8)) machine->yield();
@@ -363,6 +363,5 @@ inline void wait_products(float (&)[Tiles][4]) {
   do_products(machine->current->product_group);
   machine->yield();
 }
-inline void show_to_products() {}
 
 }  // namespace monotape

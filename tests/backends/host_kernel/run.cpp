@@ -10,15 +10,18 @@ host::Machine* host::machine;
 namespace {
 
 const monotape::Params* const* params;  // one a rank that runs
+int told_rank;  // whose parameters are in constant memory
 
 void body() {
-  monotape_request(*params[host::machine->current->block / monotape::kWorkers]);
+  monotape_request();
   host::machine->end();
 }
 
 void enter(host::Fiber& fiber) {
   threadIdx.x = static_cast<unsigned>(fiber.thread), blockIdx.x = static_cast<unsigned>(fiber.block % monotape::kWorkers);
   host_memory = reinterpret_cast<unsigned char(*)[]>(host::machine->shared_memory(fiber.block));
+  const int rank = fiber.block / monotape::kWorkers;
+  if (rank != told_rank) monotape::request = *params[told_rank = rank];
 }
 
 void landed(uint64_t* barrier, uint32_t bytes) { monotape::change_barrier(barrier, 0, -static_cast<int>(bytes)); }
@@ -35,6 +38,7 @@ extern "C" const char* run_on_host(const void* const* parameters, int ranks, int
   params = reinterpret_cast<const monotape::Params* const*>(parameters);
   host::Machine machine(ranks * workers, sizeof(monotape::Shared), *options);
   host::machine = &machine;
+  told_rank = -1;
   machine.body = body, machine.enter = enter, machine.landed = landed;
   machine.cancel_flag = &params[0]->status->cancel;
   machine.run();

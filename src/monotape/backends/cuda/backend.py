@@ -51,7 +51,7 @@ from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress
 
 DEADLINE_NS = 2_000_000_000
-KERNEL_NAME = "monotape_request"
+KERNEL_NAME, TOLD = "monotape_request", "request"
 _KEPT_LOGITS = 16  # rows; more of them are asked for by tests and scores, a few by every constrained token
 
 
@@ -66,7 +66,7 @@ class CudaBackend:
     ) -> None:  # fmt: skip
         self.spec, self.plan, self.rank, self.device = spec, plan, rank, device_index()
         self._own_spec, self._own_plan = rank_spec(spec, plan, rank), rank_plan(plan, rank)
-        self.kernel = Kernel(cubin, KERNEL_NAME, SHARED_MEMORY)
+        self.kernel = Kernel(cubin, KERNEL_NAME, SHARED_MEMORY, TOLD)
         self.request_memory = RequestMemory(plan.context)
         self._trace_kernel: Kernel | None = None
         self._launch: Launch | None = None
@@ -235,7 +235,7 @@ class CudaBackend:
         if self._trace_kernel is None:
             link_delay = self.inbox is not None and self.inbox.link_delay
             header = plan_header(self.spec, self.plan, rank=self.rank, trace=True, link_delay=link_delay)
-            self._trace_kernel = Kernel(compile_kernel(header), KERNEL_NAME, SHARED_MEMORY)
+            self._trace_kernel = Kernel(compile_kernel(header), KERNEL_NAME, SHARED_MEMORY, TOLD)
         slots = self.spec.layers * TRACED_STAGES + 2
         clocks = np.zeros((self.plan.machine.workers, count, slots, 3), np.int64)
         memory = DeviceMemory.of(clocks)

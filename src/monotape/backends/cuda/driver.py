@@ -290,16 +290,16 @@ class PinnedMemory:
 
 
 class Kernel:
-    """A loaded kernel that takes one structure by value."""
+    """A loaded kernel that takes one structure: by value, or in the variable `told` of its constant memory."""
 
-    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int, told: str = "") -> None:
         device()
         with driver_errors():
             self._code = cuda_core().ObjectCode.from_cubin(cubin)
             self._kernel = self._code.get_kernel(name)
         self.stream, self._done, self._device = new_stream(), new_event(), device_index()
         self.launches = 0
-        self._shared_bytes = shared_bytes
+        self._shared_bytes, self._told = shared_bytes, told
         self._allow_shared_memory(shared_bytes)
 
     def _allow_shared_memory(self, count: int) -> None:
@@ -326,15 +326,26 @@ class Kernel:
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
         with on_device(self._device):
             device()
+            if self._told:
+                self._tell(parameters)
             _check(
                 driver.cuLaunchCooperativeKernel(
                     driver.CUfunction(int(self._kernel.handle)), blocks, 1, 1, threads, 1, 1, self._shared_bytes,
-                    self.stream.handle, ctypes.addressof(pointers),
+                    self.stream.handle, 0 if self._told else ctypes.addressof(pointers),
                 )
             )  # fmt: skip
             self.launches += 1
             with driver_errors():
                 self.stream.record(self._done)
+
+    def _tell(self, parameters: ctypes.Structure) -> None:
+        """Copies them to where the launches to come read them. From memory that is not pinned: it may change at once."""
+        driver, size = _bindings(), ctypes.sizeof(parameters)
+        library = driver.CUlibrary(int(self._code.handle))
+        place, room = _check(driver.cuLibraryGetGlobal(library, self._told.encode()))
+        assert room == size, f"{size} bytes for {room}"
+        copy = driver.cuMemcpyHtoDAsync(place, ctypes.addressof(parameters), size, self.stream.handle)
+        _check((*copy, None))
 
     def finished(self) -> bool:
         """Whether the latest launch has ended; a fault of it is raised here."""

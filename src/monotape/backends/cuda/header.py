@@ -8,12 +8,14 @@ from monotape.backends.cuda.links import MOST_RANKS, keeps_own, row_slots, sends
 from monotape.backends.cuda.rank_view import rank_plan, rank_spec
 from monotape.errors import UnsupportedModel
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import Format, Plan
+from monotape.plan.types import Format, Plan, RankPlan
 
 SHARED_MEMORY = 227 * 1024  # what a block may have on Hopper
 BLOCK_BYTES = 512  # 8 rows of 32 values
-_WARPS, _BATCH_TILES, _BLOCK_K = 8, 24, 32
+_WARPS, _BATCH_TILES, _BLOCK_K = 8, 16, 32
 _FAIR_BYTES_PER_TICK = 21.8  # of the memory's bandwidth, for each of an H200's 132 workers
+_LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes of a worker
+_SELECT_SHARED = 8928  # kernels/select.h: SelectScratch
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 _HEAD_INPUTS = ("own", "mean", "sum")  # kernels/types.h: HeadInput
 
@@ -47,13 +49,26 @@ def plan_header(
         f"constexpr float kNormEps = {spec.norm_eps!r}f, kAttentionScale = {spec.attention_scale!r}f;",
         f"constexpr bool kQkvBias = {str(spec.qkv_bias).lower()}, kQkNorm = {str(spec.qk_norm).lower()};",
         f"constexpr bool kFloat16 = {str(plan.format is Format.F16).lower()};",
-        *(in_flight or pages_in_flight(blocks, ranks["kRanks"])).lines(),
+        *(in_flight or pages_in_flight(plan, blocks, ranks["kRanks"])).lines(),
         # Without: for a look at the decode path alone.
         f"constexpr bool kPrefill = {str(prefill).lower()};",
         f"constexpr bool kKeepsOwn = {str(keeps_own(plan)).lower()}, kLinkDelay = {str(link_delay).lower()};",
-        f"constexpr bool kTrace = {str(trace).lower()};",
+        f"constexpr bool kTrace = {str(trace).lower()}, kScattered = {str(leaves_workers_out(plan)).lower()};",
     ]
     return "#pragma once\nnamespace monotape {\n" + "\n".join(lines) + "\n}  // namespace monotape\n"
+
+
+def leaves_workers_out(plan: Plan) -> bool:
+    """Whether some worker has no part of the head, or neither of `down` nor of both stages that read the residual.
+
+    Such a worker can be so far ahead of the others that words must be taken back sooner: kernels/housekeeping.h.
+    """
+
+    def takes_part(rank: RankPlan, worker: int) -> bool:
+        qkv, _, gate_up, down = (stage.spans[worker].count > 0 for stage in rank.layer_stages)
+        return rank.head.spans[worker].count > 0 and (down or (qkv and gate_up))
+
+    return not all(takes_part(rank, worker) for rank in plan.ranks for worker in range(plan.machine.workers))
 
 
 def rank_constants(spec: ModelSpec, plan: Plan) -> dict[str, int]:
@@ -105,25 +120,30 @@ class InFlight:
     polling: int  # they poll words, which must not queue behind pages
     attending: int  # the same, while others attend: there is time to fill the ring
     ticks: int = 0  # of the GPU's clock, at least, between copies of what is not needed now
+    lead: int = 0  # bytes that wait in the L2 for room in the ring
 
     def lines(self) -> list[str]:
         return [
             f"constexpr int kInFlightNow = {self.now}, kInFlightAhead = {self.ahead};",
             f"constexpr int kInFlightPolling = {self.polling}, kInFlightAttending = {self.attending};",
             f"constexpr int kPageTicks = {self.ticks};",
+            f"constexpr int kLeadBytes = {self.lead};",
         ]
 
 
-def pages_in_flight(blocks: int, ranks: int) -> InFlight:
+def pages_in_flight(plan: Plan, blocks: int, ranks: int) -> InFlight:
     """About 96 KB of what is needed now; of what is not, what the memory serves every worker in that time.
 
-    One of several ranks reads so little that words which queue behind pages cost it more than late pages.
+    One of several ranks reads so little that words which queue behind pages cost it more than late pages. And of long
+    layers the memory has always something to read: nothing has to be brought ahead.
     """
     page = blocks * BLOCK_BYTES
     now = max(3, 98304 // page)
     if ranks > 1:
         return InFlight(now=now, ahead=1, polling=1, attending=2)
-    return InFlight(now=now, ahead=2, polling=2, attending=now, ticks=int(page / _FAIR_BYTES_PER_TICK))
+    lead = _LEAD if max(tape.layer_bytes for tape in plan.ranks[0].tapes) < _LONG_LAYER else 0
+    ticks = int(page / _FAIR_BYTES_PER_TICK)
+    return InFlight(now=now, ahead=2, polling=2, attending=now, ticks=ticks, lead=lead)
 
 
 def kv_unit_bytes(spec: ModelSpec) -> int:
@@ -148,13 +168,11 @@ def own_words(spec: ModelSpec, plan: Plan) -> int:
 def ring_pages(spec: ModelSpec, plan: Plan, blocks: int) -> int:
     """As many pages as shared memory holds beside everything else that ring.h keeps there."""
     group, head = spec.heads // spec.kv_heads, spec.head_dim
-    sums = 2 * _BATCH_TILES * _WARPS * 8 * 4
-    inputs = max(
-        64 * most_blocks(plan), 4 * _WARPS * group * (head + 4)
-    )  # of matrices, or what warps attended to
+    sums = max(2 * _BATCH_TILES * _WARPS * 8 * 4, _SELECT_SHARED)
+    inputs = max(64 * most_blocks(plan) + sums, 4 * _WARPS * group * (head + 4))  # or what warps attended to
     width_tiles = max(span.count for span in plan.ranks[0].layer_stages[1].spans)
     lists = 2 * 4 * own_words(spec, plan) + 4 * spec.layers
-    rest = inputs + sums + lists + 4 * 8 * width_tiles + 8 * head + _OTHER_SHARED
+    rest = inputs + lists + 4 * 8 * width_tiles + 8 * head + _OTHER_SHARED
     if plan.steps:
         rest += 16 * len(plan.steps) + 4 * 8 * _BATCH_TILES  # steps, and sums that came early
     return (SHARED_MEMORY - rest) // (blocks * BLOCK_BYTES)

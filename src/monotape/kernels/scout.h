@@ -1,0 +1,53 @@
+// The scout has the memory bring into the L2 what the ring has no room for yet. While consumers wait for each other the
+// ring is soon full, and the memory would rest.
+#pragma once
+#include "ring.h"
+
+namespace monotape {
+
+class Scout {
+ public:
+  __device__ Scout(Shared& shared, const Params& params, int worker)
+      : shared_(shared), tape_(params.tapes + params.tape_start[worker]) {}
+
+  // A whole warp. It rests between looks: who spins slows down the consumers beside it.
+  __device__ void work() {
+    while (!shared_.playing && !shared_.done) rest(kRest);
+    const Span head = shared_.spans[static_cast<int>(Stage::head)];
+    const int64_t end = head.offset + static_cast<int64_t>(head.count) * k_blocks(Stage::head) * kBlockBytes;
+    int64_t at = shared_.head_first ? head.offset : 0;
+    uint32_t brought = 0;  // as Shared::copied is counted
+    for (; end > 0 && !shared_.done; rest(kRest)) {
+      const int ahead = static_cast<int>(brought - static_cast<uint32_t>(shared_.copied));
+      if (ahead >= kLeadBytes) continue;
+      if (ahead < 0) {  // left behind
+        brought -= ahead, at -= ahead;
+        while (at >= end) at -= end;
+      }
+      const int bytes = end - at < kPiece ? static_cast<int>(end - at) : kPiece;
+      bring(at, bytes);
+      brought += bytes, at = at + bytes == end ? 0 : at + bytes;
+    }
+  }
+
+ private:
+  static constexpr int kRest = 200;  // nanoseconds
+  static constexpr int kLoads = 4, kPiece = kLoads * 32 * kL2LineBytes;
+
+  // Nothing is done with what is loaded, but the next piece is not asked for before this one is there.
+  __device__ __forceinline__ void bring(int64_t at, int bytes) {
+    uint32_t seen[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; i++) {
+      const int line = (i * 32 + static_cast<int>(threadIdx.x % 32)) * kL2LineBytes;
+      seen[i] = line < bytes ? load_line(tape_ + at + line) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; i++) opaque(seen[i]);
+  }
+
+  Shared& shared_;
+  const uint8_t* const tape_;
+};
+
+}  // namespace monotape

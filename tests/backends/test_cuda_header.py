@@ -1,0 +1,59 @@
+"""What plan.h says of plans whose workers have little to do, and of how far ahead the memory reads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from monotape.backends.cuda.header import leaves_workers_out, plan_header
+from monotape.engine.loading import gpu_plan
+from monotape.models.registry import spec_from_config
+from monotape.models.spec import ModelSpec
+from shapes import SHAPES
+
+PROCESSORS = 132
+
+
+def small(width: int) -> ModelSpec:
+    return spec_from_config(
+        {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": width, "head_dim": 16,
+            "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8,
+            "intermediate_size": 2 * width, "vocab_size": 512, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+            "max_position_embeddings": 128, "rope_theta": 10000.0, "tie_word_embeddings": True,
+        }
+    )  # fmt: skip
+
+
+def constant(header: str, name: str) -> str:
+    found = re.search(rf"\b{name} = (\w+)", header)
+    assert found, f"{name} is not in plan.h"
+    return found[1]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_in_models_people_run_every_worker_takes_part(name: str) -> None:
+    spec = spec_from_config(SHAPES[name])
+    plan = gpu_plan(spec, PROCESSORS, 64)
+    assert not leaves_workers_out(plan)
+    assert constant(plan_header(spec, plan), "kScattered") == "false"
+
+
+@pytest.mark.parametrize("ranks", [None, 2, 4])
+@pytest.mark.parametrize("width", [64, 128, 288])
+def test_the_kernel_is_told_that_a_small_model_leaves_workers_out(width: int, ranks: int | None) -> None:
+    spec = small(width)
+    plan = gpu_plan(spec, PROCESSORS, 64, tp=ranks)
+    assert leaves_workers_out(plan)
+    assert constant(plan_header(spec, plan), "kScattered") == "true"
+    most = min(min(rank.layer_stages[1].tiles, rank.head.tiles) for rank in plan.ranks)
+    few = gpu_plan(spec, most, 64, tp=ranks)
+    assert constant(plan_header(spec, few), "kScattered") == "false"
+
+
+@pytest.mark.parametrize(("name", "ranks", "ahead"), [("llama-3.2-1b", None, True), ("llama-3.1-8b", None, False), ("dense-2b", 4, False)])  # fmt: skip
+def test_a_scout_goes_ahead_where_layers_are_short(name: str, ranks: int | None, ahead: bool) -> None:
+    spec = spec_from_config(SHAPES[name])
+    header = plan_header(spec, gpu_plan(spec, PROCESSORS, 64, tp=ranks))
+    assert (int(constant(header, "kLeadBytes")) > 0) is ahead
