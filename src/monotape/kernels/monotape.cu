@@ -46,9 +46,6 @@ __device__ void end_with(Consumer& c, Finish finish) {
   if (c.thread == 0) c.shared.finish = static_cast<int>(finish);
 }
 
-// Whether the prompt goes in rows; else it goes the way of all tokens, one by one.
-__device__ __forceinline__ bool has_rows(const Params& params) { return kPrefill && params.chunk > 0; }
-
 __device__ __forceinline__ bool choose_next(Consumer& c, int produced) {
   const Params& p = c.params;
   if (!p.sampling.active || produced < 0) return choose(c);

@@ -8,17 +8,17 @@ namespace monotape {
 class Scout {
  public:
   __device__ Scout(Shared& shared, const Params& params, int worker)
-      : shared_(shared), tape_(params.tapes + params.tape_start[worker]) {}
+      : shared_(shared), tape_(params.tapes + params.tape_start[worker]), head_first_(has_rows(params)) {}
 
   // A whole warp. It rests between looks: who spins slows down the consumers beside it.
   __device__ void work() {
-    while (!shared_.playing && !shared_.done) rest(kRest);
+    while (!all_see(shared_.playing) && !all_see(shared_.done)) rest(kRest);
     const Span head = shared_.spans[static_cast<int>(Stage::head)];
     const int64_t end = head.offset + static_cast<int64_t>(head.count) * k_blocks(Stage::head) * kBlockBytes;
-    int64_t at = shared_.head_first ? head.offset : 0;
+    int64_t at = head_first_ ? head.offset : 0;
     uint32_t brought = 0;  // as Shared::copied is counted
-    for (; end > 0 && !shared_.done; rest(kRest)) {
-      const int ahead = static_cast<int>(brought - static_cast<uint32_t>(shared_.copied));
+    for (; end > 0 && !all_see(shared_.done); rest(kRest)) {
+      const int ahead = static_cast<int>(brought - static_cast<uint32_t>(all_see(shared_.copied)));
       if (ahead >= kLeadBytes) continue;
       if (ahead < 0) {  // left behind
         brought -= ahead, at -= ahead;
@@ -31,6 +31,9 @@ class Scout {
   }
 
  private:
+  // What one lane has read: it may change, and all lanes must go the same way.
+  static __device__ __forceinline__ int all_see(int value) { return __shfl_sync(~0u, value, 0); }
+
   static constexpr int kRest = 200;  // nanoseconds
   static constexpr int kLoads = 4, kPiece = kLoads * 32 * kL2LineBytes;
 
@@ -48,6 +51,7 @@ class Scout {
 
   Shared& shared_;
   const uint8_t* const tape_;
+  const bool head_first_;
 };
 
 }  // namespace monotape

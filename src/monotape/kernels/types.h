@@ -179,6 +179,9 @@ struct Params {
   Ranks ranks;
 };
 
+// Whether the prompt goes in rows, and its last one to the head then; else it goes the way of all tokens, one by one.
+__device__ __forceinline__ bool has_rows(const Params& params) { return kPrefill && params.chunk > 0; }
+
 // What a launch is told. In constant memory, not a parameter of the kernel: functions that it calls could not see those.
 extern "C" {
 __constant__ Params request;
