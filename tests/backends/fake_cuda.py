@@ -155,7 +155,9 @@ class FakeCuda:
     @property
     def ObjectCode(self) -> Any:  # noqa: N802
         kernel = SimpleNamespace(handle=11)
-        return SimpleNamespace(from_cubin=lambda cubin: SimpleNamespace(handle=12, get_kernel=lambda name: kernel))
+        return SimpleNamespace(
+            from_cubin=lambda cubin: SimpleNamespace(handle=12, get_kernel=lambda name: kernel)
+        )
 
     @property
     def bindings(self) -> Any:

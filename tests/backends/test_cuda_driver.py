@@ -13,6 +13,7 @@ import pytest
 
 from backends.fake_cuda import CUDAError, FakeCuda, fake_gpu
 from monotape.backends.cuda import compilation, detection, driver
+from monotape.backends.cuda.params import ParamsStruct
 from monotape.errors import BackendError, BackendUnavailable, ResourceError
 
 
@@ -104,6 +105,18 @@ def test_a_launch_hands_over_the_whole_structure() -> None:
         assert kernel.launches == 2
         kernel.wait()
         assert kernel.finished()
+
+
+def test_a_launch_may_be_told_in_constant_memory() -> None:
+    with fake_gpu(FakeCuda()) as gpu:
+        kernel = driver.Kernel(b"cubin", "some_kernel", 200_000, "some_variable")
+        for context in (3, 4):
+            kernel.launch(132, 288, ParamsStruct(prompt_length=context))
+            *_, address = gpu.launched[-1]
+            assert address == gpu.told
+            assert ParamsStruct.from_address(address).prompt_length == context
+        with pytest.raises(AssertionError, match="bytes for"):
+            kernel.launch(132, 288, Parameters())
 
 
 def test_a_fault_of_the_kernel_carries_the_drivers_name_for_it() -> None:

@@ -52,7 +52,10 @@ def test_the_kernel_is_told_that_a_small_model_leaves_workers_out(width: int, ra
     assert constant(plan_header(spec, few), "kScattered") == "false"
 
 
-@pytest.mark.parametrize(("name", "ranks", "ahead"), [("llama-3.2-1b", None, True), ("llama-3.1-8b", None, False), ("dense-2b", 4, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "ranks", "ahead"),
+    [("llama-3.2-1b", None, True), ("llama-3.1-8b", None, False), ("dense-2b", 4, False)],
+)
 def test_a_scout_goes_ahead_where_layers_are_short(name: str, ranks: int | None, ahead: bool) -> None:
     spec = spec_from_config(SHAPES[name])
     header = plan_header(spec, gpu_plan(spec, PROCESSORS, 64, tp=ranks))

@@ -35,11 +35,14 @@ CASES = {
     # With three workers and more than 64 rows, each product of a layer is cut into blocks of another shape.
     "broad": Case("broad", "qwen2", {**SMALL, "hidden_size": 54, "head_dim": 48, "intermediate_size": 300}),
 }
+CASES["deep"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_hidden_layers": 3})
 SETUPS = {  # the case, its workers, and how many units of KV are enough for a split of attention
     "two workers": ("narrow", 2, 8),
     "odd heads": ("odd", 3, 8),
     "splits": ("narrow", 5, 1),
     "shapes": ("broad", 3, 8),
+    # Most own tiles of one stage only, and can be far ahead of the others.
+    "many workers": ("deep", 20, 8),
 }
 SCHEDULES = (
     Schedule(seed=1),
@@ -104,6 +107,18 @@ def test_token_by_token_in_any_order(
         if ahead:
             backend.logits(TOKENS[:ahead], sequence)
         seen.append(backend.logits(TOKENS[ahead : ahead + count], sequence, chunk=0))
+    assert distance(seen[0], exact) < TOLERANCE
+    assert all(np.array_equal(seen[0], other) for other in seen[1:])
+
+
+def test_workers_with_little_to_do_take_no_old_word_for_a_new_one(load: Load, place: Path) -> None:
+    """Each of these orders gave wrong logits, or a deadline, when words were taken back as late as in other plans."""
+    backend, want = load("many workers"), reference(place / "deep", CONTEXT)
+    exact = want.logits(TOKENS[:5], want.new_sequence())
+    seen = []
+    for seed in (2, 5, 8):
+        HostKernel.schedule = Schedule(seed=seed, stalls_per_million=2000, stall_steps=100_000)
+        seen.append(backend.logits(TOKENS[:5], backend.new_sequence(), chunk=0))
     assert distance(seen[0], exact) < TOLERANCE
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 

@@ -339,7 +339,7 @@ class Kernel:
                 self.stream.record(self._done)
 
     def _tell(self, parameters: ctypes.Structure) -> None:
-        """Copies them to where the launches to come read them. From memory that is not pinned: it may change at once."""
+        """Copies them to where later launches read them. From memory that is not pinned: it may change at once."""
         driver, size = _bindings(), ctypes.sizeof(parameters)
         library = driver.CUlibrary(int(self._code.handle))
         place, room = _check(driver.cuLibraryGetGlobal(library, self._told.encode()))
