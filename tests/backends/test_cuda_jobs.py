@@ -49,7 +49,7 @@ class ThreadKernel:
 
     made: list[ThreadKernel]
 
-    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int, told: str) -> None:
         self.cubin, self.stream, self.launches = cubin, Stream(), 0
         self.fault: tuple[int, int, int, int] | None = None  # finish, worker, stage, layer of the next launch
         self.pause_s = 0.0002
