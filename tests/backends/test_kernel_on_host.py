@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from backends.cpu_cases import distance, ids, reference
 from backends.host_kernel import HostKernel, Schedule, host_gpu
 from families import Case, make_checkpoint
+from monotape.backends.cuda import header
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.params import place_table
@@ -36,6 +37,10 @@ CASES = {
     "broad": Case("broad", "qwen2", {**SMALL, "hidden_size": 54, "head_dim": 48, "intermediate_size": 300}),
 }
 CASES["deep"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_hidden_layers": 3})
+# With pages of 16 blocks a tile of `down` takes three pages, and others share one; the head has more than one batch.
+CASES["long"] = replace(
+    CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": 1300, "vocab_size": 300}
+)
 SETUPS = {  # the case, its workers, and how many units of KV are enough for a split of attention
     "two workers": ("narrow", 2, 8),
     "odd heads": ("odd", 3, 8),
@@ -43,6 +48,7 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     "shapes": ("broad", 3, 8),
     # Most own tiles of one stage only, and can be far ahead of the others.
     "many workers": ("deep", 20, 8),
+    "long tiles": ("long", 2, 8),
 }
 SCHEDULES = (
     Schedule(seed=1),
@@ -121,6 +127,31 @@ def test_workers_with_little_to_do_take_no_old_word_for_a_new_one(load: Load, pl
         seen.append(backend.logits(TOKENS[:5], backend.new_sequence(), chunk=0))
     assert distance(seen[0], exact) < TOLERANCE
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
+
+
+def test_tiles_that_take_several_pages(load: Load, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, "page_blocks", lambda spec, plan: 16)
+    backend, want = load("long tiles"), reference(place / "long", CONTEXT)
+    exact = want.logits(TOKENS[:4], want.new_sequence())
+    seen = []
+    for schedule in SCHEDULES[:2]:
+        HostKernel.schedule = schedule
+        seen.append(backend.logits(TOKENS[:4], backend.new_sequence(), chunk=0))
+    assert distance(seen[0], exact) < TOLERANCE
+    assert np.array_equal(*seen)
+
+
+def test_what_warps_attended_to_waits_for_the_sums_below_it(load: Load) -> None:
+    """Parts of attention lie over the sums of qkv: in this order a warp once wrote while another still read."""
+    backend = load("two workers")
+    tokens = np.random.default_rng(5).integers(3, VOCAB, 134).tolist()
+    seen = []
+    for schedule in (Schedule(seed=1), Schedule(seed=23, stalls_per_million=2000, stall_steps=100_000)):
+        HostKernel.schedule = schedule
+        sequence = backend.new_sequence()
+        backend.logits(tokens[:130], sequence)
+        seen.append(backend.logits(tokens[130:], sequence, chunk=0))
+    assert np.array_equal(*seen)
 
 
 @pytest.mark.parametrize(
