@@ -186,12 +186,12 @@ def late(
         yield opened
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(longest_ns=st.sampled_from((0, 300, 3_000, 20_000)), seed=st.integers(0, 2**64 - 1))
 def test_words_that_come_late_never_change_a_bit(
     late: dict[str, tuple[CpuBackend, list[int], np.ndarray]], longest_ns: int, seed: int
 ) -> None:
-    """Every word of every send draws its own delay; each of these runs is some 15 passes in a schedule of its own."""
+    """Every word of every send draws its own delay: five settings, two runs each, are ten schedules an example."""
     for backend, tokens, expected in late.values():
         backend.delay_words(longest_ns, seed)
         assert ids(generate(backend, PROMPT[:3], 12)) == tokens
