@@ -186,7 +186,7 @@ def late(
         yield opened
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(longest_ns=st.sampled_from((0, 300, 3_000, 20_000)), seed=st.integers(0, 2**64 - 1))
 def test_words_that_come_late_never_change_a_bit(
     late: dict[str, tuple[CpuBackend, list[int], np.ndarray]], longest_ns: int, seed: int
