@@ -143,6 +143,10 @@ class HostTeam {
     for (int i = 0; i < kConsumers; i++) value += same_bits<T>(parts[i]);
     return value;
   }
+  template <int Count>
+  void largest(uint64_t (&value)[Count]) {
+    for (uint64_t& one : value) one = largest(one);
+  }
   uint64_t largest(uint64_t value) {
     uint64_t* parts = all(value);
     for (int i = 0; i < kConsumers; i++)
@@ -186,6 +190,7 @@ class HostTeam {
     turn_++;
     if (thread == 0) worker_.turn = turn_;
   }
+  bool wants_to_stop() const { return false; }
   int number() const { return number_; }
 
  private:
@@ -213,10 +218,10 @@ class HostTeam {
 // Chooses `steps` tokens from as many rows of logits. Null: all went well; else what went wrong.
 extern "C" const char* choose_on_host(const Sampling* sampling, const float* logits, int vocab, int steps,
                                       const int* prompt, int prompt_length, const int* stop_ids, int stop_count,
-                                      unsigned seed, int* chosen) {
+                                      unsigned seed, int* chosen, int* known_steps) {
   std::unique_ptr<Machine> owner(machine = new Machine);
   const Sampling& s = *sampling;
-  std::vector<uint64_t> best(kFibers);
+  std::vector<uint64_t> best(kFibers), known(kFibers);
   std::vector<double> log_sums(kFibers);
   for (int step = 0; step < steps; step++) {
     const float* row = logits + static_cast<size_t>(step) * vocab;
@@ -225,20 +230,24 @@ extern "C" const char* choose_on_host(const Sampling* sampling, const float* log
       if (step == 0 && s.counts) begin_counts(team, s, prompt, prompt_length);
       const float* values = row;
       if (adjusts(s, step)) adjust(team, s, row, stop_ids, stop_count, step), values = s.adjusted;
-      uint64_t cut = 0;
-      bool noisy = s.temperature > 0;
+      Filtered left;
+      left.noisy = s.temperature > 0;
       const auto tell = [&](int rank, int id, float value, double log_sum) {
         if (team.number() != step % kWorkers) return;  // each of them knows
         s.top_ids[step * s.top_logprobs + rank] = id;
         s.top_values[step * s.top_logprobs + rank] = static_cast<float>(value - log_sum);
       };
-      if (filter(team, s, row, values, cut, noisy, log_sums[fiber], tell))
-        best[fiber] = pick(team, s, values, cut, noisy, prompt_length + step);
+      if (filter(team, s, row, values, prompt_length + step, left, tell))
+        best[fiber] = pick(team, s, values, left, prompt_length + step);
+      log_sums[fiber] = left.log_sum, known[fiber] = left.winner;
     };
     if (!run_all(seed + step)) return machine->fault ? machine->fault : "everybody waits";
     uint64_t winner = 0;
     for (uint64_t key : best) winner = key > winner ? key : winner;
+    for (uint64_t key : known)
+      if (key != known[0] || (key && key != winner)) return "not everybody knows the winner";
     chosen[step] = id_of(winner);
+    if (known[0]) (*known_steps)++;
     if (chosen[step] < 0 || chosen[step] >= vocab) return "nobody was chosen";
     if (s.counts) s.counts[chosen[step]]++;
     if (s.top_logprobs >= 0) s.logprobs[step] = static_cast<float>(row[chosen[step]] - log_sums[0]);

@@ -126,6 +126,13 @@ def test_no_worse_than_twice_an_honest_evaluation(
     assert distance(backend.logits(TOKENS, backend.new_sequence(), PATHS[path]), exact) <= limit
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_rows_in_several_chunks(loaded: Load, limits: Any, name: str) -> None:
+    exact, limit = limits(name)
+    backend = loaded(name)
+    assert distance(backend.logits(TOKENS, backend.new_sequence(), chunk=128), exact) <= limit
+
+
 def test_fp16_weights(tmp_path: Path) -> None:
     folder = make_checkpoint(CASES["odd"], tmp_path, "float16")
     want = reference(folder, CONTEXT)

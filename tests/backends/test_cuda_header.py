@@ -8,6 +8,7 @@ import pytest
 
 from monotape.backends.cuda.header import leaves_workers_out, plan_header
 from monotape.engine.loading import gpu_plan
+from monotape.errors import UnsupportedModel
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
 from shapes import SHAPES
@@ -60,3 +61,11 @@ def test_a_scout_goes_ahead_where_layers_are_short(name: str, ranks: int | None,
     spec = spec_from_config(SHAPES[name])
     header = plan_header(spec, gpu_plan(spec, PROCESSORS, 64, tp=ranks))
     assert (int(constant(header, "kLeadBytes")) > 0) is ahead
+
+
+def test_an_input_that_leaves_no_room_for_the_ring_is_refused() -> None:
+    spec = spec_from_config({**SHAPES["llama-3.1-8b"], "intermediate_size": 28672})
+    with pytest.raises(UnsupportedModel, match="no room for inputs of 28,672 values") as raised:
+        plan_header(spec, gpu_plan(spec, PROCESSORS, 64))
+    assert "--tp" in raised.value.hint
+    plan_header(spec, gpu_plan(spec, PROCESSORS, 64, tp=2))

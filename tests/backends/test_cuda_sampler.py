@@ -85,13 +85,14 @@ class Chosen:
         if has_penalties(job):
             struct.counts = counts.ctypes.data
         prompt, stops = np.array(job.prompt, np.int32), np.array(job.stop_ids, np.int32)
-        rows = np.ascontiguousarray(logits)
+        rows, known = np.ascontiguousarray(logits), ctypes.c_int(0)
         fault = library.choose_on_host(
             ctypes.byref(struct), ctypes.c_void_p(rows.ctypes.data), vocab, steps,
             ctypes.c_void_p(prompt.ctypes.data), len(prompt), ctypes.c_void_p(stops.ctypes.data), len(stops),
-            seed, ctypes.c_void_p(self.ids.ctypes.data),
+            seed, ctypes.c_void_p(self.ids.ctypes.data), ctypes.byref(known),
         )  # fmt: skip
         assert fault is None, fault
+        self.known = known.value  # steps after whose filters every worker knew the winner
 
 
 def expected(job: Job, logits: Floats) -> list[int]:
@@ -128,6 +129,22 @@ def test_it_chooses_what_the_reference_chooses(library: ctypes.CDLL, setting: st
     sampling = Sampling(**{"temperature": 0.8, "seed": 0x1234567890ABCDEF, **SETTINGS[setting]})
     job = Job((3, 990, 12, 12), 0, STEPS, sampling=sampling)
     assert Chosen(library, job, logits).ids.tolist() == expected(job, logits)
+
+
+@pytest.mark.parametrize(
+    ("filters", "known"),
+    [
+        ({"top_k": 5}, STEPS),
+        ({"top_k": 5, "top_p": 0.9}, STEPS),
+        ({"top_p": 0.9, "temperature": 50.0}, 0),
+        ({}, 0),
+    ],
+)
+def test_who_has_gathered_all_that_is_left_needs_no_election(
+    library: ctypes.CDLL, filters: dict[str, float], known: int
+) -> None:
+    job = Job((3,), 0, STEPS, sampling=Sampling(**{"temperature": 0.8, "seed": 5, **filters}))
+    assert Chosen(library, job, logits_of("normal", 1003)).known == known
 
 
 @pytest.mark.parametrize("vocab", [8, 22, 31, 40, 515])

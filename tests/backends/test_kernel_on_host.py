@@ -19,7 +19,7 @@ from monotape.backends.cuda import header
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.params import place_table
-from monotape.backends.protocol import Job, Sampling
+from monotape.backends.protocol import Job, Sampling, Token
 from monotape.backends.reference.sampler import choose, logprobs
 from monotape.engine.loading import gpu_plan
 from monotape.errors import DeadlineFault, NumericalFault
@@ -56,6 +56,8 @@ SCHEDULES = (
     Schedule(seed=3, stalls_per_million=40, stall_steps=100_000, delay_steps=3000, favour_steps=200_000),
 )
 PATHS = {"rows": None, "token by token": 0}  # how the prompt is taken: the chunk
+# About as many tokens survive as a worker can gather.
+SOME_ELECTED = {"temperature": 1.0, "top_p": 0.995}
 TOKENS = tuple(np.random.default_rng(5).integers(3, VOCAB, 80).tolist())
 TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
 DEADLINE_NS = 100_000_000  # of the machine's own time; Patience speaks up long before
@@ -213,16 +215,8 @@ def test_sampling_in_any_order(load: Load, setup: str, settings: dict[str, Any])
     """What the reference draws from the kernel's own logits, and their log-probabilities."""
     backend, prompt = load(setup), (5, 9, 5)
     job = Job(prompt, 0, 5, (9, 40), 2, Sampling(seed=77, **settings), logprobs=4)
-    logits = None
-    for schedule in SCHEDULES:
-        HostKernel.schedule = schedule
-        tokens = list(CudaGeneration(backend, job, backend.new_sequence(), chunk=0))
-        if logits is None:
-            told = (*prompt, *ids(tokens)[:-1])
-            logits = backend.logits(told, backend.new_sequence(), chunk=0)[len(prompt) - 1 :]
+    for tokens, logits in drawn_in_any_order(backend, job):
         for step, token in enumerate(tokens):
-            output, banned = ids(tokens)[:step], job.stop_ids if step < job.min_tokens else ()
-            assert token.id == choose(logits[step], prompt, output, len(prompt) + step, job.sampling, banned)
             value, top = logprobs(logits[step], token.id, 4)
             assert token.logprob == pytest.approx(value, rel=1e-6)
             assert [best for best, _ in token.top_logprobs] == [best for best, _ in top]
@@ -230,17 +224,71 @@ def test_sampling_in_any_order(load: Load, setup: str, settings: dict[str, Any])
         assert len(tokens) == 5 or tokens[-1].id in job.stop_ids
 
 
+@pytest.mark.parametrize(
+    ("setup", "settings"),
+    [
+        ("two workers", {"temperature": 0.9, "top_k": 7, "top_p": 0.9}),
+        ("splits", {"temperature": 1.5, "top_k": 3}),
+        ("long tiles", SOME_ELECTED),
+    ],
+)
+def test_tokens_that_everybody_knows_without_an_election(
+    load: Load, setup: str, settings: dict[str, Any]
+) -> None:
+    for tokens, _ in drawn_in_any_order(
+        load(setup), Job((5, 9, 5), 0, 12, sampling=Sampling(seed=7, **settings))
+    ):
+        assert len(tokens) == 12
+
+
+def test_some_tokens_need_an_election_and_others_do_not(load: Load) -> None:
+    """Of the request above: else it would not show that both kinds can follow each other."""
+    backend, seen = load("long tiles"), set()
+    for tokens in range(1, 8):
+        job = Job((5, 9, 5), 0, tokens, sampling=Sampling(seed=7, **SOME_ELECTED))
+        list(CudaGeneration(backend, job, backend.new_sequence(), chunk=0))
+        seen.add(ended_with_an_election(backend))
+    assert seen == {True, False}
+
+
+def ended_with_an_election(backend: CudaBackend) -> bool:
+    """Then its words are still there; see the end of Exchange in kernels/types.h."""
+    memory, workers = backend._memories["exchange"], backend.plan.machine.workers
+    words = memory.read(np.empty(memory.bytes, np.uint8)).view(np.uint32).reshape(-1, 4)
+    return bool((words[-4 * workers - 1 : -workers - 1] != 0xFFFFFFFF).any())
+
+
+def drawn_in_any_order(backend: CudaBackend, job: Job) -> Iterator[tuple[list[Token], Logits]]:
+    """Tokens by every schedule, which are those of the reference, and the logits that they were drawn from."""
+    logits = None
+    for schedule in SCHEDULES:
+        HostKernel.schedule = schedule
+        tokens = list(CudaGeneration(backend, job, backend.new_sequence(), chunk=0))
+        if logits is None:
+            told = (*job.prompt, *ids(tokens)[:-1])
+            logits = backend.logits(told, backend.new_sequence(), chunk=0)[len(job.prompt) - 1 :]
+        for step, token in enumerate(tokens):
+            output, banned = ids(tokens)[:step], job.stop_ids if step < job.min_tokens else ()
+            position = len(job.prompt) + step
+            assert token.id == choose(logits[step], job.prompt, output, position, job.sampling, banned)
+        yield tokens, logits
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=1.0, top_k=5)], ids=["greedy", "sampled"]
+)
 @pytest.mark.parametrize("path", PATHS)
-def test_cancel(load: Load, path: str) -> None:
+def test_cancel(load: Load, path: str, sampling: Sampling) -> None:
     """At any time: the kernel ends, and what it says fits."""
     backend, chunk = load("two workers"), PATHS[path]
     prompt = TOKENS[:12]
-    whole = ids(list(CudaGeneration(backend, Job(prompt, 0, 6), backend.new_sequence(), chunk)))
+    job = Job(prompt, 0, 6, sampling=sampling)
+    whole = ids(list(CudaGeneration(backend, job, backend.new_sequence(), chunk)))
     steps, reasons = HostKernel.steps, []
     for seed, share in enumerate((0.0, 0.1, 0.5, 0.9)):
         HostKernel.schedule = replace(SCHEDULES[0], seed=seed, cancel_at=int(share * steps))
         sequence = backend.new_sequence()
-        generation = CudaGeneration(backend, Job(prompt, 0, 6), sequence, chunk)
+        generation = CudaGeneration(backend, job, sequence, chunk)
         tokens = ids(list(generation))
         assert tokens == whole[: len(tokens)]
         assert sequence.length == (12 + len(tokens) - 1 if tokens else 0)

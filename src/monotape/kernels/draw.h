@@ -23,24 +23,27 @@ __device__ __forceinline__ bool draw(Consumer& c, const Sampling& s, SelectScrat
   }
   c.trace.arrived();
   const bool reports = s.top_logprobs >= 0;
-  uint64_t cut = 0;
-  bool noisy = s.temperature > 0;
-  double log_sum = 0;
+  Filtered left;
+  left.noisy = s.temperature > 0;
   const auto tell = [&](int rank, int id, float value, double log_sum) {  // the chosen one's follows when it is known
     if (blockIdx.x != 0) return;
     const int64_t at = static_cast<int64_t>(produced) * s.top_logprobs + rank;
     store_to_host(&s.top_ids[at], id);
     store_to_host(&s.top_values[at], static_cast<float>(value - log_sum));
   };
-  if (!filter(team, s, c.params.logits, values, cut, noisy, log_sum, tell)) return false;
-  if (c.thread == 0) scratch.log_sum = log_sum;
-  const uint64_t mine = pick(team, s, values, cut, noisy, position);
-  float* chosen_logit = reinterpret_cast<float*>(&scratch.found);
-  if (!elect(c, {value_of(mine), id_of(mine)}, reports ? chosen_logit : nullptr)) return false;
+  if (!filter(team, s, c.params.logits, values, position, left, tell)) return false;
+  if (c.thread == 0) scratch.log_sum = left.log_sum;
+  if (kRanks == 1 && left.winner && !reports) {  // everybody knows: no need to ask
+    if (c.thread == 0) announce(c, id_of(left.winner), scratch.stopping);
+    if (!c.meet()) return false;
+  } else {
+    const uint64_t mine = pick(team, s, values, left, position);
+    if (!elect(c, {value_of(mine), id_of(mine)}, reports ? &scratch.chosen_logit : nullptr)) return false;
+  }
   const int token = c.shared.next_token;
   if (c.thread == 0 && s.counts && token >= team.first && token < team.end) s.counts[token]++;
   if (c.thread == 0 && blockIdx.x == 0 && reports && token >= 0)
-    store_to_host(&s.logprobs[produced], static_cast<float>(*chosen_logit - scratch.log_sum));
+    store_to_host(&s.logprobs[produced], static_cast<float>(scratch.chosen_logit - scratch.log_sum));
   c.trace.end();
   return true;
 }

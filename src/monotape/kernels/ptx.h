@@ -101,7 +101,7 @@ class Pages {
   uint32_t first_;
 };
 // A load for the sake of the L2: it has the whole 256 bytes around it brought there. (Instructions that only prefetch bring
-// them to the half of the L2 where their address is at home; copies then come no faster than from memory.)
+// them to where copies do not find them: they then come no faster than from memory. Why is a guess, see reports/LOG.md.)
 constexpr int kL2LineBytes = 256;
 __device__ __forceinline__ uint32_t load_line(const void* from) {
   uint32_t value;

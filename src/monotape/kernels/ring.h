@@ -64,7 +64,10 @@ struct alignas(128) Shared {
   float early[kRanks > 1 ? kBatchTiles * kTileRows : 1];    // sums that have come before the stage that folds them
 };
 
+static_assert(sizeof(SelectScratch) == 9056, "as backends/cuda/header.py counts it");
 static_assert(sizeof(Shared) <= 227 * 1024, "a block's shared memory");
+static_assert(larger(larger(kInFlightNow, kInFlightAhead), larger(kInFlightPolling, kInFlightAttending)) <= kRingPages,
+              "copies on their way have a page each: a barrier tells two rounds apart, not three");
 
 // The KV units that one worker looks at: those of one head, [first, first + count). Splits are as many in every layer
 // of a token, and never fewer later, so that each word of their results is written in every turn.

@@ -5,13 +5,23 @@
 
 namespace monotape {
 
+// A loop, although it is short: see Team::over_lanes.
 __device__ __forceinline__ Candidate best_of_warp(Candidate mine) {
-#pragma unroll
+#pragma unroll 1
   for (int o = 16; o; o >>= 1) {
     const Candidate other = {__shfl_xor_sync(~0u, mine.score, o), __shfl_xor_sync(~0u, mine.id, o)};
     if (better(other, mine)) mine = other;
   }
   return mine;
+}
+
+// One thread tells the others of its worker what is next, after it has seen a word of this token from everybody. So all
+// have read the words of the turn before, and this worker's are taken back.
+__device__ __forceinline__ void announce(Consumer& c, int token, int stop) {
+  store_word(&c.params.exchange->candidates[(c.sample_turn() + 2) % 3][blockIdx.x], not_yet());
+  c.shared.next_token = token;
+  c.shared.stopping = stop;
+  c.shared.sample_turn = c.shared.sample_turn + 1;
 }
 
 // Every worker publishes its best, and every worker finds the best of all. Worker 0's word also says whether the host
@@ -59,16 +69,9 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
       mine = {best.score, best.id}, stop = best.stop;
       if (chosen_logit && c.lane() == 0) *chosen_logit = best.logit;
     }
-    if (c.lane() == 0) {
-      // Everybody has read the words of the turn before: they published these after it.
-      store_word(&candidates[(c.sample_turn() + 2) % 3][blockIdx.x], not_yet());
-      c.shared.next_token = mine.score == mine.score ? mine.id : -1;
-      c.shared.stopping = stop;
-    }
+    __syncwarp();  // only this warp has looked at the turn since everybody met
+    if (c.lane() == 0) announce(c, mine.score == mine.score ? mine.id : -1, stop);
   }
-  // Only this warp has looked at the turn since everybody met.
-  __syncwarp();
-  if (c.thread == 0) c.shared.sample_turn = c.shared.sample_turn + 1;
   return c.meet();
 }
 

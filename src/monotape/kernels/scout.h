@@ -10,20 +10,24 @@ class Scout {
   __device__ Scout(Shared& shared, const Params& params, int worker)
       : shared_(shared), tape_(params.tapes + params.tape_start[worker]), head_first_(has_rows(params)) {}
 
-  // A whole warp. It rests between looks: who spins slows down the consumers beside it.
+  // A whole warp. It rests between looks: who spins slows down the consumers beside it. While the producer asks for weights it
+  // does nothing: the memory is busy then, and asking for what is just being copied slows the copies down.
   __device__ void work() {
     while (!all_see(shared_.playing) && !all_see(shared_.done)) rest(kRest);
     const Span head = shared_.spans[static_cast<int>(Stage::head)];
     const int64_t end = head.offset + static_cast<int64_t>(head.count) * k_blocks(Stage::head) * kBlockBytes;
     int64_t at = head_first_ ? head.offset : 0;
-    uint32_t brought = 0;  // as Shared::copied is counted
+    uint32_t brought = 0, before = 0;  // as Shared::copied is counted
     for (; end > 0 && !all_see(shared_.done); rest(kRest)) {
-      const int ahead = static_cast<int>(brought - static_cast<uint32_t>(all_see(shared_.copied)));
-      if (ahead >= kLeadBytes) continue;
+      const uint32_t copied = static_cast<uint32_t>(all_see(shared_.copied));
+      const int ahead = static_cast<int>(brought - copied);
+      const bool stands = copied == before;
+      before = copied;
       if (ahead < 0) {  // left behind
         brought -= ahead, at -= ahead;
         while (at >= end) at -= end;
       }
+      if (!stands || ahead >= kLeadBytes) continue;
       const int bytes = end - at < kPiece ? static_cast<int>(end - at) : kPiece;
       bring(at, bytes);
       brought += bytes, at = at + bytes == end ? 0 : at + bytes;
@@ -41,9 +45,9 @@ class Scout {
   __device__ __forceinline__ void bring(int64_t at, int bytes) {
     uint32_t seen[kLoads];
 #pragma unroll
-    for (int i = 0; i < kLoads; i++) {
+    for (int i = 0; i < kLoads; i++) {  // no conditions: loads behind one would wait for each other
       const int line = (i * 32 + static_cast<int>(threadIdx.x % 32)) * kL2LineBytes;
-      seen[i] = line < bytes ? load_line(tape_ + at + line) : 0;
+      seen[i] = load_line(tape_ + at + smaller(line, bytes - kL2LineBytes));
     }
 #pragma unroll
     for (int i = 0; i < kLoads; i++) opaque(seen[i]);

@@ -12,10 +12,11 @@
 //   scratch()                             memory that the threads of a worker share
 //   meet()                                waits for them all; false when everything is called off
 //   add(counter, n)                       atomically, in memory that they share
-//   sum(x), largest(x), scan(n)           over the threads of a worker; every one must call it
+//   sum(x), largest(x), scan(n)           over the threads of a worker; every one must call it. largest takes several
 //   publish(n, word_at)                   words of this worker: a part of a word is never all ones
 //   collect(index, word)                  word w of worker v is v * kSamplerWords + w; -1: none. Waits for them
 //   end_turn()                            after all have collected
+//   wants_to_stop()                       whether the host has asked this worker to end the request
 // Needs the integer types of ptx.h, uint4 and the dimensions, but nothing else of the GPU: tests compile it for the host.
 #pragma once
 
@@ -28,18 +29,29 @@ constexpr int kMassBits = 45;  // of the weight 1, which is the best token's: 2^
 static_assert(kVocab <= 1 << 18 && kWorkers <= kConsumers && kConsumers > kBuckets, "sums and tables are large enough");
 constexpr uint64_t kAlive = 0x00800000ull << 32;  // the least key above those of -inf
 
+struct alignas(16) Weighed {  // read as one
+  uint64_t key, mass;
+};
+
 struct SelectScratch {
-  uint64_t key[kCandidates], mass[kCandidates];
+  Weighed candidate[kCandidates];
   uint64_t edge[kBuckets + 1];                                      // from above; bucket b is [edge[b + 1], edge[b])
-  uint64_t part_mass[kCandidates / kBuckets][kBuckets];             // of all workers, by groups of threads
-  uint32_t part_count[kCandidates / kBuckets][kBuckets];
+  union {
+    uint64_t part_mass[kCandidates / kBuckets][kBuckets];           // of all workers, by groups of threads
+    uint64_t lot[kCandidates];                                      // of the candidates, when all have been gathered
+  };
+  union {
+    uint32_t part_count[kCandidates / kBuckets][kBuckets];
+    alignas(16) uint32_t peak[kCandidates];                         // of every worker: the upper half of its best key
+  };
   uint64_t total_mass[kBuckets];
   uint32_t total_count[kBuckets];
   uint32_t limbs[4][kBuckets];                                      // of this worker: weight in three limbs, and number
   int before[kCandidates];                                          // candidates of the workers before
-  uint64_t sums[2][8];                                              // the team's own, of each warp
-  uint64_t found;
+  uint64_t sums[2][2 * 8];                                          // the team's own, of each warp
   double log_sum;
+  float chosen_logit;
+  int stopping;                                                     // worker 0 wants to stop
 };
 
 __device__ __forceinline__ uint64_t ordered(float value) {
@@ -64,6 +76,21 @@ __device__ __forceinline__ uint64_t share_of_mass(double share, uint64_t total) 
   const double wanted = ceil(share * static_cast<double>(total));
   const uint64_t target = static_cast<uint64_t>(wanted);
   return target < 1 ? 1 : target > total ? total : target;
+}
+
+// Calls use(id, value) for this worker's ids. Several loads are on their way at once.
+template <class Team, class Use>
+__device__ __forceinline__ void each_own(const Team& t, const float* values, Use use) {
+  constexpr int kAtOnce = 4;
+#pragma unroll 1
+  for (int first = t.first + t.thread; first < t.end; first += kAtOnce * kConsumers) {
+    float value[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) value[i] = first + i * kConsumers < t.end ? values[first + i * kConsumers] : 0;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++)
+      if (first + i * kConsumers < t.end) use(first + i * kConsumers, value[i]);
+  }
 }
 
 // What is wanted: the shortest run of best tokens with `count` of them, or with `share` of the weight if count is 0.
@@ -181,38 +208,34 @@ __device__ inline bool step_inside(const SelectScratch& s, Range& range, Goal& g
   return false;
 }
 
-// Candidates of all workers go into scratch.key and .mass of every worker, in no order that matters. If they are too
+// Candidates of all workers go into scratch.candidate of every worker, in no order that matters. If they are too
 // many, range.inside says so and they do not.
 template <class Team>
 __device__ __forceinline__ bool gather(Team& t, const float* values, float best, Range& range) {
   SelectScratch& s = t.scratch();
+  const auto inside = [&](uint64_t key) { return key >= range.low && key < range.high; };
   int mine = 0;
-#pragma unroll 1
-  for (int id = t.first + t.thread; id < t.end; id += kConsumers) {
-    const uint64_t key = key_of(values[id], id);
-    mine += key >= range.low && key < range.high;
-  }
+  each_own(t, values, [&](int id, float value) { mine += inside(key_of(value, id)); });
   const auto own = t.scan(mine);
   if (mine && own.total <= kCandidates) {
     int at = own.before;
-#pragma unroll 1
-    for (int id = t.first + t.thread; id < t.end; id += kConsumers) {
-      const uint64_t key = key_of(values[id], id);
-      if (key >= range.low && key < range.high) s.key[at++] = key;
-    }
+    each_own(t, values, [&](int id, float value) {
+      if (inside(key_of(value, id))) s.candidate[at++].key = key_of(value, id);
+    });
   }
   if (!t.meet()) return false;
   const bool send = own.total <= kCandidates;
-  const auto key_at = [&](int i) { return send && i < own.total ? s.key[i] : 0; };
+  const auto key_at = [&](int i) { return send && i < own.total ? s.candidate[i].key : 0; };
   t.publish(send ? 1 + own.total / 2 : 1, [&](int word) {
     const uint64_t a = key_at(word ? 2 * word - 1 : 0), b = word ? key_at(2 * word) : 0;
     const uint32_t value = __float_as_uint(value_of(a)), id = id_of(a) & 0x7fffffff;
     return word ? make_uint4(value, id, b ? __float_as_uint(value_of(b)) : 0, id_of(b) & 0x7fffffff)
-                : make_uint4(own.total, a ? value : 0, id, 0);
+                : make_uint4(own.total, a ? value : 0, id, t.wants_to_stop());
   });
   int header[1] = {t.thread < kWorkers ? t.thread * kSamplerWords : -1};
   uint4 word[1];
   t.collect(header, word);
+  if (t.thread == 0) s.stopping = word[0].w;
   if (!t.meet()) return false;
   const int count = static_cast<int>(word[0].x > kCandidates ? kCandidates + 1 : word[0].x);
   const auto all = t.scan(count);
@@ -230,8 +253,7 @@ __device__ __forceinline__ bool gather(Team& t, const float* values, float best,
     if (t.thread < all.total) {
       const bool first = number % 2;  // of a word that is not the header
       const float value = __uint_as_float(number == 0 ? word[0].y : first ? word[0].x : word[0].z);
-      s.key[t.thread] = key_of(value, number == 0 ? word[0].z : first ? word[0].y : word[0].w);
-      s.mass[t.thread] = mass_of(value, best);
+      s.candidate[t.thread] = {key_of(value, number == 0 ? word[0].z : first ? word[0].y : word[0].w), mass_of(value, best)};
     }
     if (!t.meet()) return false;
   }
@@ -245,10 +267,14 @@ struct Standing {
   uint32_t rank;
 };
 __device__ inline Standing standing(const SelectScratch& s, const Range& range, int thread) {
-  Standing mine = {thread < static_cast<int>(range.inside) ? s.key[thread] : ~0ull, range.mass_above, range.above};
+  Standing mine = {~0ull, range.mass_above, range.above};
+  if (thread >= static_cast<int>(range.inside)) return mine;
+  mine.key = s.candidate[thread].key;
 #pragma unroll 4
-  for (int i = 0; i < static_cast<int>(range.inside); i++)
-    if (s.key[i] > mine.key) mine.rank++, mine.mass_before += s.mass[i];
+  for (int i = 0; i < static_cast<int>(range.inside); i++) {
+    const Weighed other = s.candidate[i];
+    if (other.key > mine.key) mine.rank++, mine.mass_before += other.mass;
+  }
   return mine;
 }
 
@@ -280,23 +306,25 @@ __device__ __forceinline__ Search search(Team& t, const float* values, float bes
   }
 }
 
-// The best of every worker's largest values is known to all; this is the k-th best of them, so at least k tokens are as
-// good. Few more are: k tokens rarely meet at one worker. 0: there are not so many workers.
+// The largest value of every worker is known to all; this is the k-th largest of them, so at least k tokens are as good.
+// Few more are: k tokens rarely meet at one worker. Below kAlive: there are not so many workers with tokens.
 template <class Team>
 __device__ __forceinline__ uint64_t best_worker(Team& t, uint64_t largest_of_worker, int k) {
   SelectScratch& s = t.scratch();
   if (k > kWorkers) return 0;
-  if (t.thread < kWorkers) s.key[t.thread] = largest_of_worker;
-  if (t.thread == 0) s.found = 0;  // nobody is the k-th when workers without tokens share the last places
+  const uint32_t mine = static_cast<uint32_t>(largest_of_worker >> 32);
+  s.peak[t.thread] = t.thread < kWorkers ? mine : 0;
   if (!t.meet()) return 0;
-  int better = 0;
+  int as_good = 0;
   if (t.thread < kWorkers) {
-#pragma unroll 4
-    for (int w = 0; w < kWorkers; w++) better += s.key[w] > largest_of_worker;
-    if (better == k - 1) s.found = largest_of_worker;
+    const uint4* peaks = reinterpret_cast<const uint4*>(s.peak);
+#pragma unroll 3
+    for (int i = 0; i < (kWorkers + 3) / 4; i++) {
+      const uint4 other = peaks[i];
+      as_good += (other.x >= mine) + (other.y >= mine) + (other.z >= mine) + (other.w >= mine);
+    }
   }
-  if (!t.meet()) return 0;
-  return s.found;
+  return t.largest(as_good >= k ? static_cast<uint64_t>(mine) << 32 : 0);
 }
 
 // What one turn tells about all workers' values.
@@ -309,24 +337,21 @@ struct Peak {
 
 template <class Team>
 __device__ __forceinline__ bool survey(Team& t, const float* values, bool with_sum, Peak& peak) {
-  uint64_t best = key_of(-infinity(), 0x7fffffff), least = 0;  // least: turned over
-#pragma unroll 1
-  for (int id = t.first + t.thread; id < t.end; id += kConsumers) {
-    const uint64_t key = key_of(values[id], id);
-    if (key > best) best = key;
-    if (key >= kAlive && ~key > least) least = ~key;
-  }
-  best = t.largest(best);
-  uint64_t rest;  // what else is published
+  uint64_t end[2] = {key_of(-infinity(), 0x7fffffff), 0};  // the best, and the least: that one turned over
+  each_own(t, values, [&](int id, float value) {
+    const uint64_t key = key_of(value, id);
+    if (key > end[0]) end[0] = key;
+    if (key >= kAlive && ~key > end[1]) end[1] = ~key;
+  });
+  t.largest(end);
+  const uint64_t best = end[0];
+  uint64_t rest = end[1] ? __float_as_uint(value_of(~end[1])) : 0x7f800000u;  // what else is published
   if (with_sum) {
     double sum = 0;
 #pragma unroll 1
     for (int id = t.first + t.thread; id < t.end; id += kConsumers)
       sum += exp(static_cast<double>(values[id]) - value_of(best));
     rest = static_cast<uint64_t>(__double_as_longlong(t.sum(sum))) & 0x7ffffffffffffffeull;  // no part is all ones
-  } else {
-    least = t.largest(least);
-    rest = least ? __float_as_uint(value_of(~least)) : 0x7f800000u;
   }
   t.publish(1, [&](int) {
     return make_uint4(__float_as_uint(value_of(best)), id_of(best), static_cast<uint32_t>(rest),
@@ -340,12 +365,12 @@ __device__ __forceinline__ bool survey(Team& t, const float* values, bool with_s
   const bool real = t.thread < kWorkers;
   const float largest = __uint_as_float(word[0].x);
   peak.largest_of_worker = real ? key_of(largest, word[0].y) : 0;
-  peak.best = t.largest(peak.largest_of_worker);
+  end[0] = peak.largest_of_worker, end[1] = real && !with_sum ? ~ordered(__uint_as_float(word[0].z)) : 0;
+  t.largest(end);
+  peak.best = end[0], peak.least = value_of(~end[1]);
   if (with_sum) {
     const double sum = __longlong_as_double(static_cast<int64_t>(static_cast<uint64_t>(word[0].w) << 32 | word[0].z));
     peak.sum = t.sum(real && sum > 0 ? sum * exp(static_cast<double>(largest) - value_of(peak.best)) : 0.0);
-  } else {
-    peak.least = value_of(~t.largest(real ? ~ordered(__uint_as_float(word[0].z)) : 0));
   }
   return true;
 }

@@ -42,40 +42,42 @@ class Team {
 
   __device__ __forceinline__ SelectScratch& scratch() { return scratch_; }
   __device__ __forceinline__ bool meet() { return c_.meet(); }
+  __device__ __forceinline__ bool wants_to_stop() const { return blockIdx.x == 0 && c_.shared.cancel; }
   __device__ __forceinline__ void add(uint32_t* counter, uint32_t n) { add_to_shared(counter, n); }
 
   template <class T>
   __device__ __forceinline__ T sum(T value) {
-#pragma unroll
-    for (int o = 16; o; o >>= 1) value += __shfl_xor_sync(~0u, value, o);
+    const auto add = [](T a, T b) { return a + b; };
     T* parts = reinterpret_cast<T*>(scratch_.sums[flip()]);
+    value = over_lanes(value, 16, add);
     if (c_.lane() == 0) parts[c_.warp()] = value;
     meet();
-    value = 0;
+    return over_lanes(parts[c_.lane() % kWarps], kWarps / 2, add);
+  }
+  template <int Count>
+  __device__ __forceinline__ void largest(uint64_t (&value)[Count]) {
+    const auto better = [](uint64_t a, uint64_t b) { return a > b ? a : b; };
+    uint64_t* parts = scratch_.sums[flip()];
 #pragma unroll
-    for (int w = 0; w < kWarps; w++) value += parts[w];
-    return value;
+    for (int i = 0; i < Count; i++) {
+      value[i] = over_lanes(value[i], 16, better);
+      if (c_.lane() == 0) parts[i * kWarps + c_.warp()] = value[i];
+    }
+    meet();
+#pragma unroll
+    for (int i = 0; i < Count; i++) value[i] = over_lanes(parts[i * kWarps + c_.lane() % kWarps], kWarps / 2, better);
   }
   __device__ __forceinline__ uint64_t largest(uint64_t value) {
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-      const uint64_t other = __shfl_xor_sync(~0u, value, o);
-      if (other > value) value = other;
-    }
-    uint64_t* parts = scratch_.sums[flip()];
-    if (c_.lane() == 0) parts[c_.warp()] = value;
-    meet();
-#pragma unroll
-    for (int w = 0; w < kWarps; w++)
-      if (parts[w] > value) value = parts[w];
-    return value;
+    uint64_t all[1] = {value};
+    largest(all);
+    return all[0];
   }
   struct Scan {
     int before, total;
   };
   __device__ __forceinline__ Scan scan(int value) {
     int upto = value;
-#pragma unroll
+#pragma unroll 1
     for (int o = 1; o < 32; o <<= 1) {
       const int other = __shfl_up_sync(~0u, upto, o);
       if (c_.lane() >= o) upto += other;
@@ -83,13 +85,10 @@ class Team {
     uint64_t* parts = scratch_.sums[flip()];
     if (c_.lane() == 31) parts[c_.warp()] = upto;
     meet();
-    Scan result = {upto - value, 0};
-#pragma unroll
-    for (int w = 0; w < kWarps; w++) {
-      if (w < c_.warp()) result.before += static_cast<int>(parts[w]);
-      result.total += static_cast<int>(parts[w]);
-    }
-    return result;
+    const int warp = c_.lane() % kWarps;
+    const uint64_t part = parts[warp], before = warp < c_.warp() ? part : 0;
+    const uint64_t both = over_lanes(before << 32 | part, kWarps / 2, [](uint64_t a, uint64_t b) { return a + b; });
+    return {upto - value + static_cast<int>(both >> 32), static_cast<int>(both)};
   }
 
   template <class WordAt>
@@ -122,6 +121,14 @@ class Team {
   }
 
  private:
+  // What is left of the values of 2 * `apart` lanes. A loop, although it is short: this code is run once a token and is not
+  // in the cache of instructions any more, so that each of them costs more than what it does.
+  template <class T, class Join>
+  static __device__ __forceinline__ T over_lanes(T value, int apart, Join join) {
+#pragma unroll 1
+    for (; apart; apart >>= 1) value = join(value, __shfl_xor_sync(~0u, value, apart));
+    return value;
+  }
   // Two buffers in turn: who is a meeting ahead does not overwrite what others still read.
   __device__ __forceinline__ int flip() { return flip_ ^= 1; }
   __device__ __forceinline__ uint4* slot(int turn) { return words_ + turn % 3 * kWorkers * kSamplerWords; }

@@ -328,6 +328,8 @@ class Kernel:
             device()
             if self._told:
                 self._tell(parameters)
+                # Kept until the next ones: nobody promises that the copy is made at once.
+                self._parameters = parameters
             _check(
                 driver.cuLaunchCooperativeKernel(
                     driver.CUfunction(int(self._kernel.handle)), blocks, 1, 1, threads, 1, 1, self._shared_bytes,
@@ -339,7 +341,7 @@ class Kernel:
                 self.stream.record(self._done)
 
     def _tell(self, parameters: ctypes.Structure) -> None:
-        """Copies them to where later launches read them. From memory that is not pinned: it may change at once."""
+        """Copies them to where later launches read them."""
         driver, size = _bindings(), ctypes.sizeof(parameters)
         library = driver.CUlibrary(int(self._code.handle))
         place, room = _check(driver.cuLibraryGetGlobal(library, self._told.encode()))

@@ -15,7 +15,10 @@ BLOCK_BYTES = 512  # 8 rows of 32 values
 _WARPS, _BATCH_TILES, _BLOCK_K = 8, 16, 32
 _FAIR_BYTES_PER_TICK = 21.8  # of the memory's bandwidth, for each of an H200's 132 workers
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes of a worker
-_SELECT_SHARED = 8928  # kernels/select.h: SelectScratch
+# What a prefill needs of the ring, with heads of up to 64 values (a finished block of rows_matrix.h) and of more
+# (queries and four steps of rows_attention.h).
+_RING, _WIDE_RING = 135168, 163840
+_SELECT_SHARED = 9056  # kernels/select.h: SelectScratch
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 _HEAD_INPUTS = ("own", "mean", "sum")  # kernels/types.h: HeadInput
 
@@ -179,6 +182,7 @@ def ring_pages(spec: ModelSpec, plan: Plan, blocks: int) -> int:
 
 
 def check_supported(spec: ModelSpec, plan: Plan) -> None:
+    """Refuses by name what the kernel cannot run."""
     if spec.head_dim % 8 or spec.head_dim > 128 or spec.rope.dims % 16:
         raise UnsupportedModel(
             f"The CUDA kernel does not run heads of {spec.head_dim} values of which {spec.rope.dims} rotate.",
@@ -193,6 +197,12 @@ def check_supported(spec: ModelSpec, plan: Plan) -> None:
         raise UnsupportedModel(
             f"{plan.machine.workers} workers cannot share {spec.kv_heads} KV heads.",
             "Use as many workers as heads.",
+        )
+    blocks = page_blocks(spec, plan)
+    if ring_pages(spec, plan, blocks) * blocks * BLOCK_BYTES < (_WIDE_RING if spec.head_dim > 64 else _RING):
+        raise UnsupportedModel(
+            f"The CUDA kernel has no room for inputs of {32 * most_blocks(plan):,} values beside its ring.",
+            "Share the model among ranks with --tp, or use --backend cpu.",
         )
     if plan.format not in (Format.BF16, Format.F16):
         raise UnsupportedModel(

@@ -6,7 +6,7 @@ from monotape.backends.cuda.driver import DeviceMemory
 from monotape.backends.cuda.params import RowsStruct
 from monotape.models.spec import ModelSpec
 
-CHUNK = 1024  # rows of a pass: weights are read once for all of them, and every worker has blocks enough
+CHUNK = 2048  # rows of a pass: weights are read once for all of them, and every worker has blocks enough
 _BLOCK_ROWS, _BLOCK_K, _BLOCK_BYTES = 8, 32, 512
 
 
