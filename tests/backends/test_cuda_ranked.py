@@ -140,7 +140,7 @@ def test_numbers_of_a_request_are_the_same_for_all_ranks_and_never_used_again(fo
 @pytest.mark.parametrize(
     ("name", "ranks", "lanes", "rows", "slots"),
     [
-        ("llama-3.1-8b", 2, None, 1024, 2), ("llama-3.1-8b", 8, None, 512, 2),
+        ("llama-3.1-8b", 2, None, 2048, 2), ("llama-3.1-8b", 8, None, 512, 2),
         ("llama-3.1-8b", 8, delayed(8, 2), 256, 4), ("llama-3.1-8b", 8, silent(8), 1024, 1),
         ("llama-3.1-8b", 8, delayed(8, 32), 128, 33),
     ],
