@@ -41,6 +41,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "dense-2b": _config("LlamaForCausalLM", 25, 2560, 20, 4, 128, 6912, 49152),
     "qwen3-0.6b": _config("Qwen3ForCausalLM", 28, 1024, 16, 8, 128, 3072, 151936),
     "qwen3-1.7b": _config("Qwen3ForCausalLM", 28, 2048, 16, 8, 128, 6144, 151936),
+    "qwen2.5-0.5b": _config("Qwen2ForCausalLM", 24, 896, 14, 2, 64, 4864, 151936, max_position_embeddings=32768),
+    "qwen2.5-1.5b": _config("Qwen2ForCausalLM", 28, 1536, 12, 2, 128, 8960, 151936, max_position_embeddings=32768),
     "smollm2-135m": _config("LlamaForCausalLM", 30, 576, 9, 3, 64, 1536, 49152, max_position_embeddings=8192),
 }  # fmt: skip
 

@@ -26,10 +26,6 @@ H200_PROCESSORS = 132
 MOST_REGISTERS = 168  # of a thread
 FAMILIES = {
     **SHAPES,
-    "qwen2.5-0.5b": {
-        **SHAPES["qwen3-0.6b"], "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 4864,
-        "num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 24,
-    },
     "mistral-7b": {
         **SHAPES["llama-3.1-8b"], "architectures": ["MistralForCausalLM"], "vocab_size": 32768, "rope_scaling": None,
     },

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from backends.cpu_cases import distance, ids, reference
 from backends.host_kernel import HostKernel, Schedule, host_gpu
+from backends.host_sampling import check_sampling_in_any_order, drawn_in_any_order
 from families import Case, make_checkpoint
 from monotape.backends.cuda import header
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.params import place_table
-from monotape.backends.protocol import Job, Sampling, Token
-from monotape.backends.reference.sampler import choose, logprobs
+from monotape.backends.protocol import Job, Sampling
 from monotape.engine.loading import gpu_plan
 from monotape.errors import DeadlineFault, NumericalFault
 from monotape.models.registry import spec_from_config
@@ -213,15 +213,8 @@ def test_greedy_tokens_in_any_order(load: Load, place: Path, setup: str) -> None
 )
 def test_sampling_in_any_order(load: Load, setup: str, settings: dict[str, Any]) -> None:
     """What the reference draws from the kernel's own logits, and their log-probabilities."""
-    backend, prompt = load(setup), (5, 9, 5)
-    job = Job(prompt, 0, 5, (9, 40), 2, Sampling(seed=77, **settings), logprobs=4)
-    for tokens, logits in drawn_in_any_order(backend, job):
-        for step, token in enumerate(tokens):
-            value, top = logprobs(logits[step], token.id, 4)
-            assert token.logprob == pytest.approx(value, rel=1e-6)
-            assert [best for best, _ in token.top_logprobs] == [best for best, _ in top]
-            assert [v for _, v in token.top_logprobs] == pytest.approx([v for _, v in top], rel=1e-6)
-        assert len(tokens) == 5 or tokens[-1].id in job.stop_ids
+    job = Job((5, 9, 5), 0, 5, (9, 40), 2, Sampling(seed=77, **settings), logprobs=4)
+    check_sampling_in_any_order(load(setup), job, SCHEDULES)
 
 
 @pytest.mark.parametrize(
@@ -235,9 +228,8 @@ def test_sampling_in_any_order(load: Load, setup: str, settings: dict[str, Any])
 def test_tokens_that_everybody_knows_without_an_election(
     load: Load, setup: str, settings: dict[str, Any]
 ) -> None:
-    for tokens, _ in drawn_in_any_order(
-        load(setup), Job((5, 9, 5), 0, 12, sampling=Sampling(seed=7, **settings))
-    ):
+    job = Job((5, 9, 5), 0, 12, sampling=Sampling(seed=7, **settings))
+    for tokens, _ in drawn_in_any_order(load(setup), job, SCHEDULES):
         assert len(tokens) == 12
 
 
@@ -256,22 +248,6 @@ def ended_with_an_election(backend: CudaBackend) -> bool:
     memory, workers = backend._memories["exchange"], backend.plan.machine.workers
     words = memory.read(np.empty(memory.bytes, np.uint8)).view(np.uint32).reshape(-1, 4)
     return bool((words[-4 * workers - 1 : -workers - 1] != 0xFFFFFFFF).any())
-
-
-def drawn_in_any_order(backend: CudaBackend, job: Job) -> Iterator[tuple[list[Token], Logits]]:
-    """Tokens by every schedule, which are those of the reference, and the logits that they were drawn from."""
-    logits = None
-    for schedule in SCHEDULES:
-        HostKernel.schedule = schedule
-        tokens = list(CudaGeneration(backend, job, backend.new_sequence(), chunk=0))
-        if logits is None:
-            told = (*job.prompt, *ids(tokens)[:-1])
-            logits = backend.logits(told, backend.new_sequence(), chunk=0)[len(job.prompt) - 1 :]
-        for step, token in enumerate(tokens):
-            output, banned = ids(tokens)[:step], job.stop_ids if step < job.min_tokens else ()
-            position = len(job.prompt) + step
-            assert token.id == choose(logits[step], job.prompt, output, position, job.sampling, banned)
-        yield tokens, logits
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from backends.host_ranks import (
     checkpoints,
     loader,
 )
+from backends.host_sampling import check_sampling_in_any_order
 from lane_models import make_laneformer
 from monotape.backends.cuda import backend as cuda_backend
 from monotape.backends.cuda.backend import CudaBackend
@@ -33,7 +34,6 @@ from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.links import Numbers
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job, Sampling
-from monotape.backends.reference.sampler import choose, logprobs
 from monotape.engine.loading import gpu_plan
 from monotape.errors import DeadlineFault, NumericalFault, UnsupportedModel
 from monotape.models.registry import spec_from_config
@@ -116,21 +116,8 @@ def test_greedy_tokens_cancelling_and_a_second_turn(
 )
 def test_sampling_in_any_order(load: Load, settings: dict[str, Any]) -> None:
     """What the reference draws from the kernel's own logits, and their log-probabilities."""
-    backend, prompt = load("qwen2", 2, 2), (5, 9, 5)
-    job = Job(prompt, 0, 4, (9, 40), 2, Sampling(seed=77, **settings), logprobs=4)
-    for schedule in SCHEDULES:
-        HostKernel.schedule = schedule
-        tokens = list(CudaGeneration(backend, job, backend.new_sequence(), chunk=0))
-        told = (*prompt, *ids(tokens)[:-1])
-        logits = backend.logits(told, backend.new_sequence(), chunk=0)[len(prompt) - 1 :]
-        for step, token in enumerate(tokens):
-            output, banned = ids(tokens)[:step], job.stop_ids if step < job.min_tokens else ()
-            assert token.id == choose(logits[step], prompt, output, len(prompt) + step, job.sampling, banned)
-            value, top = logprobs(logits[step], token.id, 4)
-            assert token.logprob == pytest.approx(value, rel=1e-6)
-            assert [best for best, _ in token.top_logprobs] == [best for best, _ in top]
-            assert [v for _, v in token.top_logprobs] == pytest.approx([v for _, v in top], rel=1e-6)
-        assert len(tokens) == 4 or tokens[-1].id in job.stop_ids
+    job = Job((5, 9, 5), 0, 4, (9, 40), 2, Sampling(seed=77, **settings), logprobs=4)
+    check_sampling_in_any_order(load("qwen2", 2, 2), job, SCHEDULES)
 
 
 @pytest.mark.parametrize(
