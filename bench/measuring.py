@@ -14,7 +14,7 @@ from monotape.backends.protocol import Backend, Job, KvSequence, Sampling
 from monotape.engine.loading import load_backend
 from monotape.models.registry import spec_from_config
 from monotape.weights.checkpoint import Checkpoint
-from shapes import SHAPES, RandomCheckpoint
+from shapes import ROUND, SHAPES, RandomCheckpoint
 
 #: A usual way to chat, for comparing sampled decoding with greedy.
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1)
@@ -35,7 +35,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str) -> None:
 
 def open_model(name: str) -> tuple[Checkpoint, Path | None]:
     """A named shape with random weights, or a checkpoint and where it lies."""
-    if name in SHAPES:
+    if name in SHAPES or name in ROUND:
         return RandomCheckpoint(name), None
     from monotape.weights.hub import resolve
     from monotape.weights.open import open_checkpoint

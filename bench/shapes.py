@@ -46,6 +46,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": _config("LlamaForCausalLM", 30, 576, 9, 3, 64, 1536, 49152, max_position_embeddings=8192),
 }  # fmt: skip
 
+# What an odd width costs shows beside a round one: as many layers, and as many bytes in each and in the head, to 1 %.
+ROUND: dict[str, dict[str, Any]] = {
+    "round-0.5b": _config("Qwen2ForCausalLM", 24, 1024, 16, 2, 64, 4096, 131072),
+    "round-1.5b": _config("Qwen2ForCausalLM", 28, 2048, 16, 2, 128, 6144, 114688),
+    "round-135m": _config("LlamaForCausalLM", 30, 512, 8, 4, 64, 1792, 55296),
+}
+
 
 _POOL = (1 << 22) + 15  # values; odd, so that no two rows of a matrix start at the same one
 
@@ -59,7 +66,7 @@ class RandomCheckpoint:
 
     def __init__(self, name: str, **changes: Any) -> None:
         self.source = name
-        self.config: Mapping[str, Any] = SHAPES[name] | changes
+        self.config: Mapping[str, Any] = (SHAPES | ROUND)[name] | changes
         self.generation_config: Mapping[str, Any] = {}
         self.text = TextAssets()
         self._spec = spec_from_config(self.config)
