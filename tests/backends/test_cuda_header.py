@@ -69,3 +69,14 @@ def test_an_input_that_leaves_no_room_for_the_ring_is_refused() -> None:
         plan_header(spec, gpu_plan(spec, PROCESSORS, 64))
     assert "--tp" in raised.value.hint
     plan_header(spec, gpu_plan(spec, PROCESSORS, 64, tp=2))
+
+
+@pytest.mark.parametrize(("head_dim", "fits"), [(64, True), (96, True), (128, False)])
+def test_the_room_that_a_prefill_needs_depends_on_the_heads(head_dim: int, fits: bool) -> None:
+    spec = spec_from_config({**SHAPES["llama-3.1-8b"], "head_dim": head_dim, "intermediate_size": 28672})
+    plan = gpu_plan(spec, PROCESSORS, 64)
+    if fits:
+        plan_header(spec, plan)
+    else:
+        with pytest.raises(UnsupportedModel, match="no room for inputs of 28,672 values"):
+            plan_header(spec, plan)

@@ -113,19 +113,22 @@ __device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listen
     if constexpr (!kKeyRides) index[kWords + i] = newest && number[i] >= 0 ? first_key + number[i] : -1;
   }
   index[kAll - 1] = newest && c.lane() < kHeadWords ? first_key + kKvHeads * kHeadWords + c.lane() : -1;
+  const auto gains_of = [&](bool key) {
+    return read_gains((key ? c.params.k_norm : c.params.q_norm) + layer * kHeadDim, c.column());
+  };
+  const HeadGains gains = gains_of(is_key), key_gains = kKeyRides ? gains : gains_of(true);
   Patience patience(c.shared, c.lost, Stage::attention, layer);
   poll(c.params.exchange->qkv[c.turn & 1], index, word, patience);
   __syncwarp();
-  const auto finish = [&](int first, bool key) {
-    const float* gain = kQkNorm ? (key ? c.params.k_norm : c.params.q_norm) + layer * kHeadDim : nullptr;
+  const auto finish = [&](int first, bool key, const HeadGains& gains) {
     uint4 own[kWords];
 #pragma unroll
     for (int i = 0; i < kWords; i++) own[i] = word[first + i];
-    return finish_head(own, c.column(), gain, token_angles(c), key ? 1.0f : kAttentionScale);
+    return finish_head(own, c.column(), gains, token_angles(c), key ? 1.0f : kAttentionScale);
   };
-  const Head head = finish(0, is_key);
+  const Head head = finish(0, is_key, gains);
   if (newest) {
-    const Head key = kKeyRides ? head : finish(kKeyWords, true);
+    const Head key = kKeyRides ? head : finish(kKeyWords, true, key_gains);
     if (is_key || (!kKeyRides && c.row() == 0)) {
 #pragma unroll
       for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + c.column()] = key.block[b];
@@ -220,6 +223,7 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   const Share share = share_of(c.params, c.shared, layer, position);
   if (!share.has_part) return true;
   c.begin(Stage::attention, layer);
+  if (!c.meet()) return false;  // nobody reads the sums of qkv any more, over which parts will lie
   const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
   const bool newest = last >= 0 && last % kWarps == c.warp();
   const bool idle = resets_in_attention(c);
@@ -240,16 +244,18 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
           __syncwarp();
         }
         look_at(c, words, query, share.begin - base, position + 1 - base, running);
-        if (i == last) fence_shared_copies();  // the next copy into this page comes after these stores
       }
-    c.pages.give_back(c.lane(), c.lost);
+    if (!newest || unit + kPageUnits < share.count) c.pages.give_back(c.lane(), c.lost);
   }
-  if (!c.meet()) return false;  // parts lie where others may still have been reading the sums of qkv
   if (c.warp() < share.count) keep_part(c, running);
   if (!c.meet()) return false;
   publish_results(c, share);
   c.trace.end();
-  if (newest) put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position);
+  if (newest) {
+    fence_shared_copies();  // the next copy into the page comes after what was stored there
+    c.pages.give_back(c.lane(), c.lost);
+    put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position);
+  }
   return c.meet();
 }
 

@@ -22,6 +22,11 @@ struct HeadWords {
   static __device__ __forceinline__ int partner(int word) {
     return word < kRopeHalfWords ? word + kRopeHalfWords : word < 2 * kRopeHalfWords ? word - kRopeHalfWords : word;
   }
+  // Where a lane has the partner of its word b.
+  static __device__ constexpr int place_of_partner(int b) {
+    if (!partners_at_hand) return own + b;
+    return 4 * b < kRopeHalfWords ? (b + kRopeHalfWords / 4) % own : 4 * b < 2 * kRopeHalfWords ? b - kRopeHalfWords / 4 : b;
+  }
   // Numbers of the words within the head; -1 past its end.
   static __device__ __forceinline__ void numbers(int column, int (&word)[count]) {
 #pragma unroll
@@ -41,8 +46,24 @@ __device__ __forceinline__ Angles angles_of(const Params& params, int position) 
   return {params.cosines + at, params.sines + at};
 }
 
+// What the norm multiplies a lane's words with. To be read early, because it comes from the L2.
+struct HeadGains {
+  float word[kQkNorm ? HeadWords::count : 1][8];
+};
+__device__ __forceinline__ HeadGains read_gains(const float* gain, int column) {
+  HeadGains gains = {};
+  if constexpr (kQkNorm) {
+    int number[HeadWords::count];
+    HeadWords::numbers(column, number);
+#pragma unroll
+    for (int i = 0; i < HeadWords::count; i++)
+      if (number[i] >= 0) load8(gain + number[i] * 8, gains.word[i]);
+  }
+  return gains;
+}
+
 // From raw words to the finished head.
-__device__ __forceinline__ Head finish_head(const uint4 (&word)[HeadWords::count], int column, const float* gain,
+__device__ __forceinline__ Head finish_head(const uint4 (&word)[HeadWords::count], int column, const HeadGains& gains,
                                             Angles angles, float scale) {
   constexpr int own = HeadWords::own;
   float inverse = 1;
@@ -63,21 +84,19 @@ __device__ __forceinline__ Head finish_head(const uint4 (&word)[HeadWords::count
 #pragma unroll
   for (int b = 0; b < own; b++) {
     const int number = 4 * b + column;
+    const int partner = HeadWords::place_of_partner(b);
     float value[8], other[8];
     unpack8(word[b], value);
-    if constexpr (HeadWords::partners_at_hand)
-      unpack8(word[4 * b < kRopeHalfWords ? (b + kRopeHalfWords / 4) % own : 4 * b < 2 * kRopeHalfWords ? b - kRopeHalfWords / 4 : b], other);
-    else unpack8(word[own + b], other);
-    const bool real = number < kHeadWords, rotates = number < 2 * kRopeHalfWords, first = number < kRopeHalfWords;
+    unpack8(word[partner], other);
+    const bool rotates = number < 2 * kRopeHalfWords, first = number < kRopeHalfWords;
     float cosine[8], sine[8];
     load8(angles.cosines + (rotates ? (first ? number : number - kRopeHalfWords) * 8 : 0), cosine);
     load8(angles.sines + (rotates ? (first ? number : number - kRopeHalfWords) * 8 : 0), sine);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      const int d = number * 8 + i;
       float mine = value[i], theirs = other[i];
       if constexpr (kQkNorm)
-        if (real) mine *= inverse * gain[d], theirs *= inverse * gain[HeadWords::partner(number) * 8 + i];
+        mine *= inverse * gains.word[b][i], theirs *= inverse * gains.word[partner][i];
       if (rotates) mine = mine * cosine[i] + (first ? -theirs : theirs) * sine[i];
       value[i] = mine * scale;
     }

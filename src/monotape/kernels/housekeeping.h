@@ -12,9 +12,11 @@
 //
 // A warp of its own, the janitor, does it: no token waits for the round trip. Before a worker publishes what a stage gave,
 // the resets of earlier stages are done. Who polls a word again, two turns later at the earliest, has needed what its
-// owner published at `output` or `down` since: nobody can take an old word for a new one. That holds where every worker
-// has tiles of the head, and of `down` or of both stages that read the residual stream. In all other plans (kScattered) a
-// worker waits for a stage's own resets before it publishes what the stage gave.
+// owner published at `output` or `down` since: nobody can take an old word for a new one. An owner without these stages
+// has tiles of qkv and `gate_up`: what it reset at qkv is polled by who needed its part of the activation, or of what
+// others made of it; what it reset at `gate_up`, by who needed what came of its part of q, k and v. So it is where every
+// worker has tiles of the head, and of `down` or of both stages that read the residual stream. In all other plans
+// (kScattered) a worker waits for a stage's own resets before it publishes what the stage gave.
 #pragma once
 #include "consumer.h"
 
@@ -131,9 +133,10 @@ class Janitor {
   const Params& params_;
 };
 
-// Whether a worker's words of a turn are reset at its first stage of the next one, and whether that is attention.
-__device__ __forceinline__ bool resets_late(const Consumer& c) { return c.span(Stage::down).count == 0; }
-__device__ __forceinline__ bool resets_in_attention(const Consumer& c) { return c.span(Stage::qkv).count == 0 && resets_late(c); }
+// Whether a worker's words of a turn are reset in the next turn's attention, because that is its first stage.
+__device__ __forceinline__ bool resets_in_attention(const Consumer& c) {
+  return c.span(Stage::qkv).count == 0 && c.span(Stage::down).count == 0;
+}
 
 // The number of a matrix in the request.
 __device__ __forceinline__ int step_of(const Consumer& c, Stage stage, int layer) {
@@ -142,7 +145,7 @@ __device__ __forceinline__ int step_of(const Consumer& c, Stage stage, int layer
 
 // One thread waits until everything is reset that must be before the worker publishes what this step gave.
 __device__ __forceinline__ void await_resets(Consumer& c, int step) {
-  const int wanted = kScattered || resets_late(c) ? step : c.step_before;
+  const int wanted = kScattered ? step : c.step_before;
   while (c.shared.swept < wanted && !c.lost) c.lost = c.shared.failed;
   c.step_before = step;
 }

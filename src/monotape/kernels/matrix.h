@@ -13,13 +13,13 @@ struct Matrix {
   int layer, blocks, words;  // blocks of k, and words of the input: the last block may be padded
   const uint4* input;   // words of the exchange
   const float* gain;    // of the norm; null: the input is not normalised
+  const float* bias;    // of this worker's rows; null: none
   uint4* output;        // where this worker's first word goes; null: not into the exchange
 };
 
 // Warp w has the blocks w, w + 8, w + 16 ... of k. A lane polls word lane % 4 of every eighth of them.
 constexpr int kRounds = 4;  // words that a lane polls together
 constexpr int kNormRounds = divide_up(k_blocks(Stage::qkv), kWarps * 8);
-static_assert(kBatchTiles % 2 == 0, "see TileProduct::run");
 static_assert(kNormRounds <= kRounds, "a normalised input is polled at once");
 
 __device__ __forceinline__ int input_word(Consumer& c, int round) {
@@ -81,11 +81,22 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
   return squares;
 }
 
+// Tiles that a warp multiplies together: those of a page, or as large a part of them as its registers can hold. Where tiles
+// are short, most of the time goes into what has to be done once a step.
+constexpr int kMostBlocksAtOnce = 10;
+__host__ __device__ constexpr int tiles_at_once(int blocks) {
+  const int each = divide_up(tile_blocks_in_page(blocks), kWarps), all = tiles_in_page(blocks);
+  int together = smaller(all, smaller(kBatchTiles / 2, larger(1, kMostBlocksAtOnce / each)));
+  while (all % together != 0) together--;
+  return together;
+}
 // Weights that a warp has in registers: its blocks of a page, or of a tile's part of it.
-__device__ constexpr int blocks_at_once(Stage s) { return divide_up(tile_blocks_in_page(k_blocks(s)), kWarps); }
-constexpr int kMostAtOnce = larger(blocks_at_once(Stage::qkv), larger(blocks_at_once(Stage::output), blocks_at_once(Stage::down)));
+__host__ __device__ constexpr int blocks_at_once(int blocks) {
+  return tiles_at_once(blocks) * divide_up(tile_blocks_in_page(blocks), kWarps);
+}
+constexpr int kWide = k_blocks(Stage::qkv), kFromHeads = k_blocks(Stage::output), kFromFfn = k_blocks(Stage::down);
 struct Weights {
-  uint4 block[kMostAtOnce];
+  uint4 block[larger(blocks_at_once(kWide), larger(blocks_at_once(kFromHeads), blocks_at_once(kFromFfn)))] = {};
 };
 
 // A warp's way through its worker's tiles of a stage. A tile may take several pages.
@@ -110,9 +121,14 @@ struct Progress {
 template <int Blocks>
 class TileProduct {
  public:
+  static constexpr int kTogether = tiles_at_once(Blocks);
+  // Tiles whose sums are kept before they are added up: between two batches lies an even number of steps.
+  static constexpr int kBatch = kBatchTiles / (2 * kTogether) * 2 * kTogether;
+
   __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
       : c_(c), at_(progress), count_(count),
-        input_(reinterpret_cast<const uint2*>(c.shared.x) + c.warp() * 8 + c.column() * 2 + c.row() % 2) {}
+        input_(reinterpret_cast<const uint2*>(c.shared.x) + c.warp() * 8 + c.column() * 2 + c.row() % 2),
+        sums_out_(&c.shared.sums[c.buffer][0][c.row()][c.warp()]) {}
 
   __device__ __forceinline__ void prepare() {
     fetch_next(at_.even);
@@ -120,45 +136,56 @@ class TileProduct {
     give_back();
   }
 
-  // The tiles from the next one on, up to `end`; `meanwhile` is called once something is under way. Between two calls lies
-  // an even number of pages.
+  // The tiles from the next one on, up to `end`; `meanwhile` is called once something is under way.
   template <class Meanwhile>
-  __device__ __forceinline__ void run(int first, int end, Meanwhile meanwhile) {
-    step(at_.even, first);
+  __device__ __forceinline__ void run(int end, Meanwhile meanwhile) {
+    if (kWhole) read_input();
+    step(at_.even);
     meanwhile();
 #pragma unroll 1
     while (at_.tile < end) {
-      step(at_.odd, first);
-      if (at_.tile == end) break;
-      step(at_.even, first);
+      step(at_.odd);
+      if (at_.tile >= end) break;
+      step(at_.even);
     }
   }
 
  private:
-  static constexpr int kChains = 4;  // of products that do not wait for each other
   static constexpr int kInPage = tiles_in_page(Blocks), kRun = tile_blocks_in_page(Blocks);
   static constexpr int kAtOnce = divide_up(kRun, kWarps);
   static constexpr int kLastRun = Blocks - (divide_up(Blocks, kRun) - 1) * kRun, kSure = kLastRun / kWarps;
-  static constexpr bool kWhole = kRun == Blocks;  // a tile is never in two pages
+  static constexpr bool kWhole = kRun == Blocks;  // a tile is never in two pages, and the input is the same for all
+  static constexpr int kChains = kTogether == 1 ? 4 : 2;  // of a tile's products that do not wait for each other
 
-  __device__ __forceinline__ void step(Weights& weights, int first) {
-    uint2 x[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i++) x[i] = there(at_.k, i) ? input_[(at_.k + i * kWarps) * 8] : make_uint2(0, 0);
+  // A page's tiles, or one of them, or a part of one. What lies past the last tile is multiplied too, and left.
+  __device__ __forceinline__ void step(Weights& weights) {
+    if (!kWhole) read_input();
     if (kWhole || at_.k == 0) clear();
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) {
-      const uint4& w = weights.block[i];
-      multiply_accumulate(sums_[i % kChains], w.x, w.y, w.z, w.w, x[i].x, x[i].y);
-    }
+    for (int i = 0; i < kAtOnce; i++)
+#pragma unroll
+      for (int t = 0; t < kTogether; t++) {
+        const uint4& w = weights.block[t * kAtOnce + i];
+        multiply_accumulate(sums_[t][i % kChains], w.x, w.y, w.z, w.w, x_[i].x, x_[i].y);
+      }
     fetch_next(weights);
     at_.k += kRun;
     if (!kWhole && at_.k < Blocks) return;
-    float y = 0;
 #pragma unroll
-    for (int i = 0; i < kChains; i += 2) y += (sums_[i][0] + sums_[i][3]) + (sums_[i + 1][0] + sums_[i + 1][3]);
-    if (c_.column() == 0) c_.shared.sums[c_.buffer][at_.tile - first][c_.row()][c_.warp()] = y;
-    at_.k = 0, at_.tile++;
+    for (int t = 0; t < kTogether; t++) {
+      float y = sums_[t][0][0] + sums_[t][0][3];
+#pragma unroll
+      for (int i = 1; i < kChains; i++) y += sums_[t][i][0] + sums_[t][i][3];
+      if (c_.column() == 0) sums_out_[t * kTileRows * kWarps] = y;
+    }
+    sums_out_ += kTogether * kTileRows * kWarps;
+    at_.k = 0, at_.tile += kTogether;
+  }
+
+  // This warp's blocks of it, from k on.
+  __device__ __forceinline__ void read_input() {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) x_[i] = there(at_.k, i) ? input_[(at_.k + i * kWarps) * 8] : make_uint2(0, 0);
   }
 
   // What was fetched before is in registers by now.
@@ -169,43 +196,54 @@ class TileProduct {
 
   __device__ __forceinline__ void fetch_next(Weights& to) {
     give_back();
-    if (at_.next_tile == count_) return;
-    const uint4* page = c_.pages.take(c_.lost) + ((kInPage == 1 ? 0 : at_.in_page * Blocks) + c_.warp()) * kBlockWords + c_.lane();
+    if (at_.next_tile >= count_) return;
+    const uint4* page = c_.pages.take(c_.lost) + ((kInPage == kTogether ? 0 : at_.in_page * Blocks) + c_.warp()) * kBlockWords + c_.lane();
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) to.block[i] = there(at_.next_k, i) ? page[i * kWarps * kBlockWords] : make_uint4(0, 0, 0, 0);
-    at_.page_ends = kInPage == 1 || at_.in_page == kInPage - 1 || at_.next_tile == count_ - 1;
-    at_.in_page = at_.page_ends ? 0 : at_.in_page + 1;
+    for (int t = 0; t < kTogether; t++)
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++) {
+        if (there(at_.next_k, i)) to.block[t * kAtOnce + i] = page[(t * Blocks + i * kWarps) * kBlockWords];
+        else if (!kWhole) to.block[i] = make_uint4(0, 0, 0, 0);  // of whole tiles it has been zero from the start
+      }
+    at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || at_.next_tile + kTogether >= count_;
+    at_.in_page = at_.page_ends ? 0 : at_.in_page + kTogether;
     at_.next_k += kRun;
-    if (kWhole || at_.next_k >= Blocks) at_.next_k = 0, at_.next_tile++;
+    if (kWhole || at_.next_k >= Blocks) at_.next_k = 0, at_.next_tile += kTogether;
   }
 
   __device__ __forceinline__ bool there(int k, int i) const { return i < kSure || k + i * kWarps + c_.warp() < Blocks; }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kChains; i++) sums_[i][0] = sums_[i][1] = sums_[i][2] = sums_[i][3] = 0;
+    for (int t = 0; t < kTogether; t++)
+#pragma unroll
+      for (int i = 0; i < kChains; i++) sums_[t][i][0] = sums_[t][i][1] = sums_[t][i][2] = sums_[t][i][3] = 0;
   }
 
   Consumer& c_;
   Progress& at_;
   const int count_;
   const uint2* const input_;
-  float sums_[kChains][4];
+  float* sums_out_;
+  uint2 x_[kAtOnce];
+  float sums_[kTogether][kChains][4];
 };
 
 // A stage's product is one of three.
-constexpr int kWide = k_blocks(Stage::qkv), kFromHeads = k_blocks(Stage::output), kFromFfn = k_blocks(Stage::down);
 __device__ __forceinline__ void prepare_tiles(Consumer& c, Progress& progress, Stage stage, int count) {
   if (kFromHeads != kWide && stage == Stage::output) TileProduct<kFromHeads>(c, progress, count).prepare();
   else if (kFromFfn != kWide && stage == Stage::down) TileProduct<kFromFfn>(c, progress, count).prepare();
   else TileProduct<kWide>(c, progress, count).prepare();
 }
 template <class Meanwhile>
-__device__ __forceinline__ void multiply_tiles(Consumer& c, Progress& progress, Stage stage, int count, int first, int end,
-                                               Meanwhile meanwhile) {
-  if (kFromHeads != kWide && stage == Stage::output) TileProduct<kFromHeads>(c, progress, count).run(first, end, meanwhile);
-  else if (kFromFfn != kWide && stage == Stage::down) TileProduct<kFromFfn>(c, progress, count).run(first, end, meanwhile);
-  else TileProduct<kWide>(c, progress, count).run(first, end, meanwhile);
+__device__ __forceinline__ void multiply_tiles(Consumer& c, Progress& progress, Stage stage, int count, int end, Meanwhile meanwhile) {
+  if (kFromHeads != kWide && stage == Stage::output) TileProduct<kFromHeads>(c, progress, count).run(end, meanwhile);
+  else if (kFromFfn != kWide && stage == Stage::down) TileProduct<kFromFfn>(c, progress, count).run(end, meanwhile);
+  else TileProduct<kWide>(c, progress, count).run(end, meanwhile);
+}
+// Of constants, because divisions would take long.
+__device__ __forceinline__ int batch_of(Stage stage) {
+  return stage == Stage::output ? TileProduct<kFromHeads>::kBatch : stage == Stage::down ? TileProduct<kFromFfn>::kBatch : TileProduct<kWide>::kBatch;
 }
 
 __device__ __forceinline__ float sum_of_warps(const float (&parts)[kWarps]) {
@@ -214,23 +252,29 @@ __device__ __forceinline__ float sum_of_warps(const float (&parts)[kWarps]) {
   return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
 }
 
+// Of the row that this thread will finish in the batch that starts with tile `first`.
+__device__ __forceinline__ float bias_of(const Consumer& c, const Matrix& matrix, int first, int count) {
+  return matrix.bias && first + c.thread / kTileRows < count ? matrix.bias[first * kTileRows + c.thread] : 0;
+}
+
 // Runs the stage: ending(tile, row of the tile, value, whether it is real) for every row of a batch, with whole warps so
 // that the ending may shuffle.
 template <class Ending>
 __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Ending ending) {
-  const int count = c.span(matrix.stage).count;
+  const int count = c.span(matrix.stage).count, most = batch_of(matrix.stage);
   if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
   c.begin(matrix.stage, matrix.layer);
   c.set_pace(matrix.stage == Stage::output ? kAttending : kPolling);
+  float bias = bias_of(c, matrix, 0, count);  // on its way while the input is awaited
   Progress progress;
   prepare_tiles(c, progress, matrix.stage, count);
   float squares = read_input(c, matrix);
   c.trace.arrived();
 #pragma unroll 1
-  for (int first = 0; first < count; first += kBatchTiles, c.buffer ^= 1) {
-    const int batch = smaller(count - first, kBatchTiles);
+  for (int first = 0; first < count; first += most, c.buffer ^= 1) {
+    const int batch = smaller(count - first, most);
     const int mine = c.thread / kTileRows, row = c.thread % kTileRows;  // the tile and row that this thread will finish
-    multiply_tiles(c, progress, matrix.stage, count, first, first + batch, [&] {
+    multiply_tiles(c, progress, matrix.stage, count, first + batch, [&] {
       if (first == 0 && matrix.gain) squares = warp_sum(squares);
     });
     if (c.lane() == 0) c.shared.squares[c.buffer][c.warp()] = squares;
@@ -239,9 +283,11 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
     if (c.thread < divide_up(batch * kTileRows, 32) * 32) {
       float y = sum_of_warps(c.shared.sums[c.buffer][mine][row]);
       if (matrix.gain) y *= rsqrtf(sum_of_warps(c.shared.squares[c.buffer]) * (1.0f / kWidth) + kNormEps);
+      if constexpr (kQkvBias) y += bias;
       if (mine < batch && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
       ending(first + mine, row, y, mine < batch);
     }
+    if constexpr (kQkvBias) bias = bias_of(c, matrix, first + most, count);
   }
   c.trace.end();
   return true;

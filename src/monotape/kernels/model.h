@@ -35,13 +35,14 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   Exchange& exchange = *c.params.exchange;
   const int turn = c.turn & 1, sample_turn = c.sample_turn() & 1, norm = layer * kWidth, first = c.span(stage).first;
   const bool last = layer == kLayers - 1;
-  Matrix matrix = {stage, layer, k_blocks(stage), divide_up(stage_k(stage), 8), nullptr, nullptr, nullptr};
+  Matrix matrix = {stage, layer, k_blocks(stage), divide_up(stage_k(stage), 8), nullptr, nullptr, nullptr, nullptr};
   const auto pass = [&](const uint4* input, const float* gain, uint4* output) {
     matrix.input = input, matrix.gain = gain, matrix.output = output;
   };
   // What the head starts from may be made of more than this rank has: see ranks.h.
   uint4* final_output = kHeadInput == HeadInput::own ? exchange.final_residual[sample_turn] + first : nullptr;
   if (stage == Stage::qkv) pass(exchange.residual[turn], c.params.attention_norm + norm, exchange.qkv[turn] + first);
+  if (kQkvBias && stage == Stage::qkv) matrix.bias = c.params.qkv_bias + layer * kQkvRows + first * kTileRows;
   if (stage == Stage::output) pass(exchange.attended[turn], nullptr, exchange.after_attention[turn] + first);
   if (stage == Stage::gate_up)
     pass(exchange.after_attention[turn], c.params.ffn_norm + norm, exchange.activation[turn] + first / 2);
@@ -73,8 +74,6 @@ __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int t
   const bool paired = stage == Stage::gate_up;  // gate tiles are even, their up tiles follow
   const float up = __shfl_down_sync(~0u, y, kTileRows);
   if (paired) y = __fdividef(y, 1 + __expf(-y)) * up;
-  if (kQkvBias && stage == Stage::qkv && real)
-    y += c.params.qkv_bias[matrix.layer * kQkvRows + (c.span(stage).first + tile) * kTileRows + row];
   if ((stage == Stage::output || stage == Stage::down) && real) y = end_module(c, stage, matrix.layer, tile * kTileRows + row, y);
   const uint4 word = gather_word(y);
   if (row == 0 && real && !(paired && tile % 2) && matrix.output) store_word(matrix.output + (paired ? tile / 2 : tile), word);

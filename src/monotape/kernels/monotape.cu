@@ -55,7 +55,7 @@ __device__ __forceinline__ bool choose_next(Consumer& c, int produced) {
 // All tokens after the prompt; or the prompt's as well, one by one. A function of its own: registers and the order of
 // instructions are then chosen for this loop alone, as if there were no prefill.
 __device__ __noinline__ void decode(Shared& shared) {
-  Consumer c(request, shared);
+  Consumer c(request, kept(shared, ~0u));
   const Params& p = c.params;
   const bool in_rows = has_rows(p);
   // Rows were read and written in other ways than bulk copies read and write.

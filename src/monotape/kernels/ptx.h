@@ -43,6 +43,10 @@ __device__ __forceinline__ uint32_t kept_address(const void* p, uint32_t lanes) 
   asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, %2;" : "+r"(address) : "r"(threadIdx.x % 32), "r"(lanes));
   return address;
 }
+template <class T>
+__device__ __forceinline__ T& kept(T& object, uint32_t lanes) {
+  return *static_cast<T*>(__cvta_shared_to_generic(kept_address(&object, lanes)));
+}
 
 class Barriers {
  public:

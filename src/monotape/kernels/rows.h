@@ -240,9 +240,9 @@ class RowHead {
     HeadWords::numbers(c_.column(), number);
     uint4 word[HeadWords::count];
     read(number, word);
-    const float* gain = kQkNorm ? (is_key ? c_.params.k_norm : c_.params.q_norm) + layer_ * kHeadDim : nullptr;
+    const HeadGains gains = read_gains((is_key ? c_.params.k_norm : c_.params.q_norm) + layer_ * kHeadDim, c_.column());
     const Angles angles = angles_of(c_.params, real_ ? position_ : rows_state(c_).chunk.start);
-    const Head done = finish_head(word, c_.column(), gain, angles, is_key ? 1.0f : kQueryScale);
+    const Head done = finish_head(word, c_.column(), gains, angles, is_key ? 1.0f : kQueryScale);
     if (!real_) return;
     uint4* queries = c_.params.rows.queries + static_cast<int64_t>(row_) * kAttendedWords + head_ * kHeadWords;
     uint8_t* unit = kv_unit(c_.params, layer_, is_key ? head_ - kHeads : 0, position_ / kUnitPositions);

@@ -121,8 +121,8 @@ class Team {
   }
 
  private:
-  // What is left of the values of 2 * `apart` lanes. A loop, although it is short: this code is run once a token and is not
-  // in the cache of instructions any more, so that each of them costs more than what it does.
+  // What is left of the values of 2 * `apart` lanes. A loop, although it is short: this code is run once a token, and
+  // shortening it saved more time than its instructions take; most likely they have left their cache in between.
   template <class T, class Join>
   static __device__ __forceinline__ T over_lanes(T value, int apart, Join join) {
 #pragma unroll 1

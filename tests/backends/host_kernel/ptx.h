@@ -72,6 +72,10 @@ inline void copy_page(void* to, const void* from, uint32_t bytes, uint64_t* barr
   machine->copy({static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes,
                  reinterpret_cast<::uint64_t*>(barrier)});
 }
+template <class T>
+T& kept(T& object, uint32_t) {
+  return object;
+}
 template <int PageBytes>
 class Pages {
  public:

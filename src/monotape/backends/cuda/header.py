@@ -15,9 +15,7 @@ BLOCK_BYTES = 512  # 8 rows of 32 values
 _WARPS, _BATCH_TILES, _BLOCK_K = 8, 16, 32
 _FAIR_BYTES_PER_TICK = 21.8  # of the memory's bandwidth, for each of an H200's 132 workers
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes of a worker
-# What a prefill needs of the ring, with heads of up to 64 values (a finished block of rows_matrix.h) and of more
-# (queries and four steps of rows_attention.h).
-_RING, _WIDE_RING = 135168, 163840
+_FINISHED_BLOCK = 135168  # kernels/rows_matrix.h: the largest block of a product, on its way out
 _SELECT_SHARED = 9056  # kernels/select.h: SelectScratch
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 _HEAD_INPUTS = ("own", "mean", "sum")  # kernels/types.h: HeadInput
@@ -181,6 +179,13 @@ def ring_pages(spec: ModelSpec, plan: Plan, blocks: int) -> int:
     return (SHARED_MEMORY - rest) // (blocks * BLOCK_BYTES)
 
 
+def prefill_ring(head_dim: int) -> int:
+    """Bytes of the ring that a prefill needs: a finished block, or the queries and four steps of rows_attention.h."""
+    blocks, value_tiles = -(-head_dim // _BLOCK_K), 8 if head_dim <= 64 else 16
+    queries, step = 16 * blocks * BLOCK_BYTES, (8 * blocks + 2 * value_tiles) * BLOCK_BYTES
+    return max(_FINISHED_BLOCK, queries + 4 * step)
+
+
 def check_supported(spec: ModelSpec, plan: Plan) -> None:
     """Refuses by name what the kernel cannot run."""
     if spec.head_dim % 8 or spec.head_dim > 128 or spec.rope.dims % 16:
@@ -199,7 +204,7 @@ def check_supported(spec: ModelSpec, plan: Plan) -> None:
             "Use as many workers as heads.",
         )
     blocks = page_blocks(spec, plan)
-    if ring_pages(spec, plan, blocks) * blocks * BLOCK_BYTES < (_WIDE_RING if spec.head_dim > 64 else _RING):
+    if ring_pages(spec, plan, blocks) * blocks * BLOCK_BYTES < prefill_ring(spec.head_dim):
         raise UnsupportedModel(
             f"The CUDA kernel has no room for inputs of {32 * most_blocks(plan):,} values beside its ring.",
             "Share the model among ranks with --tp, or use --backend cpu.",
