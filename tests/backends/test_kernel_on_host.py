@@ -136,7 +136,9 @@ def test_workers_with_little_to_do_take_no_old_word_for_a_new_one(load: Load, pl
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-def test_workers_without_a_part_of_the_residual_stream_take_words_back_in_time(load: Load, place: Path) -> None:
+def test_workers_without_a_part_of_the_residual_stream_take_words_back_in_time(
+    load: Load, place: Path
+) -> None:
     """Each of these orders gave wrong logits, or a deadline, when nobody waited for words to be taken back."""
     backend, want = load("two left out"), reference(place / "deep", CONTEXT)
     exact = want.logits(TOKENS[:5], want.new_sequence())
