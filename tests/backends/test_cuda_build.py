@@ -12,7 +12,14 @@ import pytest
 
 from monotape.backends.cuda.compilation import ARCHITECTURE, KERNELS, STANDARD, cuda_core
 from monotape.backends.cuda.driver import compile_kernel, resource_usage
-from monotape.backends.cuda.header import SHARED_MEMORY, plan_header
+from monotape.backends.cuda.header import (
+    MOST_BLOCKS_AT_ONCE,
+    SHARED_MEMORY,
+    blocks_of,
+    page_blocks,
+    plan_header,
+    tiles_at_once,
+)
 from monotape.engine.loading import gpu_plan
 from monotape.errors import UnsupportedModel
 from monotape.models.lanes import Lanes, delayed, ladder
@@ -92,14 +99,22 @@ def test_a_kernel_compiles_for_hopper_without_spilling(kernel: str, cubins: dict
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_ring_takes_all_shared_memory_that_is_left(name: str, tmp_path: Path) -> None:
-    """The host counts what else is there; the compiler knows. Two more pages would not fit."""
+    """The host counts what else is there, and tiles that are multiplied together; the compiler knows."""
     spec = spec_of(name)
-    (tmp_path / "plan.h").write_text(plan_header(spec, gpu_plan(spec, H200_PROCESSORS, 4096)))
+    plan = gpu_plan(spec, H200_PROCESSORS, 4096)
+    (tmp_path / "plan.h").write_text(plan_header(spec, plan))
     source = (
-        '#include "ring.h"\n'
-        f'static_assert(sizeof(monotape::Shared) <= {SHARED_MEMORY}, "too many pages");\n'
-        f'static_assert(sizeof(monotape::Shared) + 2 * monotape::kPageBytes > {SHARED_MEMORY}, "too few pages");\n'
+        '#include "matrix.h"\nusing namespace monotape;\n'
+        f'static_assert(sizeof(Shared) <= {SHARED_MEMORY}, "too many pages");\n'
+        f'static_assert(sizeof(Shared) + 2 * kPageBytes > {SHARED_MEMORY}, "too few pages");\n'
     )
+    size = page_blocks(spec, plan)
+    for blocks in {blocks_of(stage) for stage in plan.ranks[0].layer_stages}:
+        together = tiles_at_once(blocks, max(1, size // blocks))
+        source += (
+            f'static_assert(blocks_at_once({blocks}) <= {MOST_BLOCKS_AT_ONCE}, "more than registers hold");\n'
+        )
+        source += f'static_assert(tiles_at_once({blocks}) == {together}, "not as the host counts steps");\n'
     core = cuda_core()
     options = core.ProgramOptions(arch=ARCHITECTURE, std=STANDARD, include_path=[str(tmp_path), str(KERNELS)])
     assert core.Program(source, "c++", options=options).compile("cubin").code

@@ -114,7 +114,7 @@ __device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listen
   }
   index[kAll - 1] = newest && c.lane() < kHeadWords ? first_key + kKvHeads * kHeadWords + c.lane() : -1;
   const auto gains_of = [&](bool key) {
-    return read_gains((key ? c.params.k_norm : c.params.q_norm) + layer * kHeadDim, c.column());
+    return read_head_gains((key ? c.params.k_norm : c.params.q_norm) + layer * kHeadDim, c.column());
   };
   const HeadGains gains = gains_of(is_key), key_gains = kKeyRides ? gains : gains_of(true);
   Patience patience(c.shared, c.lost, Stage::attention, layer);

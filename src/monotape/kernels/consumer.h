@@ -65,11 +65,14 @@ struct Consumer {
     thread = opaque(threadIdx.x);
   }
   __device__ __forceinline__ int sample_turn() const { return shared.sample_turn; }  // a token has one of the sampler
-  __device__ __forceinline__ int warp() const { return thread / 32; }
-  __device__ __forceinline__ int lane() const { return thread % 32; }
+  // Unsigned: the compiler does not know that a thread's number is not negative, and signed divisions take longer.
+  __device__ __forceinline__ int part(unsigned by) const { return static_cast<unsigned>(thread) / by; }
+  __device__ __forceinline__ int within(unsigned by) const { return static_cast<unsigned>(thread) % by; }
+  __device__ __forceinline__ int warp() const { return part(32); }
+  __device__ __forceinline__ int lane() const { return within(32); }
   // Of this lane's 16 bytes in a block.
-  __device__ __forceinline__ int row() const { return thread % 32 / 4; }
-  __device__ __forceinline__ int column() const { return thread % 4; }
+  __device__ __forceinline__ int row() const { return within(32) / 4; }
+  __device__ __forceinline__ int column() const { return within(4); }
   __device__ const Span& span(Stage stage) const { return shared.spans[static_cast<int>(stage)]; }
   // A new stage: the clock of the trace starts, and the watchdog sees that there is progress.
   __device__ void begin(Stage stage, int layer) {

@@ -50,7 +50,7 @@ __device__ __forceinline__ Angles angles_of(const Params& params, int position) 
 struct HeadGains {
   float word[kQkNorm ? HeadWords::count : 1][8];
 };
-__device__ __forceinline__ HeadGains read_gains(const float* gain, int column) {
+__device__ __forceinline__ HeadGains read_head_gains(const float* gain, int column) {
   HeadGains gains = {};
   if constexpr (kQkNorm) {
     int number[HeadWords::count];

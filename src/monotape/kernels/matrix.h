@@ -18,9 +18,9 @@ struct Matrix {
 };
 
 // Warp w has the blocks w, w + 8, w + 16 ... of k. A lane polls word lane % 4 of every eighth of them.
-constexpr int kRounds = 4;  // words that a lane polls together
+constexpr int kRounds = 4;  // words that a lane polls together of long inputs
 constexpr int kNormRounds = divide_up(k_blocks(Stage::qkv), kWarps * 8);
-static_assert(kNormRounds <= kRounds, "a normalised input is polled at once");
+static_assert(kNormRounds <= kRounds, "words of a normalised input that registers can hold");
 
 __device__ __forceinline__ int input_word(Consumer& c, int round) {
   return ((round * 8 + c.row()) * kWarps + c.warp()) * 4 + c.column();
@@ -41,40 +41,48 @@ __device__ __forceinline__ void read_gains(const float* gain, int at, float (&ou
   }
 }
 
-// Polls this warp's words of the input and leaves them in shared memory, in the order of k, multiplied by the norm's
-// gain. Returns the lane's sum of squares, taken before the gain.
+// Polls this warp's words of the input from round `first` on, and leaves them in shared memory, in the order of k,
+// multiplied by the norm's gain. Returns the lane's sum of squares, taken before the gain.
+template <int Rounds>
+__device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, int first, const float (&gains)[kNormRounds][8],
+                                             Patience& patience) {
+  int index[Rounds];
+  uint4 word[Rounds];
+#pragma unroll
+  for (int r = 0; r < Rounds; r++) {
+    const int at = input_word(c, first + r);
+    index[r] = at < matrix.words ? at : -1;
+  }
+  poll(matrix.input, index, word, patience);
+  float squares = 0;
+#pragma unroll
+  for (int r = 0; r < Rounds; r++) {
+    if (Rounds == kNormRounds && matrix.gain) {
+      float value[8];
+      unpack8(word[r], value);
+#pragma unroll
+      for (int i = 0; i < 8; i++) squares += value[i] * value[i], value[i] *= gains[r][i];
+      word[r] = pack8(value);
+    }
+    const int at = input_word(c, first + r);
+    if (at < matrix.blocks * 4) c.shared.x[at] = in_halves(word[r]);  // past the last word there are zeros
+  }
+  return squares;
+}
+
+// All of them. What is normalised, and what is as short, is polled at once: most of the time from an input to an output is
+// the number of instructions in between.
 __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
-  const int words = matrix.blocks * 4;
   float gains[kNormRounds][8] = {};
 #pragma unroll
   for (int r = 0; r < kNormRounds; r++) read_gains(matrix.gain, input_word(c, r) * 8, gains[r]);
   Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
   float squares = 0;
+  if (matrix.blocks <= kNormRounds * kWarps * 8) {
+    squares = read_rounds<kNormRounds>(c, matrix, 0, gains, patience);
+  } else {
 #pragma unroll 1
-  for (int first = 0; first * kWarps * 8 < matrix.blocks; first += kRounds) {
-    int index[kRounds];
-    uint4 word[kRounds];
-#pragma unroll
-    for (int r = 0; r < kRounds; r++) {
-      const int at = input_word(c, first + r);
-      index[r] = at < matrix.words ? at : -1;
-    }
-    poll(matrix.input, index, word, patience);
-#pragma unroll
-    for (int r = 0; r < kRounds; r++) {
-      if (r < kNormRounds && matrix.gain) {
-        float value[8];
-        unpack8(word[r], value);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          if (input_word(c, r) < matrix.words) squares += value[i] * value[i];
-          value[i] *= gains[r][i];
-        }
-        word[r] = pack8(value);
-      }
-      const int at = input_word(c, first + r);
-      if (at < words) c.shared.x[at] = at < matrix.words ? in_halves(word[r]) : make_uint4(0, 0, 0, 0);
-    }
+    for (int first = 0; first * kWarps * 8 < matrix.blocks; first += kRounds) read_rounds<kRounds>(c, matrix, first, gains, patience);
   }
   c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));
   __syncwarp();
@@ -83,7 +91,7 @@ __device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
 
 // Tiles that a warp multiplies together: those of a page, or as large a part of them as its registers can hold. Where tiles
 // are short, most of the time goes into what has to be done once a step.
-constexpr int kMostBlocksAtOnce = 10;
+constexpr int kMostBlocksAtOnce = 12;
 __host__ __device__ constexpr int tiles_at_once(int blocks) {
   const int each = divide_up(tile_blocks_in_page(blocks), kWarps), all = tiles_in_page(blocks);
   int together = smaller(all, smaller(kBatchTiles / 2, larger(1, kMostBlocksAtOnce / each)));
@@ -254,7 +262,7 @@ __device__ __forceinline__ float sum_of_warps(const float (&parts)[kWarps]) {
 
 // Of the row that this thread will finish in the batch that starts with tile `first`.
 __device__ __forceinline__ float bias_of(const Consumer& c, const Matrix& matrix, int first, int count) {
-  return matrix.bias && first + c.thread / kTileRows < count ? matrix.bias[first * kTileRows + c.thread] : 0;
+  return matrix.bias && first + c.part(kTileRows) < count ? matrix.bias[first * kTileRows + c.thread] : 0;
 }
 
 // Runs the stage: ending(tile, row of the tile, value, whether it is real) for every row of a batch, with whole warps so
@@ -273,7 +281,7 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
 #pragma unroll 1
   for (int first = 0; first < count; first += most, c.buffer ^= 1) {
     const int batch = smaller(count - first, most);
-    const int mine = c.thread / kTileRows, row = c.thread % kTileRows;  // the tile and row that this thread will finish
+    const int mine = c.part(kTileRows), row = c.within(kTileRows);  // the tile and row that this thread will finish
     multiply_tiles(c, progress, matrix.stage, count, first + batch, [&] {
       if (first == 0 && matrix.gain) squares = warp_sum(squares);
     });

@@ -240,7 +240,7 @@ class RowHead {
     HeadWords::numbers(c_.column(), number);
     uint4 word[HeadWords::count];
     read(number, word);
-    const HeadGains gains = read_gains((is_key ? c_.params.k_norm : c_.params.q_norm) + layer_ * kHeadDim, c_.column());
+    const HeadGains gains = read_head_gains((is_key ? c_.params.k_norm : c_.params.q_norm) + layer_ * kHeadDim, c_.column());
     const Angles angles = angles_of(c_.params, real_ ? position_ : rows_state(c_).chunk.start);
     const Head done = finish_head(word, c_.column(), gains, angles, is_key ? 1.0f : kQueryScale);
     if (!real_) return;

@@ -8,11 +8,12 @@ from monotape.backends.cuda.links import MOST_RANKS, keeps_own, row_slots, sends
 from monotape.backends.cuda.rank_view import rank_plan, rank_spec
 from monotape.errors import UnsupportedModel
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import Format, Plan, RankPlan
+from monotape.plan.types import Format, Plan, RankPlan, Stage
 
 SHARED_MEMORY = 227 * 1024  # what a block may have on Hopper
 BLOCK_BYTES = 512  # 8 rows of 32 values
 _WARPS, _BATCH_TILES, _BLOCK_K = 8, 16, 32
+MOST_BLOCKS_AT_ONCE = 12  # kernels/matrix.h
 _FAIR_BYTES_PER_TICK = 21.8  # of the memory's bandwidth, for each of an H200's 132 workers
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes of a worker
 _FINISHED_BLOCK = 135168  # kernels/rows_matrix.h: the largest block of a product, on its way out
@@ -93,23 +94,44 @@ def rank_constants(spec: ModelSpec, plan: Plan) -> dict[str, int]:
 
 
 def page_blocks(spec: ModelSpec, plan: Plan) -> int:
-    """Blocks of a page: the size that leaves the least of the ring empty, for the fewest pages.
+    """Blocks of a page: the size with which the ring holds most, and workers take the fewest steps.
 
-    Handing over a page costs a worker the same whatever its size: as much as if it were eight blocks longer.
+    A step costs a worker the same whatever its size: as much as if it were twelve blocks longer. More room than a
+    layer takes is of no use.
     """
-    shapes = [(stage.tiles, stage.padded_k // _BLOCK_K) for stage in plan.ranks[0].layer_stages]
-    total = sum(tiles * blocks for tiles, blocks in shapes)
+    stages = plan.ranks[0].layer_stages
+    total = sum(stage.tiles * blocks_of(stage) for stage in stages)
+    layer = total * BLOCK_BYTES / plan.machine.workers
 
     def worth(size: int) -> float:
-        pages = sum(
-            tiles * -(-blocks // size) if blocks > size else tiles / (size // blocks)
-            for tiles, blocks in shapes
-        )
-        ring = ring_pages(spec, plan, size) * size * BLOCK_BYTES / SHARED_MEMORY
-        return ring * total / (pages * size) - 8 * pages / total
+        handled = [pages_and_steps(stage, size) for stage in stages]
+        pages, steps = sum(pages for pages, _ in handled), sum(steps for _, steps in handled)
+        held = ring_pages(spec, plan, size) * BLOCK_BYTES * total / pages
+        return min(held, layer) / SHARED_MEMORY - 12 * steps / total
 
     unit = kv_unit_bytes(spec) // BLOCK_BYTES
-    return max((size for size in range(24, 81, 8) if size >= unit), key=worth)
+    return max((size for size in range(24, 97, 8) if size >= unit), key=worth)
+
+
+def blocks_of(stage: Stage) -> int:
+    return stage.padded_k // _BLOCK_K
+
+
+def pages_and_steps(stage: Stage, size: int) -> tuple[int, int]:
+    """Pages that the tiles of a stage take, of all workers, and steps of their warps."""
+    blocks = blocks_of(stage)
+    if blocks > size:
+        pages = stage.tiles * -(-blocks // size)
+        return pages, pages
+    in_page, at_once = size // blocks, tiles_at_once(blocks, size // blocks)
+    shares = [span.count for span in stage.spans]
+    return sum(-(-share // in_page) for share in shares), sum(-(-share // at_once) for share in shares)
+
+
+def tiles_at_once(blocks: int, in_page: int) -> int:
+    """Tiles that a warp multiplies together (kernels/matrix.h): part of a page, as its registers can hold them."""
+    most = min(in_page, _BATCH_TILES // 2, max(1, MOST_BLOCKS_AT_ONCE // -(-blocks // _WARPS)))
+    return max(tiles for tiles in range(1, most + 1) if in_page % tiles == 0)
 
 
 @dataclass(frozen=True, slots=True)
