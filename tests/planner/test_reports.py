@@ -12,6 +12,7 @@ from monotape.errors import UsageError
 from monotape.planner.estimate import estimate
 from monotape.planner.reports import cpu_share, load_reports, own_points, peer_points, points_for
 from planner.loads import box_of
+from shapes import ROUND
 
 
 def decode_report(share: float = 0.66, **more: Any) -> dict[str, Any]:
@@ -47,6 +48,12 @@ def test_decode_reports_become_points_and_others_do_not(tmp_path: Path) -> None:
     assert point.share == 0.66
     assert point.source == "reports/b.json"
     assert point.own
+
+
+@pytest.mark.parametrize("shape", ROUND)
+def test_shapes_for_comparison_are_no_models(tmp_path: Path, shape: str) -> None:
+    write(tmp_path, "round.json", decode_report(gpu="h200", backend="cuda", model=shape, dtype="bf16"))
+    assert own_points(load_reports(tmp_path)) == ()
 
 
 def test_a_gpu_report_stands_beside_the_peers(tmp_path: Path) -> None:

@@ -71,9 +71,10 @@ def render(figure: Figure, kind: str) -> bytes:
     except ImportError as error:
         raise UsageError("--plot needs matplotlib.", "Run `pip install monotape[plot]`.") from error
     with matplotlib.rc_context(_STYLE):
-        canvas = Canvas(figsize=(10, 10.8), layout="constrained")
+        heights = 4.8, max(6.0, 1.4 + 0.33 * len(figure.shares))  # inches: a bar's name may take two lines
+        canvas = Canvas(figsize=(10, sum(heights)), layout="constrained")
         FigureCanvasAgg(canvas)
-        above, below = cast("Any", canvas.subfigures(2, 1, height_ratios=(1, 1.25)))
+        above, below = cast("Any", canvas.subfigures(2, 1, height_ratios=heights))
         canvas.suptitle(figure.title.replace(" on ", "\non ", 1), fontsize=13, fontweight="bold")
         _roofline(above.subplots(), figure)
         left, right = below.subplots(1, 2, width_ratios=(1, 1.25))

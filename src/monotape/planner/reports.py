@@ -30,6 +30,9 @@ class Point:
     own: bool  # measured with this engine
 
 
+CONTROLS = "round-"  # bench/shapes.py: ROUND
+
+
 def load_reports(folder: Path) -> dict[str, dict[str, Any]]:
     """Every report of a folder, by file name."""
     if not folder.is_dir():
@@ -51,11 +54,16 @@ def load_reports(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def own_points(reports: dict[str, dict[str, Any]]) -> tuple[Point, ...]:
-    """The decode speeds in reports of bench/decode.py; other reports hold none."""
+    """The decode speeds in reports of bench/decode.py; other reports hold none.
+
+    Shapes that are no models, but only there to compare others with, are left out.
+    """
     found = []
     for name, report in reports.items():
         rows = report.get("results")
         if not isinstance(rows, list) or "read_bandwidth" not in report:
+            continue
+        if str(report["model"]).startswith(CONTROLS):
             continue
         machine = str(report.get("gpu") or report.get("machine", {}).get("processor", "unknown"))
         backend, dtype = str(report.get("backend")), str(report.get("dtype"))
