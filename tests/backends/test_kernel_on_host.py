@@ -129,7 +129,7 @@ def test_workers_with_little_to_do_take_no_old_word_for_a_new_one(load: Load, pl
     backend, want = load("many workers"), reference(place / "deep", CONTEXT)
     exact = want.logits(TOKENS[:5], want.new_sequence())
     seen = []
-    for seed in (2, 5, 8):
+    for seed in (2, 5, 7):
         HostKernel.schedule = Schedule(seed=seed, stalls_per_million=2000, stall_steps=100_000)
         seen.append(backend.logits(TOKENS[:5], backend.new_sequence(), chunk=0))
     assert distance(seen[0], exact) < TOLERANCE
@@ -144,7 +144,7 @@ def test_workers_without_a_part_of_the_residual_stream_take_words_back_in_time(
     assert not header.leaves_workers_out(backend.plan)  # else everybody waits for longer
     exact = want.logits(TOKENS[:5], want.new_sequence())
     seen = []
-    for seed in (3, 7, 11, 15):
+    for seed in (3, 7, 11):
         HostKernel.schedule = Schedule(
             seed=seed, stalls_per_million=500, stall_steps=400_000, delay_steps=3000
         )
@@ -166,16 +166,20 @@ def test_tiles_that_take_several_pages(load: Load, place: Path, monkeypatch: pyt
 
 
 def test_what_warps_attended_to_waits_for_the_sums_below_it(load: Load) -> None:
-    """Parts of attention lie over the sums of qkv: in this order a warp once wrote while another still read."""
-    backend = load("two workers")
+    """Parts of attention lie over the sums of qkv: in all but the first of these orders a warp writes while another
+    still reads, if they do not meet in between."""
+    backend = load("two batches")
     tokens = np.random.default_rng(5).integers(3, VOCAB, 134).tolist()
     seen = []
-    for schedule in (Schedule(seed=1), Schedule(seed=23, stalls_per_million=2000, stall_steps=100_000)):
+    for schedule in (
+        Schedule(seed=1),
+        *(Schedule(seed=seed, stalls_per_million=2000, stall_steps=100_000) for seed in (4, 7, 16)),
+    ):
         HostKernel.schedule = schedule
         sequence = backend.new_sequence()
         backend.logits(tokens[:130], sequence)
         seen.append(backend.logits(tokens[130:], sequence, chunk=0))
-    assert np.array_equal(*seen)
+    assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,9 @@ inline bool meet(int number, int threads, bool good) {
   if (++meeting.arrived < threads) {
     meeting.waiting.push_back(&fiber);
     machine->wait(number ? "waiting for the consumers" : "waiting for the block");
-    return fiber.agreed;
+    const bool agreed = fiber.agreed;
+    machine->oversleep();
+    return agreed;
   }
   meeting.arrived = 0;
   machine->stores_met(fiber.block, -1);

@@ -199,6 +199,10 @@ class Machine {
     sleep_until(*current, now_ + 1 + below(steps));
     leave();
   }
+  // Who has been woken may turn over once more: others are past the barrier long before.
+  void oversleep() {
+    if (options.stalls_per_million && below(4000000) < options.stalls_per_million) sleep(options.stall_steps);
+  }
   void wait(const char* what) {
     current->doing = what;
     leave();
