@@ -26,7 +26,9 @@ def integers(text: str) -> list[int]:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument("--model", default=default, help=f"path, hub id, or one of {', '.join(SHAPES | ROUND)}")
+    parser.add_argument(
+        "--model", default=default, help=f"path, hub id, or one of {', '.join(SHAPES | ROUND)}"
+    )
     parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", help="default: q8 on a CPU, as stored on a GPU")
     parser.add_argument("--workers", type=int, help="threads; all by default, and always on a GPU")
