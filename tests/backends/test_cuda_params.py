@@ -14,7 +14,6 @@ from monotape.backends.cuda.header import kv_unit_bytes, plan_header
 from monotape.backends.cuda.links import MOST_RANKS, InboxStruct, RanksStruct
 from monotape.backends.cuda.params import (
     MATRIX_STAGES,
-    MAX_SPLITS,
     SAMPLER_WORDS,
     STAGE_ORDER,
     STAGES,
@@ -66,7 +65,7 @@ def _expected(exchange: int, unit_bytes: int) -> dict[str, int]:
     found = {
         "sizeof(Exchange)": exchange, "kUnitBytes": unit_bytes, "kUnitPositions": UNIT, "kThreads": THREADS,
         "kMatrixStages": MATRIX_STAGES, "kTracedStages": TRACED_STAGES, "sizeof(Span)": 16, "sizeof(TilePlace)": 16,
-        "kSamplerWords": SAMPLER_WORDS, f"kMaxSplits > {MAX_SPLITS}": 0, "kMostRanks": MOST_RANKS,
+        "kSamplerWords": SAMPLER_WORDS, "kMostRanks": MOST_RANKS,
         "sizeof(RankStep)": 16, "sizeof(LinkWord)": 8,
     }  # fmt: skip
     found |= {f"int(Stage::{stage})": number for number, stage in enumerate(STAGES)}

@@ -50,6 +50,7 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     "many workers": ("deep", 20, 8),
     # Two have no part of `output` and `down`, as 20 of an H200's workers with a model that is 896 wide.
     "two left out": ("deep", 5, 8),
+    "many splits": ("deep", 12, 1),  # up to six of a KV head: more than who reads them adds up
     "long tiles": ("long", 2, 8),
     # 30 tiles of q, k and v each: more than a batch.
     "two batches": ("broad", 2, 8),
@@ -161,6 +162,38 @@ def test_tiles_that_take_several_pages(load: Load, place: Path, monkeypatch: pyt
     for schedule in SCHEDULES[:2]:
         HostKernel.schedule = schedule
         seen.append(backend.logits(TOKENS[:4], backend.new_sequence(), chunk=0))
+    assert distance(seen[0], exact) < TOLERANCE
+    assert np.array_equal(*seen)
+
+
+def test_parts_of_many_workers_are_added_up_by_one(load: Load, place: Path) -> None:
+    """From position 128 on there are five splits of 32 positions each, and no longer four."""
+    backend, want = load("many splits"), reference(place / "deep", CONTEXT)
+    tokens = np.random.default_rng(6).integers(3, VOCAB, 132).tolist()
+    exact = want.logits(tokens, want.new_sequence())[126:]
+    seen = []
+    for schedule in (*SCHEDULES, Schedule(seed=4, stalls_per_million=500, stall_steps=400_000)):
+        HostKernel.schedule = schedule
+        sequence = backend.new_sequence()
+        backend.logits(tokens[:126], sequence)
+        seen.append(backend.logits(tokens[126:], sequence, chunk=0))
+    assert distance(seen[0], exact) < TOLERANCE
+    assert all(np.array_equal(seen[0], other) for other in seen[1:])
+
+
+@pytest.mark.parametrize(("size", "batch"), [(20, 10), (24, 12), (28, 14)])
+def test_batches_of_any_length(
+    load: Load, place: Path, monkeypatch: pytest.MonkeyPatch, size: int, batch: int
+) -> None:
+    """Tiles of two blocks: half of a page's are multiplied together, and a batch is as many twice."""
+    monkeypatch.setattr(header, "page_blocks", lambda spec, plan: size)
+    assert 2 * header.tiles_at_once(2, size // 2) == batch
+    backend, want = load("two batches"), reference(place / "broad", CONTEXT)
+    exact = want.logits(TOKENS[:3], want.new_sequence())
+    seen = []
+    for schedule in SCHEDULES[:2]:
+        HostKernel.schedule = schedule
+        seen.append(backend.logits(TOKENS[:3], backend.new_sequence(), chunk=0))
     assert distance(seen[0], exact) < TOLERANCE
     assert np.array_equal(*seen)
 

@@ -184,6 +184,15 @@ __device__ __forceinline__ Quad combine_warps(const Shared& shared, int warps, i
   return all;
 }
 
+// Two neighbouring lanes' values of a head, finished, are a word.
+__device__ __forceinline__ void publish_attended(Consumer& c, int head, int quad, const Quad& all, bool real) {
+  const float scale = __fdividef(1, all.sum);
+  const uint32_t low = pack_pair(all.value[0] * scale, all.value[1] * scale);
+  const uint32_t high = pack_pair(all.value[2] * scale, all.value[3] * scale);
+  const uint4 word = make_uint4(low, high, __shfl_down_sync(~0u, low, 1), __shfl_down_sync(~0u, high, 1));
+  if (real && quad % 2 == 0) publish(c.params.exchange->attended, c.turn, head * kHeadWords + quad / 2, word);
+}
+
 // Thread i has four values of a head, and so on in rounds. One split publishes the attended values themselves, several
 // publish their parts, for `combine`.
 __device__ __forceinline__ void publish_results(Consumer& c, const Share& share) {
@@ -195,11 +204,7 @@ __device__ __forceinline__ void publish_results(Consumer& c, const Share& share)
     const int g = real ? i / kQuads : 0, quad = i % kQuads;
     const Quad all = combine_warps(c.shared, smaller(share.count, kWarps), g, quad * 4);
     if (share.splits == 1) {
-      const float scale = __fdividef(1, all.sum);
-      const uint32_t low = pack_pair(all.value[0] * scale, all.value[1] * scale);
-      const uint32_t high = pack_pair(all.value[2] * scale, all.value[3] * scale);
-      const uint4 word = make_uint4(low, high, __shfl_down_sync(~0u, low, 1), __shfl_down_sync(~0u, high, 1));
-      if (real && quad % 2 == 0) publish(exchange.attended, c.turn, (share.kv_head * kGroup + g) * kHeadWords + quad / 2, word);
+      publish_attended(c, share.kv_head * kGroup + g, quad, all, real);
       continue;
     }
     const uint4 word = make_uint4(__float_as_uint(all.value[0]), __float_as_uint(all.value[1]), __float_as_uint(all.value[2]),
@@ -259,66 +264,62 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   return c.meet();
 }
 
-// Where several workers shared a KV head: one warp a query head adds up their parts, a lane four of its values.
-__device__ __forceinline__ void combine_head(Consumer& c, int head, int splits, int layer) {
-  // Peaks and sums come in the same round as the first parts: a round is most of the time.
-  constexpr int kAtOnce = smaller(kMaxSplits, 5);  // more would not fit the registers
-  const uint4* words = c.params.exchange->partials[c.turn & 1];
-  const auto part_of = [&](int split) {
-    return split < splits && c.lane() < kPartialWords - 1 ? (head * kMaxSplits + split) * kPartialWords + c.lane() : -1;
-  };
-  int index[kAtOnce + 1];
-  uint4 part[kAtOnce + 1];
-#pragma unroll
-  for (int s = 0; s < kAtOnce; s++) index[s] = part_of(s);
-  index[kAtOnce] = c.lane() < splits ? (head * kMaxSplits + c.lane() + 1) * kPartialWords - 1 : -1;
+// Where several workers share a KV head: of a query head, each warp adds up the parts of every eighth of them, a lane four
+// of its values; then warps add up what they have, as in `attend`.
+__device__ __forceinline__ void hear_parts(Consumer& c, int head, int splits, int layer) {
+  constexpr int kAtOnce = smaller(divide_up(kMaxSplits, kWarps), 5);  // more would not fit the registers
+  const bool has_values = c.lane() < kPartialWords - 1;
+  float peak = -infinity(), sum = 0, value[4] = {0, 0, 0, 0};
   Patience patience(c.shared, c.lost, Stage::combine, layer);
-  poll(words, index, part, patience);
-  const uint4 sums = part[kAtOnce];
-  __syncwarp();
-  if (resets_in_attention(c) && blockIdx.x / kKvHeads >= splits) reset_in_attention(c, layer);  // not before, in `attend`
-  __syncwarp();
-  float peak = c.lane() < splits ? __uint_as_float(sums.x) : -infinity();
-  const float my_peak = peak;
-#pragma unroll
-  for (int o = 8; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
-  peak = __shfl_sync(~0u, peak, 0);
-  const float my_weight = c.lane() < splits ? __expf(my_peak - peak) : 0, my_sum = __uint_as_float(sums.y);
-  float value[4] = {0, 0, 0, 0}, sum = 0;
 #pragma unroll 1
-  for (int first = 0; first < splits; first += kAtOnce) {
-    if (first > 0) {
+  for (int first = c.warp(); first < splits; first += kAtOnce * kWarps) {
+    int index[2 * kAtOnce];
+    uint4 word[2 * kAtOnce];
 #pragma unroll
-      for (int s = 0; s < kAtOnce; s++) index[s] = part_of(first + s);
-      index[kAtOnce] = -1;
-      poll(words, index, part, patience);
+    for (int i = 0; i < kAtOnce; i++) {
+      const int split = first + i * kWarps, start = (head * kMaxSplits + split) * kPartialWords;
+      index[2 * i] = split < splits && has_values ? start + c.lane() : -1;
+      index[2 * i + 1] = split < splits ? start + kPartialWords - 1 : -1;
     }
+    poll(c.params.exchange->partials[c.turn & 1], index, word, patience);
 #pragma unroll
-    for (int s = 0; s < kAtOnce; s++) {  // past the last split there are zero words
-      const float weight = __shfl_sync(~0u, my_weight, first + s);  // of no split: zero
-      sum += __shfl_sync(~0u, my_sum, first + s) * weight;
-      value[0] += __uint_as_float(part[s].x) * weight, value[1] += __uint_as_float(part[s].y) * weight;
-      value[2] += __uint_as_float(part[s].z) * weight, value[3] += __uint_as_float(part[s].w) * weight;
+    for (int i = 0; i < kAtOnce; i++) {
+      const float its_peak = first + i * kWarps < splits ? __uint_as_float(word[2 * i + 1].x) : -infinity();
+      const float higher = fmaxf(peak, its_peak), top = higher == -infinity() ? 0 : higher;
+      const float fade = __expf(peak - top), weight = __expf(its_peak - top);
+      peak = higher;
+      sum = sum * fade + __uint_as_float(word[2 * i + 1].y) * weight;
+      value[0] = value[0] * fade + __uint_as_float(word[2 * i].x) * weight;
+      value[1] = value[1] * fade + __uint_as_float(word[2 * i].y) * weight;
+      value[2] = value[2] * fade + __uint_as_float(word[2 * i].z) * weight;
+      value[3] = value[3] * fade + __uint_as_float(word[2 * i].w) * weight;
     }
   }
-  const float scale = __fdividef(1, sum);
-  const uint32_t low = pack_pair(value[0] * scale, value[1] * scale), high = pack_pair(value[2] * scale, value[3] * scale);
-  const uint4 word = make_uint4(low, high, __shfl_down_sync(~0u, low, 1), __shfl_down_sync(~0u, high, 1));
   __syncwarp();
-  const bool publishes = c.lane() % 2 == 0 && c.lane() < kPartialWords - 1;
-  if (publishes) publish(c.params.exchange->attended, c.turn, (head * kHeadDim + c.lane() * 4) / 8, word);
+  float* part = c.shared.attention[c.warp()][0];
+  if (has_values) reinterpret_cast<float4*>(part)[c.lane()] = float4{value[0], value[1], value[2], value[3]};
+  if (c.lane() == 0) part[kHeadDim] = peak, part[kHeadDim + 1] = sum;
 }
 
-__device__ __forceinline__ void combine(Consumer& c, int layer, int position) {
+__device__ __forceinline__ bool combine(Consumer& c, int layer, int position) {
   const int splits = split_count(c.params, position);
-  if (splits == 1 || c.warp() != 0) return;
+  if (splits == 1) return true;
   // From the last worker down: the first ones have the most to do in attention.
 #pragma unroll 1
   for (int head = kWorkers - 1 - blockIdx.x; head < kHeads; head += kWorkers) {
     c.begin(Stage::combine, layer);
-    combine_head(c, head, splits, layer);
+    if (!c.meet()) return false;  // nobody reads the sums of qkv any more, as in `attend`, or the parts of the head before
+    hear_parts(c, head, splits, layer);
+    if (resets_in_attention(c) && blockIdx.x / kKvHeads >= splits) reset_in_attention(c, layer);  // not before, in `attend`
+    if (!c.meet()) return false;
+    if (c.warp() == 0) {
+      const int quad = smaller(c.lane(), kHeadDim / 4 - 1);  // all lanes: they shuffle
+      const Quad all = combine_warps(c.shared, kWarps, 0, quad * 4);
+      publish_attended(c, head, c.lane(), all, c.lane() < kHeadDim / 4);
+    }
     c.trace.end();
   }
+  return blockIdx.x < kWorkers - kHeads || c.meet();  // the next input lies where the parts are
 }
 
 }  // namespace monotape

@@ -57,7 +57,7 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
   float squares = 0;
 #pragma unroll
   for (int r = 0; r < Rounds; r++) {
-    if (Rounds == kNormRounds && matrix.gain) {
+    if (Rounds == kNormRounds && matrix.gain) {  // what is normalised is never longer than that
       float value[8];
       unpack8(word[r], value);
 #pragma unroll
@@ -130,7 +130,7 @@ template <int Blocks>
 class TileProduct {
  public:
   static constexpr int kTogether = tiles_at_once(Blocks);
-  // Tiles whose sums are kept before they are added up: between two batches lies an even number of steps.
+  // Tiles whose sums are kept before they are added up: a full batch is an even number of steps.
   static constexpr int kBatch = kBatchTiles / (2 * kTogether) * 2 * kTogether;
 
   __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
@@ -165,7 +165,7 @@ class TileProduct {
   static constexpr bool kWhole = kRun == Blocks;  // a tile is never in two pages, and the input is the same for all
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // of a tile's products that do not wait for each other
 
-  // A page's tiles, or one of them, or a part of one. What lies past the last tile is multiplied too, and left.
+  // A page's tiles, or some of them, or a part of one. What lies past the last tile is multiplied too, and left.
   __device__ __forceinline__ void step(Weights& weights) {
     if (!kWhole) read_input();
     if (kWhole || at_.k == 0) clear();
@@ -260,9 +260,14 @@ __device__ __forceinline__ float sum_of_warps(const float (&parts)[kWarps]) {
   return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
 }
 
-// Of the row that this thread will finish in the batch that starts with tile `first`.
+// Which tile of the batch that starts with tile `first` a thread finishes: number t of a worker is always finished by the
+// same threads, whatever the batch. ranks.h needs that.
+static_assert((kBatchTiles & (kBatchTiles - 1)) == 0, "a power of two");
+__device__ __forceinline__ int own_tile(const Consumer& c, int first) { return (c.part(kTileRows) - first) & (kBatchTiles - 1); }
+
 __device__ __forceinline__ float bias_of(const Consumer& c, const Matrix& matrix, int first, int count) {
-  return matrix.bias && first + c.part(kTileRows) < count ? matrix.bias[first * kTileRows + c.thread] : 0;
+  const int tile = first + own_tile(c, first);
+  return matrix.bias && tile < count ? matrix.bias[tile * kTileRows + c.within(kTileRows)] : 0;
 }
 
 // Runs the stage: ending(tile, row of the tile, value, whether it is real) for every row of a batch, with whole warps so
@@ -281,14 +286,14 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
 #pragma unroll 1
   for (int first = 0; first < count; first += most, c.buffer ^= 1) {
     const int batch = smaller(count - first, most);
-    const int mine = c.part(kTileRows), row = c.within(kTileRows);  // the tile and row that this thread will finish
+    const int mine = own_tile(c, first), row = c.within(kTileRows);  // what this thread will finish
     multiply_tiles(c, progress, matrix.stage, count, first + batch, [&] {
       if (first == 0 && matrix.gain) squares = warp_sum(squares);
     });
     if (c.lane() == 0) c.shared.squares[c.buffer][c.warp()] = squares;
     if (first == 0 && c.thread == 0) await_resets(c, step_of(c, matrix.stage, matrix.layer));
     if (!c.meet()) return false;
-    if (c.thread < divide_up(batch * kTileRows, 32) * 32) {
+    if (c.thread < kBatchTiles * kTileRows) {
       float y = sum_of_warps(c.shared.sums[c.buffer][mine][row]);
       if (matrix.gain) y *= rsqrtf(sum_of_warps(c.shared.squares[c.buffer]) * (1.0f / kWidth) + kNormEps);
       if constexpr (kQkvBias) y += bias;

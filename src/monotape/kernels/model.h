@@ -107,7 +107,7 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     if (stage == Stage::qkv) {
       const int here = c.shared.position;  // what follows from it would not fit the registers if kept for all layers
       if (!attend(c, layer, here)) return false;
-      combine(c, layer, here);
+      if (!combine(c, layer, here)) return false;
     }
     if constexpr (kHeadInput != HeadInput::own)
       if (step == 4 * kLayers - 1 && !combine_lanes(c)) return false;

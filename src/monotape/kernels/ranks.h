@@ -137,8 +137,8 @@ __device__ __forceinline__ float added_up(const Arrivals& found, const RankStep&
 }
 
 // A sum of an earlier module has mostly arrived when a stage begins: then it is taken along while the stage waits for its
-// input. It is added where it belongs, at the stage's end, so that nothing depends on when it came. The element that a
-// thread finishes in the first batch of a stage is number `thread` of the worker's own; it keeps the sum for itself, in
+// input. It is added where it belongs, at the stage's end, so that nothing depends on when it came. The first element that
+// a thread finishes is number `thread` of the worker's own (`own_tile` in matrix.h); it keeps the sum for itself, in
 // shared memory because no register is free meanwhile. All ones: it has not come yet. No sum has those bits.
 __device__ __forceinline__ float not_there() { return __uint_as_float(~0u); }
 __device__ __forceinline__ bool is_there(float sum) { return __float_as_uint(sum) != ~0u; }

@@ -60,7 +60,7 @@ static_assert(kHeadDim % 8 == 0 && kHeadDim <= 128 && kRopeDims % 16 == 0 && kGr
 // Words (16 bytes: eight values) of the exchange buffers, each buffer twice, for even and odd turns.
 constexpr int kWidthWords = divide_up(kWidth, 8), kQkvWords = kQkvRows / 8;
 constexpr int kAttendedWords = kQueryRows / 8, kActivationWords = divide_up(kFfn, 8);
-constexpr int kMaxSplits = smaller(16, larger(1, kWorkers / kKvHeads));
+constexpr int kMaxSplits = larger(1, kWorkers / kKvHeads);
 constexpr int kHeadWords = kHeadDim / 8, kPartialWords = kHeadDim / 4 + 1;  // float32 values, then (peak, sum, 0, 0)
 
 struct Span {

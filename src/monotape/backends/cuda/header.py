@@ -109,8 +109,10 @@ def page_blocks(spec: ModelSpec, plan: Plan) -> int:
         held = ring_pages(spec, plan, size) * BLOCK_BYTES * total / pages
         return min(held, layer) / SHARED_MEMORY - 12 * steps / total
 
-    unit = kv_unit_bytes(spec) // BLOCK_BYTES
-    return max((size for size in range(24, 97, 8) if size >= unit), key=worth)
+    unit, ring = kv_unit_bytes(spec) // BLOCK_BYTES, prefill_ring(spec.head_dim)
+    sizes = [size for size in range(24, 97, 8) if size >= unit]
+    roomy = [size for size in sizes if ring_pages(spec, plan, size) * size * BLOCK_BYTES >= ring]
+    return max(roomy or sizes, key=worth)
 
 
 def blocks_of(stage: Stage) -> int:

@@ -19,7 +19,6 @@ STAGES = ("qkv", "output", "gate_up", "down", "head", "attention", "combine", "s
 STAGE_ORDER = (0, 3, 4, 5, 6, 1, 2, 7, -1)  # in which a token passes them
 MATRIX_STAGES = 5
 TRACED_STAGES = 8  # all but the last
-MAX_SPLITS = 16
 SAMPLER_WORDS = 1 + 256 // 2  # kernels/select.h: kSamplerWords
 
 
@@ -60,7 +59,7 @@ class ParamsStruct(ctypes.Structure):
 def exchange_bytes(spec: ModelSpec, plan: Plan) -> int:
     """kernels/types.h: sizeof(Exchange)"""
     workers = plan.machine.workers
-    splits = min(MAX_SPLITS, max(1, workers // spec.kv_heads))
+    splits = max(1, workers // spec.kv_heads)
     width, ffn = -(-spec.width // 8), -(-spec.ffn // 8)
     words = 3 * width + (spec.q_rows + 2 * spec.kv_rows) // 8 + spec.heads * splits * (spec.head_dim // 4 + 1)
     return 2 * 16 * (words + spec.q_rows // 8 + ffn) + 3 * 16 * workers + 16 + 16 * workers
