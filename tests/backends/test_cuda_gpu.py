@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 
 from backends.cpu_cases import distance, ids, reference, take_until_cancelled
 from families import Case, make_checkpoint
+from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.detection import why_not
 from monotape.backends.cuda.driver import memory_free_and_total, processors
 from monotape.backends.cuda.generation import CudaGeneration
+from monotape.backends.cuda.header import plan_header
 from monotape.backends.cuda.params import STAGES, place_table
 from monotape.backends.cuda.trace import token_s
 from monotape.backends.protocol import Job
@@ -52,10 +55,12 @@ Logits = NDArray[np.float32]
 Load = Callable[..., CudaBackend]
 
 
-def load(folder: Path, workers: int | None = None, fmt: Format = Format.BF16) -> CudaBackend:
+def load(
+    folder: Path, workers: int | None = None, fmt: Format = Format.BF16, context: int = CONTEXT
+) -> CudaBackend:
     checkpoint = open_checkpoint(folder)
     spec = spec_from_config(checkpoint.config)
-    return CudaBackend.load(spec, gpu_plan(spec, workers or processors(), CONTEXT, fmt), checkpoint)
+    return CudaBackend.load(spec, gpu_plan(spec, workers or processors(), context, fmt), checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +103,7 @@ def limits(folder_of: Callable[[str], Path]) -> Callable[[str], tuple[Logits, fl
     return limit
 
 
-def honest(folder: Path, dtype: str) -> Logits:
+def honest(folder: Path, dtype: str, tokens: Sequence[int] = TOKENS) -> Logits:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -106,7 +111,7 @@ def honest(folder: Path, dtype: str) -> Logits:
         folder, dtype=getattr(torch, dtype), attn_implementation="eager"
     )
     with torch.no_grad():
-        logits: Logits = model(torch.tensor([TOKENS])).logits[0].float().numpy()
+        logits: Logits = model(torch.tensor([tokens])).logits[0].float().numpy()
     return logits
 
 
@@ -131,6 +136,27 @@ def test_rows_in_several_chunks(loaded: Load, limits: Any, name: str) -> None:
     exact, limit = limits(name)
     backend = loaded(name)
     assert distance(backend.logits(TOKENS, backend.new_sequence(), chunk=128), exact) <= limit
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_attention_over_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_heads: int) -> None:
+    """Here a unit is enough for a worker; towards the end every worker has one, or is one of a few left over."""
+    monkeypatch.setattr(module, "plan_header", partial(plan_header, units_per_split=1))
+    length, late = processors() // kv_heads * 32 + 40, 60
+    fields = {"head_dim": 48, "num_attention_heads": 6, "num_key_value_heads": kv_heads, "hidden_size": 96}
+    case = Case("shared", "llama", {**fields, "max_position_embeddings": length + 1})
+    folder = make_checkpoint(case, tmp_path)
+    tokens = np.random.default_rng(7).integers(3, 131, length).tolist()
+    want = reference(folder, length)
+    exact = want.logits(tokens, want.new_sequence())[-late:]
+    limit = 2 * distance(honest(folder, "bfloat16", tokens)[-late:], exact)
+    backend, seen = load(folder, context=length), []
+    for _ in range(3):
+        sequence = backend.new_sequence()
+        backend.logits(tokens[:-late], sequence)
+        seen.append(backend.logits(tokens[-late:], sequence, chunk=0))
+    assert distance(seen[0], exact) <= limit
+    assert np.array_equal(seen[0], seen[1]) and np.array_equal(seen[0], seen[2])
 
 
 def test_fp16_weights(tmp_path: Path) -> None:
