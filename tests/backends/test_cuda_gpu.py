@@ -140,7 +140,7 @@ def test_rows_in_several_chunks(loaded: Load, limits: Any, name: str) -> None:
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3])
 def test_attention_over_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_heads: int) -> None:
-    """Here a unit is enough for a worker; towards the end every worker has one, or is one of a few left over."""
+    """A unit is enough for a worker here: late every worker has one, but for a few left over, then some have two."""
     monkeypatch.setattr(module, "plan_header", partial(plan_header, units_per_split=1))
     length, late = processors() // kv_heads * 32 + 40, 60
     fields = {"head_dim": 48, "num_attention_heads": 6, "num_key_value_heads": kv_heads, "hidden_size": 96}

@@ -87,7 +87,7 @@ def test_the_room_that_a_prefill_needs_depends_on_the_heads(head_dim: int, fits:
 def test_no_page_is_so_large_that_a_prefill_has_no_room(
     width: int, heads: int, kv_heads: int, ffn: int
 ) -> None:
-    """The size with the fewest steps would leave three pages, where others leave enough."""
+    """For most of these the size with the fewest steps would leave three pages, where others leave enough."""
     shape = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
     spec = spec_from_config({**SHAPES["llama-3.1-8b"], **shape, "head_dim": 128, "intermediate_size": ffn})
     plan_header(spec, gpu_plan(spec, PROCESSORS, 64))

@@ -2,59 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from backends.cpu_cases import distance, ids, reference
-from backends.host_kernel import HostKernel, Schedule, host_gpu
+from backends.host_kernel import HostKernel, Schedule
 from backends.host_sampling import check_sampling_in_any_order, drawn_in_any_order
-from families import Case, make_checkpoint
+from backends.host_setups import CONTEXT, SETUPS, TOLERANCE, VOCAB, Load, loading_from, make_checkpoints
 from monotape.backends.cuda import header
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.params import place_table
 from monotape.backends.protocol import Job, Sampling
-from monotape.engine.loading import gpu_plan
 from monotape.errors import DeadlineFault, NumericalFault
-from monotape.models.registry import spec_from_config
-from monotape.weights.open import open_checkpoint
 
-CONTEXT = 160
-VOCAB = 59
-SMALL = {"num_hidden_layers": 2, "intermediate_size": 44, "vocab_size": VOCAB}
-CASES = {
-    # Three tiles of width among five workers: two of them have nothing of some stages.
-    "narrow": Case("narrow", "llama", {**SMALL, "hidden_size": 20, "head_dim": 16, "num_attention_heads": 4}),
-    "odd": Case("odd", "qwen3", {**SMALL, "hidden_size": 54, "head_dim": 48, "tie_word_embeddings": True}),
-    # With three workers and more than 64 rows, each product of a layer is cut into blocks of another shape.
-    "broad": Case("broad", "qwen2", {**SMALL, "hidden_size": 54, "head_dim": 48, "intermediate_size": 300}),
-}
-CASES["deep"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_hidden_layers": 3})
-# With pages of 16 blocks a tile of `down` takes three pages, and others share one; the head has more than one batch.
-CASES["long"] = replace(
-    CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": 1300, "vocab_size": 300}
-)
-SETUPS = {  # the case, its workers, and how many units of KV are enough for a split of attention
-    "two workers": ("narrow", 2, 8),
-    "odd heads": ("odd", 3, 8),
-    "splits": ("narrow", 5, 1),
-    "shapes": ("broad", 3, 8),
-    # Most own tiles of one stage only, and can be far ahead of the others.
-    "many workers": ("deep", 20, 8),
-    # Two have no part of `output` and `down`, as 20 of an H200's workers with a model that is 896 wide.
-    "two left out": ("deep", 5, 8),
-    "many splits": ("deep", 12, 1),  # up to six of a KV head
-    "long tiles": ("long", 2, 8),
-    # 30 tiles of q, k and v each: more than a batch.
-    "two batches": ("broad", 2, 8),
-}
 SCHEDULES = (
     Schedule(seed=1),
     Schedule(seed=2, delay_steps=20_000, copy_steps=20_000, favour_steps=60_000),
@@ -64,37 +30,17 @@ PATHS = {"rows": None, "token by token": 0}  # how the prompt is taken: the chun
 # About as many tokens survive as a worker can gather.
 SOME_ELECTED = {"temperature": 1.0, "top_p": 0.995}
 TOKENS = tuple(np.random.default_rng(5).integers(3, VOCAB, 80).tolist())
-TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
-DEADLINE_NS = 100_000_000  # of the machine's own time; Patience speaks up long before
-Logits = NDArray[np.float32]
-Load = Callable[[str], CudaBackend]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with checkpoints, by the names of CASES, and libraries."""
-    folder = tmp_path_factory.mktemp("host")
-    for name, case in CASES.items():
-        make_checkpoint(case, folder / name)
-    return folder
+    return make_checkpoints(tmp_path_factory.mktemp("host"))
 
 
 @pytest.fixture
 def load(place: Path) -> Iterator[Load]:
-    """Loads a setup onto a GPU of its own."""
-    with ExitStack() as stack:
-
-        def backend(setup: str) -> CudaBackend:
-            case, workers, units = SETUPS[setup]
-            stack.enter_context(host_gpu(place / "libraries", units))
-            checkpoint = open_checkpoint(place / case)
-            spec = spec_from_config(checkpoint.config)
-            loaded = CudaBackend.load(spec, gpu_plan(spec, workers, CONTEXT), checkpoint)
-            loaded._params.deadline_ns = DEADLINE_NS
-            stack.callback(loaded.close)
-            return loaded
-
-        yield backend
+    with loading_from(place) as load:
+        yield load
 
 
 @pytest.mark.parametrize(
@@ -125,35 +71,6 @@ def test_token_by_token_in_any_order(
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-def test_workers_with_little_to_do_take_no_old_word_for_a_new_one(load: Load, place: Path) -> None:
-    """Each of these orders gave wrong logits, or a deadline, when words were taken back as late as in other plans."""
-    backend, want = load("many workers"), reference(place / "deep", CONTEXT)
-    exact = want.logits(TOKENS[:5], want.new_sequence())
-    seen = []
-    for seed in (2, 5, 7):
-        HostKernel.schedule = Schedule(seed=seed, stalls_per_million=2000, stall_steps=100_000)
-        seen.append(backend.logits(TOKENS[:5], backend.new_sequence(), chunk=0))
-    assert distance(seen[0], exact) < TOLERANCE
-    assert all(np.array_equal(seen[0], other) for other in seen[1:])
-
-
-def test_workers_without_a_part_of_the_residual_stream_take_words_back_in_time(
-    load: Load, place: Path
-) -> None:
-    """Each of these orders gave wrong logits, or a deadline, when nobody waited for words to be taken back."""
-    backend, want = load("two left out"), reference(place / "deep", CONTEXT)
-    assert not header.leaves_workers_out(backend.plan)  # else everybody waits for longer
-    exact = want.logits(TOKENS[:5], want.new_sequence())
-    seen = []
-    for seed in (3, 7, 11):
-        HostKernel.schedule = Schedule(
-            seed=seed, stalls_per_million=500, stall_steps=400_000, delay_steps=3000
-        )
-        seen.append(backend.logits(TOKENS[:5], backend.new_sequence(), chunk=0))
-    assert distance(seen[0], exact) < TOLERANCE
-    assert all(np.array_equal(seen[0], other) for other in seen[1:])
-
-
 def test_tiles_that_take_several_pages(load: Load, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(header, "page_blocks", lambda spec, plan: 16)
     backend, want = load("long tiles"), reference(place / "long", CONTEXT)
@@ -166,35 +83,14 @@ def test_tiles_that_take_several_pages(load: Load, place: Path, monkeypatch: pyt
     assert np.array_equal(*seen)
 
 
-def test_parts_of_many_workers_are_added_up_by_one(load: Load, place: Path) -> None:
-    """From position 128 on there are five splits of 32 positions each, so that two of those who add them up have none.
-
-    In the last three orders a warp of theirs leaves its sum while another still reads those of qkv, which lie there as
-    well, if they do not meet in between. Without one of the other two meetings all orders differ.
-    """
-    backend, want = load("many splits"), reference(place / "deep", CONTEXT)
-    tokens = np.random.default_rng(6).integers(3, VOCAB, 132).tolist()
-    exact = want.logits(tokens, want.new_sequence())[126:]
-    seen = []
-    for schedule in (
-        *SCHEDULES[:2],
-        Schedule(seed=1, stalls_per_million=500, stall_steps=400_000),
-        Schedule(seed=11, stalls_per_million=1000, stall_steps=200_000, delay_steps=3000),
-        Schedule(seed=30, stalls_per_million=2000, stall_steps=400_000),
-    ):
-        HostKernel.schedule = schedule
-        sequence = backend.new_sequence()
-        backend.logits(tokens[:126], sequence)
-        seen.append(backend.logits(tokens[126:], sequence, chunk=0))
-    assert distance(seen[0], exact) < TOLERANCE
-    assert all(np.array_equal(seen[0], other) for other in seen[1:])
-
-
 @pytest.mark.parametrize(("size", "batch"), [(20, 10), (24, 12), (28, 14)])
 def test_batches_of_any_length(
     load: Load, place: Path, monkeypatch: pytest.MonkeyPatch, size: int, batch: int
 ) -> None:
-    """Tiles of two blocks: half of a page's are multiplied together, and a batch is as many twice."""
+    """Tiles of two blocks: half of a page's are multiplied together, and a batch is as many twice.
+
+    Who finishes which tile is another in every batch, and shows where a bias or a row is another's.
+    """
     monkeypatch.setattr(header, "page_blocks", lambda spec, plan: size)
     assert 2 * header.tiles_at_once(2, size // 2) == batch
     backend, want = load("two batches"), reference(place / "broad", CONTEXT)
@@ -205,23 +101,6 @@ def test_batches_of_any_length(
         seen.append(backend.logits(TOKENS[:3], backend.new_sequence(), chunk=0))
     assert distance(seen[0], exact) < TOLERANCE
     assert np.array_equal(*seen)
-
-
-def test_what_warps_attended_to_waits_for_the_sums_below_it(load: Load) -> None:
-    """Parts of attention lie over the sums of qkv: in all but the first of these orders a warp writes while another
-    still reads, if they do not meet in between."""
-    backend = load("two batches")
-    tokens = np.random.default_rng(5).integers(3, VOCAB, 134).tolist()
-    seen = []
-    for schedule in (
-        Schedule(seed=1),
-        *(Schedule(seed=seed, stalls_per_million=2000, stall_steps=100_000) for seed in (8, 9, 17)),
-    ):
-        HostKernel.schedule = schedule
-        sequence = backend.new_sequence()
-        backend.logits(tokens[:130], sequence)
-        seen.append(backend.logits(tokens[130:], sequence, chunk=0))
-    assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
 @pytest.mark.parametrize(

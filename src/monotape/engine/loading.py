@@ -23,6 +23,7 @@ DTYPES = {
     "bf16": Format.BF16, "bfloat16": Format.BF16, "q8": Format.Q8, "int8": Format.Q8,
 }  # fmt: skip
 GPU_FORMATS = (Format.BF16, Format.F16)
+SHARED_FROM = 256  # positions from which on several workers of a GPU share a KV head
 _MATRICES = ("q", "k", "v", "output", "gate", "up", "down")
 
 
@@ -186,15 +187,31 @@ def _load_cuda(
     _require_gpus(ranks, emulated)
     from monotape.backends.cuda.driver import processors
 
+    workers = processors() // (ranks if emulated else 1)
+    _require_workers(spec, workers, ranks, context)
     if ranks > 1:
         from monotape.backends.cuda.ranked import RankedCudaBackend
 
-        plan = gpu_plan(spec, processors() // (ranks if emulated else 1), context, fmt, ranks)
+        plan = gpu_plan(spec, workers, context, fmt, ranks)
         devices = [0] * ranks if emulated else list(range(ranks))
         return RankedCudaBackend.load(spec, plan, checkpoint, progress, devices=devices)
     from monotape.backends.cuda.backend import CudaBackend
 
-    return CudaBackend.load(spec, gpu_plan(spec, processors(), context, fmt), checkpoint, progress)
+    return CudaBackend.load(spec, gpu_plan(spec, workers, context, fmt), checkpoint, progress)
+
+
+def _require_workers(spec: ModelSpec, workers: int, ranks: int, context: int) -> None:
+    """Where workers share a KV head, one adds up the parts of a query head, and of no second one.
+
+    The last meeting of `combine` in kernels/attention.h is missed by a worker that has two. A whole Hopper has enough
+    workers for 128 heads, on as many ranks as one likes; a part of one may not.
+    """
+    heads, kv_heads = -(-spec.heads // ranks), max(1, spec.kv_heads // ranks)
+    if context > SHARED_FROM and 2 * kv_heads <= workers < heads:
+        raise UnsupportedModel(
+            f"The CUDA kernel has {workers} multiprocessors here, and the model {heads} query heads to share.",
+            f"Use a larger part of the GPU, a --context of at most {SHARED_FROM}, or --backend cpu.",
+        )
 
 
 def gpu_format(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format:

@@ -1,0 +1,77 @@
+"""Small models on the host's machine: which ones, on how many workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.host_kernel import host_gpu
+from families import Case, make_checkpoint
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.engine.loading import gpu_plan
+from monotape.models.registry import spec_from_config
+from monotape.weights.open import open_checkpoint
+
+CONTEXT = 160
+VOCAB = 59
+SMALL = {"num_hidden_layers": 2, "intermediate_size": 44, "vocab_size": VOCAB}
+CASES = {
+    # Three tiles of width among five workers: two of them have nothing of some stages.
+    "narrow": Case("narrow", "llama", {**SMALL, "hidden_size": 20, "head_dim": 16, "num_attention_heads": 4}),
+    "odd": Case("odd", "qwen3", {**SMALL, "hidden_size": 54, "head_dim": 48, "tie_word_embeddings": True}),
+    # With three workers and more than 64 rows, each product of a layer is cut into blocks of another shape.
+    "broad": Case("broad", "qwen2", {**SMALL, "hidden_size": 54, "head_dim": 48, "intermediate_size": 300}),
+}
+CASES["deep"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_hidden_layers": 3})
+# With pages of 16 blocks a tile of `down` takes three pages, and others share one; the head has more than one batch.
+CASES["long"] = replace(
+    CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": 1300, "vocab_size": 300}
+)
+SETUPS = {  # the case, its workers, and how many units of KV are enough for a split of attention
+    "two workers": ("narrow", 2, 8),
+    "odd heads": ("odd", 3, 8),
+    "splits": ("narrow", 5, 1),
+    "shapes": ("broad", 3, 8),
+    # Most own tiles of one stage only, and can be far ahead of the others.
+    "many workers": ("deep", 20, 8),
+    # Two have no part of `output` and `down`, as 20 of an H200's workers with a model that is 896 wide.
+    "two left out": ("deep", 5, 8),
+    "many splits": ("deep", 12, 1),  # up to five of a KV head, and room for a sixth
+    "long tiles": ("long", 2, 8),
+    # 30 tiles of q, k and v each: more than a batch.
+    "two batches": ("broad", 2, 8),
+}
+TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
+DEADLINE_NS = 100_000_000  # of the machine's own time; Patience speaks up long before
+Logits = NDArray[np.float32]
+Load = Callable[[str], CudaBackend]
+
+
+def make_checkpoints(folder: Path) -> Path:
+    """The folder, with a checkpoint of each of CASES."""
+    for name, case in CASES.items():
+        make_checkpoint(case, folder / name)
+    return folder
+
+
+@contextmanager
+def loading_from(place: Path) -> Iterator[Load]:
+    """Within, a setup is loaded onto a GPU of its own; libraries stay in `place`."""
+    with ExitStack() as stack:
+
+        def load(setup: str) -> CudaBackend:
+            case, workers, units = SETUPS[setup]
+            stack.enter_context(host_gpu(place / "libraries", units))
+            checkpoint = open_checkpoint(place / case)
+            spec = spec_from_config(checkpoint.config)
+            loaded = CudaBackend.load(spec, gpu_plan(spec, workers, CONTEXT), checkpoint)
+            loaded._params.deadline_ns = DEADLINE_NS
+            stack.callback(loaded.close)
+            return loaded
+
+        yield load

@@ -1,0 +1,151 @@
+"""Races of the monokernel that the host's machine finds, each with the lines that prevent it.
+
+A seed finds a race only by chance, and with another kernel it may find it no more. So the orders are also run without
+the lines that they are about, and one of them must then go wrong. Where none does, look for other seeds.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends import host_kernel
+from backends.cpu_cases import distance, reference
+from backends.host_kernel import HostKernel, Schedule
+from backends.host_setups import (
+    CONTEXT,
+    SETUPS,
+    TOLERANCE,
+    VOCAB,
+    Load,
+    Logits,
+    loading_from,
+    make_checkpoints,
+)
+from monotape.backends.cuda import header
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.errors import DeadlineFault, NumericalFault
+
+TOKENS = np.random.default_rng(5).integers(3, VOCAB, 134).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What goes wrong in these orders without the lines, and where in TOKENS."""
+
+    setup: str
+    tokens: slice
+    orders: tuple[Schedule, ...]
+    file: str
+    lines: str
+    instead: str = ""
+
+
+RACES = {
+    # Workers that own tiles of one stage only are far ahead: they must take words back sooner than others.
+    "an old word for a new one": Race(
+        "many workers",
+        slice(0, 5),
+        tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (2, 5, 7)),
+        "housekeeping.h",
+        "const int wanted = kScattered ? step : c.step_before;",
+        "const int wanted = c.step_before;",
+    ),
+    # Workers without a part of the residual stream, in a plan where nobody is far ahead.
+    "a word that is taken back too late": Race(
+        "two left out",
+        slice(0, 5),
+        tuple(
+            Schedule(seed, stalls_per_million=500, stall_steps=400_000, delay_steps=3000)
+            for seed in (3, 7, 11)
+        ),
+        "housekeeping.h",
+        "  while (c.shared.swept < wanted && !c.lost) c.lost = c.shared.failed;\n",
+    ),
+    # Parts of attention lie over the sums of qkv, which another warp may still read.
+    "a part over sums": Race(
+        "two batches",
+        slice(130, 134),
+        tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (8, 9, 17)),
+        "attention.h",
+        "  if (!c.meet()) return false;  // nobody reads the sums of qkv any more, over which parts will lie\n",
+    ),
+    # From position 128 on there are five splits of 32 positions: two of those who add them up attend to nothing.
+    "a combined part over sums": Race(
+        "many splits",
+        slice(126, 131),
+        (
+            Schedule(1, stalls_per_million=500, stall_steps=400_000),
+            Schedule(11, stalls_per_million=1000, stall_steps=200_000, delay_steps=3000),
+        ),
+        "attention.h",
+        "    if (!c.meet()) return false;  // nobody reads the sums of qkv any more, as in `attend`, or the parts"
+        " of the head before\n",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoints(tmp_path_factory.mktemp("races"))
+
+
+@pytest.fixture
+def load(place: Path) -> Iterator[Load]:
+    with loading_from(place) as load:
+        yield load
+
+
+def logits_in(order: Schedule, backend: CudaBackend, tokens: slice) -> Logits:
+    HostKernel.schedule = order
+    sequence = backend.new_sequence()
+    if tokens.start:
+        backend.logits(TOKENS[: tokens.start], sequence)
+    return backend.logits(TOKENS[tokens], sequence, chunk=0)
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_every_order_gives_the_same_bits(load: Load, place: Path, name: str) -> None:
+    race = RACES[name]
+    backend, want = load(race.setup), reference(place / SETUPS[race.setup][0], CONTEXT)
+    exact = want.logits(TOKENS[: race.tokens.stop], want.new_sequence())[race.tokens.start :]
+    seen = [logits_in(order, backend, race.tokens) for order in race.orders]
+    assert distance(seen[0], exact) < TOLERANCE
+    assert all(np.array_equal(seen[0], other) for other in seen[1:])
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_without_its_lines_an_order_goes_wrong(
+    load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    race = RACES[name]
+    right = logits_in(Schedule(1), load(race.setup), race.tokens)
+    take_out(race, monkeypatch, tmp_path)
+    backend = load(race.setup)
+    assert any(goes_wrong(order, backend, race.tokens, right) for order in race.orders)
+
+
+def take_out(race: Race, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    kernels = Path(shutil.copytree(host_kernel.KERNELS, folder / "kernels"))
+    text = (kernels / race.file).read_text()
+    assert text.count(race.lines) == 1, f"{race.file} has other lines now"
+    (kernels / race.file).write_text(text.replace(race.lines, race.instead))
+    monkeypatch.setattr(host_kernel, "KERNELS", kernels)
+
+
+def goes_wrong(order: Schedule, backend: CudaBackend, tokens: slice, right: Logits) -> bool:
+    try:
+        return not np.array_equal(logits_in(order, backend, tokens), right)
+    except (DeadlineFault, NumericalFault):
+        return True
+
+
+def test_who_is_left_out_is_not_far_ahead(load: Load) -> None:
+    """Else everybody waits for longer, and the second race would be the first one."""
+    assert not header.leaves_workers_out(load("two left out").plan)
+    assert header.leaves_workers_out(load("many workers").plan)
