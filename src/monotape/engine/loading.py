@@ -201,15 +201,15 @@ def _load_cuda(
 
 
 def _require_workers(spec: ModelSpec, workers: int, ranks: int, context: int) -> None:
-    """Where workers share a KV head, one adds up the parts of a query head, and of no second one.
+    """Where workers share a KV head, there must be one for every query head, to add up its parts.
 
-    The last meeting of `combine` in kernels/attention.h is missed by a worker that has two. A whole Hopper has enough
-    workers for 128 heads, on as many ranks as one likes; a part of one may not.
+    With fewer, `combine` in kernels/attention.h leaves out its last meeting, and results may be wrong: to be mended
+    there. A whole Hopper has enough workers for 128 heads, on as many ranks as one likes; a part of one may not.
     """
     heads, kv_heads = -(-spec.heads // ranks), max(1, spec.kv_heads // ranks)
     if context > SHARED_FROM and 2 * kv_heads <= workers < heads:
         raise UnsupportedModel(
-            f"The CUDA kernel has {workers} multiprocessors here, and the model {heads} query heads to share.",
+            f"This part of a GPU has {workers} multiprocessors, fewer than the model's {heads} query heads.",
             f"Use a larger part of the GPU, a --context of at most {SHARED_FROM}, or --backend cpu.",
         )
 
