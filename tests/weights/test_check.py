@@ -60,8 +60,16 @@ def test_harmless_tensors_are_let_through(tmp_path: Path) -> None:
     spec = _spec(tie_word_embeddings=True)
     tensors = _tensors(spec)
     tensors["model.layers.1.self_attn.rotary_emb.inv_freq"] = ("F32", np.ones(2, np.float32))
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     check_tensors(spec, _open(tmp_path, tensors))
+
+
+def test_a_head_that_a_tied_spec_does_not_read_is_left_over(tmp_path: Path) -> None:
+    """Only the checkpoint itself knows whether a head is a copy (weights/tied.py); what it still names is read."""
+    spec = _spec(tie_word_embeddings=True)
+    tensors = _tensors(spec)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    with pytest.raises(CheckpointError, match=r"does not use: lm_head\.weight"):
+        check_tensors(spec, _open(tmp_path, tensors))
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -276,3 +276,25 @@ def test_contradictory_scalings_are_refused(tmp_path: Path) -> None:
     phi = model_values("phi3") | {"rope_factors_short.weight": np.ones(HEAD_DIM // 2, np.float32)}
     with pytest.raises(CheckpointError, match=r"has no tensor rope_factors_long\.weight"):
         _config(tmp_path, "phi3", phi, rope__scaling__original_context_length=64)
+
+
+def test_a_factor_without_a_rule_is_linear(tmp_path: Path) -> None:
+    """llama.cpp's reading; a file that says "none" means it."""
+    expected = {"rope_type": "linear", "factor": 2.5}
+    assert _config(tmp_path, rope__scaling__factor=2.5)["rope_scaling"] == expected
+    assert _config(tmp_path, rope__scaling__factor=1.0)["rope_scaling"] is None
+    assert _config(tmp_path, rope__scaling__type="none", rope__scaling__factor=2.5)["rope_scaling"] is None
+
+
+def test_two_rules_for_the_frequencies_are_refused(tmp_path: Path) -> None:
+    ones = np.ones(HEAD_DIM // 2, np.float32)
+    both = {"rope_factors_short.weight": ones, "rope_factors_long.weight": ones}
+    original = {"rope__scaling__original_context_length": 64}
+    with pytest.raises(UnsupportedModel, match=r"rope_factors_short\.weight and rope_freqs\.weight"):
+        _config(tmp_path, "phi3", model_values("phi3") | both | {"rope_freqs.weight": ones}, **original)
+    with pytest.raises(UnsupportedModel, match=r"rope_factors_short\.weight and yarn scaling"):
+        _config(tmp_path, "phi3", model_values("phi3") | both, rope__scaling__type="yarn", **original)
+    with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight and llama\.rope\.scale_linear"):
+        _config(
+            tmp_path, "llama", model_values("llama") | {"rope_freqs.weight": ones}, rope__scale_linear=2.0
+        )

@@ -204,32 +204,53 @@ def _twice_stored(tmp_path: Path, embedding: tuple[Kind, int], head: tuple[Kind,
     return GgufFile(write_model(tmp_path / "m.gguf", "qwen2", values, kinds))
 
 
-@pytest.mark.parametrize(
-    ("embedding", "head", "best"),
-    [
-        (Kind.Q5_0, Kind.Q8_0, Kind.Q8_0),
-        (Kind.Q4_0, Kind.Q8_0, Kind.Q8_0),
-        (Kind.Q4_1, Kind.F16, Kind.F16),
-        (Kind.F16, Kind.Q5_0, Kind.F16),
-        (Kind.Q4_0, Kind.Q5_0, Kind.Q5_0),
-        (Kind.Q8_0, Kind.Q8_0, Kind.Q8_0),
-    ],
-)
-def test_a_matrix_stored_twice_is_tied_and_read_from_the_better_copy(
-    tmp_path: Path, embedding: Kind, head: Kind, best: Kind
-) -> None:
-    opened = _twice_stored(tmp_path, (embedding, 9), (head, 9))
-    exact = np.random.default_rng(9).standard_normal((VOCAB, WIDTH)).astype(np.float32)
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32])
+def test_a_matrix_stored_twice_is_tied(tmp_path: Path, kind: Kind) -> None:
+    opened = _twice_stored(tmp_path, (kind, 9), (kind, 9))
     assert opened.config["tie_word_embeddings"] is True
     assert "lm_head.weight" not in opened.names
-    name = "model.embed_tokens.weight"
-    assert opened.stored_as(name) == best.name.lower()
-    assert np.array_equal(opened.rows(name, 0, VOCAB), dequantize(stored(exact, best), best))
-    (note,) = opened.config["_monotape_notes"]
-    assert "stored twice" in note
-    spec = spec_from_config(opened.config)
-    check_tensors(spec, opened)
-    assert spec.notes == (note,)
+    check_tensors(spec_from_config(opened.config), opened)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "head"),
+    [(Kind.Q5_0, Kind.Q8_0), (Kind.Q4_0, Kind.Q8_0), (Kind.Q4_1, Kind.F16), (Kind.F16, Kind.Q5_0)],
+)
+def test_a_matrix_at_two_precisions_is_used_as_stored(tmp_path: Path, embedding: Kind, head: Kind) -> None:
+    """As llama.cpp and transformers do: neither copy stands in for the other."""
+    opened = _twice_stored(tmp_path, (embedding, 9), (head, 9))
+    exact = np.random.default_rng(9).standard_normal((VOCAB, WIDTH)).astype(np.float32)
+    assert opened.config["tie_word_embeddings"] is False
+    for name, kind in (("model.embed_tokens.weight", embedding), ("lm_head.weight", head)):
+        assert np.array_equal(opened.rows(name, 0, VOCAB), dequantize(stored(exact, kind), kind))
+
+
+def test_of_two_equal_copies_the_smaller_is_read(tmp_path: Path) -> None:
+    values = model_values("qwen2", tied=False)
+    values["token_embd.weight"] = values["token_embd.weight"].astype(np.float16).astype(np.float32)
+    values["output.weight"] = values["token_embd.weight"]
+    kinds = {"token_embd.weight": Kind.F32, "output.weight": Kind.F16}
+    opened = GgufFile(write_model(tmp_path / "m.gguf", "qwen2", values, kinds))
+    assert opened.config["tie_word_embeddings"] is True
+    assert opened.stored_as("model.embed_tokens.weight") == "f16"
+    assert np.array_equal(opened.rows("model.embed_tokens.weight", 0, VOCAB), values["output.weight"])
+
+
+@pytest.mark.parametrize("row", [0, 1, VOCAB // 2, VOCAB - 1])
+def test_a_head_that_differs_in_one_row_is_used(tmp_path: Path, row: int) -> None:
+    values = model_values("qwen2", tied=False)
+    values["output.weight"] = values["token_embd.weight"].copy()
+    values["output.weight"][row] *= 2
+    opened = GgufFile(write_model(tmp_path / "m.gguf", "qwen2", values))
+    assert opened.config["tie_word_embeddings"] is False
+    assert np.array_equal(opened.rows("lm_head.weight", 0, VOCAB), values["output.weight"])
+
+
+def test_one_tensor_under_both_names_is_refused(tmp_path: Path) -> None:
+    values = model_values("qwen2")
+    values["model.layers.0.mlp.up_proj.weight"] = values["blk.0.ffn_up.weight"] * 2
+    with pytest.raises(CheckpointError, match=r"has model\.layers\.0\.mlp\.up_proj\.weight twice"):
+        GgufFile(write_model(tmp_path / "m.gguf", "qwen2", values))
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,7 @@ def _sources(spec: ModelSpec) -> Iterator[tuple[str, str, TensorSource]]:
 
 
 def _require_no_leftovers(spec: ModelSpec, checkpoint: Checkpoint, unread: frozenset[str]) -> None:
-    # A tied model may carry its head along as a copy of the embedding; the config says that it is one.
-    harmless = {"lm_head.weight"} if spec.tied else set()
-    left = sorted(name for name in unread if name not in harmless and not _HARMLESS.fullmatch(name))
+    left = sorted(name for name in unread if not _HARMLESS.fullmatch(name))
     if left:
         shown = ", ".join(left[:_NAMED_LEFTOVERS]) + (", ..." if len(left) > _NAMED_LEFTOVERS else "")
         raise CheckpointError(

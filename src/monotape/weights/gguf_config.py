@@ -205,20 +205,36 @@ class _Translation:
             )
 
     def _rope_scaling(self, head_dim: int) -> dict[str, Any] | None:
-        kind = self._metadata.text(self._key("rope.scaling.type")) or "none"
+        kind = self._scaling_kind()
         rotating = self._size("rope.dimension_count", head_dim)
         if ROPE_SHORT in self._tensors or ROPE_LONG in self._tensors:
+            self._require_only_scaling(ROPE_SHORT, kind, ("none", "longrope"))
             return self._long_rope(rotating)
         if ROPE_FACTORS in self._tensors:
-            if kind != "none":
-                raise UnsupportedModel(
-                    f"{self._source} has {ROPE_FACTORS} and {kind} scaling too.", "Use another model."
-                )
+            self._require_only_scaling(ROPE_FACTORS, kind, ("none",))
             return {"rope_type": "factors", "factors": self._factors(ROPE_FACTORS, rotating)}
         linear = self._metadata.number(self._key("rope.scale_linear"), 1.0)
         if kind == "none":
             return None if linear == 1.0 else {"rope_type": "linear", "factor": linear}
         return {"rope_type": kind} | self._scaling_settings()
+
+    def _scaling_kind(self) -> str:
+        """A factor without a rule's name means linear scaling, as in llama.cpp."""
+        kind = self._metadata.text(self._key("rope.scaling.type"))
+        factor = self._metadata.number(self._key("rope.scaling.factor"))
+        return kind or ("none" if factor in (None, 0.0, 1.0) else "linear")
+
+    def _require_only_scaling(self, name: str, kind: str, allowed: tuple[str, ...]) -> None:
+        """Two rules for the rotary frequencies in one file: whichever were taken, the other would be ignored."""
+        linear = self._metadata.number(self._key("rope.scale_linear"), 1.0)
+        others = {
+            f"{kind} scaling": kind not in allowed,
+            self._key("rope.scale_linear"): linear != 1.0,
+            ROPE_FACTORS: name != ROPE_FACTORS and ROPE_FACTORS in self._tensors,
+        }
+        for other, there in others.items():
+            if there:
+                raise UnsupportedModel(f"{self._source} has {name} and {other} too.", "Use another model.")
 
     def _scaling_settings(self) -> dict[str, Any]:
         """What the file says about its scaling, in Hugging Face's words; the family file decides on it."""

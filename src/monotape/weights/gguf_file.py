@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from monotape.errors import CheckpointError
 from monotape.weights.checkpoint import TextAssets
-from monotape.weights.formats import READABLE_FORMATS, require_readable
+from monotape.weights.formats import require_readable
 from monotape.weights.gguf_blocks import dequantise, integers
 from monotape.weights.gguf_config import architecture_of, hugging_face_config
 from monotape.weights.gguf_header import GgufTensor, read_header
 from monotape.weights.gguf_metadata import Metadata
 from monotape.weights.gguf_names import (
     ARCHITECTURES,
-    GGUF_EMBEDDING,
     GGUF_HEAD,
     ROPE_FACTORS,
     ROPE_LONG,
@@ -30,11 +29,7 @@ from monotape.weights.gguf_names import (
 )
 from monotape.weights.gguf_vocabulary import ending_ids, text_assets
 from monotape.weights.mapped import MappedFile
-
-_SAMPLED_ROWS = 64
-#: Relative distance below which two matrices are one, stored twice. Four-bit rounding alone makes about 0.08;
-#: unrelated matrices of one size are about 1.4 apart.
-_SAME_MATRIX = 0.15
+from monotape.weights.tied import HEAD, embedding_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +49,12 @@ class GgufFile:
         self._metadata = Metadata(self._mapped, header.values)
         self._require_whole()
         tensors = header.tensors
-        tied = GGUF_HEAD not in tensors
-        notes: list[str] = []
-        if (
-            not tied
-            and GGUF_EMBEDDING in tensors
-            and self._same_matrix(tensors[GGUF_EMBEDDING], tensors[GGUF_HEAD])
-        ):
-            tensors, note = _without_worse_copy(tensors)
-            tied = True
-            notes.append(note)
-        self._config = hugging_face_config(self.source, self._metadata, tensors, tied, self._vector(tensors))
-        if notes:
-            self._config["_monotape_notes"] = notes
+        self._config = hugging_face_config(
+            self.source, self._metadata, tensors, GGUF_HEAD not in tensors, self._vector(tensors)
+        )
         self._entries = self._named(tensors)
+        if (embedding := embedding_copy(self)) is not None:
+            self._drop_copy(embedding)
 
     @property
     def source(self) -> str:
@@ -167,23 +154,12 @@ class GgufFile:
 
         return read
 
-    def _same_matrix(self, one: GgufTensor, other: GgufTensor) -> bool:
-        """Whether embedding and head are one matrix at two precisions, judged by rows from all over it."""
-        if (
-            one.shape != other.shape
-            or len(one.shape) != 2
-            or not {one.stored, other.stored} <= READABLE_FORMATS
-        ):
-            return False
-        rows = np.unique(np.linspace(0, one.shape[0] - 1, _SAMPLED_ROWS).astype(np.int64))
-        left, right = (dequantise(self._matrix(tensor)[rows], tensor.kind) for tensor in (one, other))
-        for tensor in (one, other):
-            self._mapped.release(tensor.offset, tensor.bytes)
-        if one.stored == other.stored:
-            return bool(np.array_equal(left, right))  # the same numbers would have been rounded the same way
-        with np.errstate(all="ignore"):
-            distance, size = np.linalg.norm(left - right), np.linalg.norm(left)
-        return bool(distance < _SAME_MATRIX * size)  # False for NaN, which packing will report
+    def _drop_copy(self, embedding: str) -> None:
+        """Embedding and head hold the same numbers: the smaller of the two serves as both."""
+        head = self._entries.pop(HEAD)
+        if head.tensor.bytes < self._entries[embedding].tensor.bytes:
+            self._entries[embedding] = head
+        self._config["tie_word_embeddings"] = True
 
     def _named(self, tensors: Mapping[str, GgufTensor]) -> dict[str, _Entry]:
         architecture = architecture_of(self.source, self._metadata)
@@ -199,7 +175,13 @@ class GgufFile:
             part = interleaved_part(architecture, name)
             shared = heads.get(part)  # None for an unsupported mixture of experts, whose config is bare
             head_dim = None if shared is None else self._head_dim(tensor, shared)
-            entries[hugging_face_name(architecture, name)] = _Entry(tensor, head_dim)
+            theirs = hugging_face_name(architecture, name)
+            if theirs in entries:
+                raise CheckpointError(
+                    f"{self.source} has {theirs} twice, as {entries[theirs].tensor.name} and as {name}.",
+                    "The file was converted by a faulty tool: fetch another.",
+                )
+            entries[theirs] = _Entry(tensor, head_dim)
         return entries
 
     def _head_dim(self, tensor: GgufTensor, heads: int) -> int:
@@ -229,15 +211,3 @@ def _stored_rows(start: int, stop: int, head_dim: int | None) -> slice | NDArray
     half, pair = np.divmod(within, head_dim // 2)
     stored: NDArray[np.int64] = rows - within + 2 * pair + half
     return stored
-
-
-def _without_worse_copy(tensors: Mapping[str, GgufTensor]) -> tuple[dict[str, GgufTensor], str]:
-    """The tensors of a tied model whose embedding is stored twice: only the copy with more bits is kept."""
-    embedding, head = tensors[GGUF_EMBEDDING], tensors[GGUF_HEAD]
-    best, worst = (head, embedding) if head.bytes >= embedding.bytes else (embedding, head)
-    kept = {name: tensor for name, tensor in tensors.items() if name not in (GGUF_EMBEDDING, GGUF_HEAD)}
-    note = (
-        f"The tied embedding is stored twice; {best.name} ({best.stored}) serves as embedding and head, "
-        f"{worst.name} ({worst.stored}) is not read."
-    )
-    return {**kept, GGUF_EMBEDDING: best}, note

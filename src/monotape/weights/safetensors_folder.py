@@ -17,9 +17,11 @@ from monotape.weights.formats import require_readable
 from monotape.weights.json_file import read_object
 from monotape.weights.mapped import MappedFile
 from monotape.weights.safetensors_header import StoredTensor, read_header
+from monotape.weights.tied import HEAD, embedding_copy, untied
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+ADAPTER_FILE = "adapter_config.json"  # where it lies, transformers loads an adapter on top of a model
 
 
 class SafetensorsFolder:
@@ -30,6 +32,11 @@ class SafetensorsFolder:
         config = folder / "config.json"
         if not config.is_file():
             raise CheckpointError(f"{folder} has no config.json.", "A Hugging Face model folder needs one.")
+        if (folder / ADAPTER_FILE).is_file():
+            raise CheckpointError(
+                f"{folder} has an {ADAPTER_FILE}: its weights are to be changed by an adapter, which is not supported.",
+                "Merge the adapter into the model and save that, or remove the file if it is merged already.",
+            )
         self._config = read_object(config)
         self._tensors: dict[str, tuple[MappedFile, StoredTensor]] = {}
         for file in weight_files(folder):
@@ -40,6 +47,7 @@ class SafetensorsFolder:
                     raise CheckpointError(f"{folder}: tensor {name} is in {other} and in {file.name}.")
                 self._tensors[name] = (mapped, tensor)
         self._require_index()
+        self._settle_head()
 
     @property
     def source(self) -> str:
@@ -115,6 +123,15 @@ class SafetensorsFolder:
                 f"{self.source} has no tensor {name}.", "Do config.json and the weights match?"
             )
         return self._tensors[name]
+
+    def _settle_head(self) -> None:
+        """A tied model may carry its head along: an exact copy is dropped, another matrix is used."""
+        if self._config.get("tie_word_embeddings") is not True or HEAD not in self._tensors:
+            return
+        if embedding_copy(self) is not None:
+            del self._tensors[HEAD]
+        else:
+            self._config = untied(self._config)
 
     def _require_index(self) -> None:
         """The index and the shards must agree on where every tensor is."""
