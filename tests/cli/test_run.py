@@ -38,6 +38,47 @@ def test_json_holds_text_ids_and_stats(checkpoint: Checkpoint, capsys: Captured)
     assert stats["read_bandwidth"] > 0
 
 
+def test_json_says_what_was_loaded_and_how_it_sampled(checkpoint: Checkpoint, capsys: Captured) -> None:
+    model = str(checkpoint("llama"))
+    answer = run_json(capsys, "--model", model, "--max-tokens", "2", "--top-k", "5")
+    assert answer["model"] == {"name": model, "loaded": model}
+    sampling = answer["sampling"]
+    assert isinstance(sampling, dict)
+    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (0.7, 0.9, 5)
+    assert "Monotape's own" in sampling["defaults"]
+
+
+def test_stats_say_what_was_loaded_and_how_it_sampled(checkpoint: Checkpoint, capsys: Captured) -> None:
+    model = str(checkpoint("llama"))
+    arguments = [
+        "run",
+        "--prompt-ids",
+        PROMPT_IDS,
+        "--model",
+        model,
+        "--max-tokens",
+        "2",
+        "--stats",
+        "--seed",
+        "3",
+    ]
+    assert main([*arguments, "--temperature", "0.4"]) == 0
+    err = capsys.readouterr().err
+    assert (
+        "temperature 0.4 (as asked), top-p 0.9 (Monotape's own, because the model names none), seed 3" in err
+    )
+    assert model in err
+    assert main([*arguments, "--temperature", "0"]) == 0
+    assert "greedy (as asked)" in capsys.readouterr().err
+
+
+def test_help_says_how_a_model_samples_when_nobody_says(capsys: Captured) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0 for greedy (default: what the model's files say; 0.2 for SmolLM2; else 0.7)" in shown
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_backends_agree(checkpoint: Checkpoint, capsys: Captured, backend: str) -> None:
     model = str(checkpoint("qwen3"))

@@ -89,6 +89,12 @@ def test_a_question_is_answered_and_the_next_turn_reuses_it(llm: LLM) -> None:
     assert llm.chat(conversation, fresh)[0].outputs[0].text == second.outputs[0].text
 
 
+def test_it_samples_as_its_authors_recommend(llm: LLM) -> None:
+    params = llm.get_default_sampling_params()
+    assert (params.temperature, params.top_p) == (0.2, 0.9)
+    assert llm.source is not None and "SmolLM2" in llm.source
+
+
 def test_a_stream_says_what_generate_says(llm: LLM) -> None:
     params = SamplingParams(temperature=0.9, top_p=0.9, seed=11, max_tokens=60, stop=["\n\n"])
     whole = llm.generate("Emoji story: 😀", params)[0].outputs[0]

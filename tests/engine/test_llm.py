@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from engine.fake_backend import TICK_NS
 from engine.scripted_model import END, GREEDY, VOCAB, ids_of, make
 from monotape.engine.config import EngineConfig
+from monotape.engine.defaults import default_sampling
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
 from monotape.errors import CheckpointError, NumericalFault, RequestError, UsageError
@@ -86,6 +88,44 @@ def test_end_of_text_is_collected_from_every_file() -> None:
     assert make(generation_config={"eos_token_id": 6})[0].eos_ids == {6, END}
     with pytest.raises(CheckpointError, match="eos_token_id"):
         make(generation_config={"eos_token_id": ["</s>"]})
+
+
+@pytest.mark.parametrize(
+    ("generation_config", "names", "temperature", "top_p", "source"),
+    [
+        ({}, [], 0.7, 0.9, "Monotape's own"),
+        (
+            {"eos_token_id": 2},
+            ["models--HuggingFaceTB--SmolLM2-135M-Instruct"],
+            0.2,
+            0.9,
+            "SmolLM2's authors",
+        ),
+        ({"repetition_penalty": 1.1}, ["smollm2"], 0.2, 0.9, "SmolLM2's authors"),
+        ({"temperature": 0.6}, ["smollm2"], 0.6, 1.0, "model's files"),
+        ({"top_k": 20}, [], 1.0, 1.0, "model's files"),
+        ({"do_sample": False}, ["smollm2"], 0.0, 1.0, "greedy, from the model's files"),
+        ({"do_sample": True}, [], 0.7, 0.9, "Monotape's own"),
+    ],
+)
+def test_a_model_that_names_no_sampling_does_not_draw_from_all_tokens(
+    generation_config: dict[str, Any], names: list[str], temperature: float, top_p: float, source: str
+) -> None:
+    """It did, at temperature 1, and a small model answered gibberish."""
+    found = default_sampling(generation_config, names)
+    assert (found.params.temperature, found.params.top_p) == (temperature, top_p)
+    assert source in found.source
+
+
+def test_the_engine_and_the_server_use_the_same_defaults() -> None:
+    from monotape.server.engine_process import recommended
+
+    llm, backend = make(config={"model": "SmolLM2-135M"})
+    llm.generate("a")
+    assert (backend.jobs[0].sampling.temperature, backend.jobs[0].sampling.top_p) == (0.2, 0.9)
+    assert {"temperature": 0.2, "top_p": 0.9}.items() <= recommended(llm).items()
+    llm.generate("a", SamplingParams())  # explicit parameters keep vLLM's meaning
+    assert (backend.jobs[1].sampling.temperature, backend.jobs[1].sampling.top_p) == (1.0, 1.0)
 
 
 def test_recommended_sampling_is_the_default() -> None:

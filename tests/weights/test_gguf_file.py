@@ -321,6 +321,17 @@ def test_the_tokenizer_of_a_byte_level_model(tmp_path: Path) -> None:
     assert opened.generation_config == {"eos_token_id": [2, VOCAB - 2]}, "the named one, then <|im_end|>"
 
 
+def test_sampling_that_a_file_recommends_is_its_generation_config(tmp_path: Path) -> None:
+    metadata = {
+        "general.sampling.temp": 0.6, "general.sampling.top_p": 0.95, "general.sampling.top_k": 20,
+        "general.sampling.penalty_repeat": 1.05, "general.basename": "Some-Model",
+    }  # fmt: skip
+    opened = GgufFile(write_model(tmp_path / "m.gguf", metadata=metadata))
+    sampling = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
+    assert sampling.items() <= opened.generation_config.items()
+    assert opened.config["_name_or_path"] == "Some-Model"
+
+
 @pytest.mark.parametrize(("pre", "expected"), [("llama-bpe", True), ("tekken", True), ("qwen2", False)])
 def test_bos_where_the_file_does_not_say(tmp_path: Path, pre: str, expected: bool) -> None:
     metadata = {"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": None}

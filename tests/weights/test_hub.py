@@ -116,6 +116,17 @@ def test_names(model: str, repo: str, file: str | None) -> None:
     assert hub.hub_name(model) == hub.HubName(repo, file)
 
 
+def test_what_a_name_stood_for_is_said() -> None:
+    """`smollm2` is safetensors from the hub with a network and a GGUF file from a package without."""
+    folder = "/some/where/hub/models--HuggingFaceTB--SmolLM2-135M-Instruct/snapshots/0123456789abcdef"
+    assert hub.described(folder) == "HuggingFaceTB/SmolLM2-135M-Instruct from the hub, commit 0123456"
+    assert hub.described(f"{folder}/Q4/m.gguf").startswith(
+        "HuggingFaceTB/SmolLM2-135M-Instruct:Q4/m.gguf from"
+    )
+    assert hub.described("models/SmolLM2.Q4_1.gguf") == "models/SmolLM2.Q4_1.gguf"
+    assert hub.described("models--x") == "models--x"
+
+
 @pytest.mark.parametrize(
     "model",
     [

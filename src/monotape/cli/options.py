@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from monotape.engine.config import EngineConfig
+from monotape.engine.recommended import default_text
 from monotape.errors import UsageError
 
 _INTEGERS = {"max_model_len", "workers", "tp", "seed", "max_sequences", "kv_bytes"}
@@ -47,10 +48,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens", type=integer, metavar="N", help="longest answer (default: 256 for run, none for chat)"
     )
-    parser.add_argument("--temperature", type=real, metavar="T", help="0 for greedy")
     parser.add_argument(
-        "--top-p", type=real, metavar="P", help="smallest set of tokens that holds this probability"
+        "--temperature", type=real, metavar="T", help=f"0 for greedy {default_text('temperature')}"
     )
+    parser.add_argument(
+        "--top-p", type=real, metavar="P",
+        help=f"smallest set of tokens that holds this probability {default_text('top_p')}",
+    )  # fmt: skip
     parser.add_argument("--top-k", type=integer, metavar="K", help="only the K most likely tokens")
     parser.add_argument(
         "--min-p", type=real, metavar="P", help="only tokens this likely, relative to the likeliest"

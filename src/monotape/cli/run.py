@@ -16,7 +16,7 @@ from monotape.cli.options import (
     sampling_settings,
     token_ids,
 )  # fmt: skip
-from monotape.cli.statistics import stats_line, stats_object
+from monotape.cli.statistics import sampling_line, sampling_object, stats_line, stats_object
 from monotape.engine.wake import wake
 from monotape.errors import UsageError
 
@@ -56,14 +56,17 @@ def main(options: argparse.Namespace) -> int:
 
     with LLM.from_config(config) as llm:
         defaults = dataclasses.replace(llm.default_sampling_params, max_tokens=DEFAULT_MAX_TOKENS)
-        params = dataclasses.replace(defaults, **sampling_settings(options))
+        given = sampling_settings(options)
+        params = dataclasses.replace(defaults, **given)
         stream = _start(llm, prompt, options, params)
         interrupted = _play(stream, shown=not options.json)
         completion = stream.completion
         if options.json:
-            print(json.dumps(_object(completion, llm.backend), ensure_ascii=False))
+            print(json.dumps(_object(completion, llm, params), ensure_ascii=False))
         elif options.stats:
             print(stats_line(completion.stats, llm.backend), file=sys.stderr)
+            chosen = sampling_line(params, given, llm.default_sampling.source)
+            print(f"{chosen}, seed {completion.seed} · {loaded(llm)}", file=sys.stderr)
     return INTERRUPTED if interrupted else 0
 
 
@@ -109,11 +112,20 @@ def _play(stream: Any, *, shown: bool) -> bool:
     return False
 
 
-def _object(completion: Any, backend: Any) -> dict[str, Any]:
+def loaded(llm: Any) -> str:
+    """What a model's name stood for: `smollm2` is one file with a network and another without."""
+    from monotape.weights.hub import described
+
+    return described(llm.source or llm.config.model)
+
+
+def _object(completion: Any, llm: Any, params: Any) -> dict[str, Any]:
     return {
+        "model": {"name": llm.config.model, "loaded": llm.source},
         "text": completion.text,
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
         "seed": completion.seed,
-        "stats": stats_object(completion.stats, backend),
+        "sampling": sampling_object(params, llm.default_sampling.source),
+        "stats": stats_object(completion.stats, llm.backend),
     }

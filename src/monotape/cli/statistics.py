@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from monotape.errors import BackendUnavailable, MonotapeError
@@ -10,6 +11,7 @@ from monotape.errors import BackendUnavailable, MonotapeError
 if TYPE_CHECKING:  # commands that generate nothing must not wait for NumPy
     from monotape.backends.protocol import Backend
     from monotape.engine.outputs import GenerationStats
+    from monotape.engine.sampling_params import SamplingParams
 
 
 def ceiling(stats: GenerationStats, backend: Backend) -> float | None:
@@ -75,6 +77,36 @@ def stats_line(stats: GenerationStats, backend: Backend) -> str:
     shared = f"{workers} workers" if ranks == 1 else f"{ranks} ranks of {workers} workers"
     parts.append(f"{backend.name}, {backend.plan.format.value}, {shared}")
     return " · ".join(parts)
+
+
+_SHOWN = {
+    "temperature": "temperature", "top_p": "top-p", "top_k": "top-k", "min_p": "min-p",
+    "repetition_penalty": "repetition penalty",
+}  # fmt: skip
+
+
+def sampling_line(params: SamplingParams, given: Collection[str], source: str) -> str:
+    """How tokens were chosen: what the user asked for, and what came from elsewhere with its source."""
+    if params.temperature == 0:
+        return (
+            "greedy (as asked)" if "temperature" in given else f"greedy ({source.removeprefix('greedy, ')})"
+        )
+    untouched = type(params)(temperature=1.0)
+    values = {
+        name: f"{label} {getattr(params, name):g}"
+        for name, label in _SHOWN.items()
+        if name == "temperature" or getattr(params, name) != getattr(untouched, name)
+    }
+    groups = [
+        (", ".join(text for name, text in values.items() if (name in given) is asked), note)
+        for asked, note in ((True, "as asked"), (False, source))
+    ]
+    return ", ".join(f"{text} ({note})" for text, note in groups if text)
+
+
+def sampling_object(params: SamplingParams, source: str) -> dict[str, Any]:
+    """The same for programs."""
+    return {**{name: getattr(params, name) for name in _SHOWN}, "defaults": source}
 
 
 def _share(stats: GenerationStats, bandwidth: float | None) -> float | None:

@@ -1,10 +1,12 @@
-"""What a model's own files say about sampling and about the end of a text."""
+"""How a model samples when nobody says how, and what ends its texts: from its own files, its authors, or here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from monotape.engine.recommended import BY_AUTHORS, FALLBACK
 from monotape.engine.sampling_params import SamplingParams
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import CheckpointError, RequestError
@@ -19,19 +21,46 @@ _RECOMMENDED = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
+#: A file that sets one of these has thought about sampling, and nothing is added to what it says.
+_TRUNCATING = ("temperature", "top_k", "top_p", "min_p")
 
 
-def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams with what the model's authors recommend in the place of vLLM's defaults."""
+@dataclass(frozen=True, slots=True)
+class DefaultSampling:
+    """The parameters of a request that names none, and where they come from, in words for a user."""
+
+    params: SamplingParams
+    source: str
+
+
+def default_sampling(generation_config: Mapping[str, Any], names: Iterable[str] = ()) -> DefaultSampling:
+    """The one place that decides it, for the command line, the Python API and the server.
+
+    `names` are what the model is called: by the user, by its path, by its own files.
+    """
     chosen = {
         name: generation_config[field]
         for field, name in _RECOMMENDED.items()
         if generation_config.get(field) is not None
     }
+    source = "from the model's files"
+    if not any(name in chosen for name in _TRUNCATING):
+        more, source = _unsaid(generation_config, names)
+        chosen |= more
     try:
-        return SamplingParams(**chosen)
+        return DefaultSampling(SamplingParams(**chosen), source)
     except RequestError as error:
         raise CheckpointError(f"generation_config.json cannot be used: {error.message}", error.hint) from None
+
+
+def _unsaid(generation_config: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, float], str]:
+    if generation_config.get("do_sample") is False:  # written down only by authors who mean it
+        return {"temperature": 0.0}, "greedy, from the model's files"
+    called = " ".join(names).lower()
+    for name, settings in BY_AUTHORS.items():
+        if name.lower() in called:
+            return dict(settings), f"recommended by {name}'s authors"
+    return dict(FALLBACK), "Monotape's own, because the model names none"
 
 
 def end_of_text_ids(

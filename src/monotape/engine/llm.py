@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monotape.backends.protocol import Backend
 from monotape.engine.chat_template import ChatTemplate, Message, read_template
 from monotape.engine.config import EngineConfig, check_unknown
-from monotape.engine.defaults import default_params, end_of_text_ids
+from monotape.engine.defaults import DefaultSampling, default_sampling, end_of_text_ids
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from monotape.engine.progress import progress_bar
@@ -65,7 +65,7 @@ class LLM:
         config = dataclasses.replace(config, kv_bytes=loaded.kv_budget)
         self._set_up(
             config, loaded.backend, loaded.tokenizer, loaded.chat_template, loaded.generation_config,
-            loaded.context,
+            loaded.context, loaded.sampling, loaded.source,
         )  # fmt: skip
 
     @classmethod
@@ -83,10 +83,14 @@ class LLM:
         chat_template: str | None = None,
         generation_config: Mapping[str, Any] | None = None,
         config: EngineConfig = _DEFAULT,
+        sampling: DefaultSampling | None = None,
+        source: str | None = None,
     ) -> LLM:
         """Around a backend that is already there."""
         made = cls.__new__(cls)
-        made._set_up(config, backend, tokenizer, chat_template, generation_config or {}, context)
+        made._set_up(
+            config, backend, tokenizer, chat_template, generation_config or {}, context, sampling, source
+        )
         return made
 
     def _set_up(
@@ -97,11 +101,13 @@ class LLM:
         template: str | None,
         generation_config: Mapping[str, Any],
         context: int,
+        sampling: DefaultSampling | None,
+        source: str | None,
     ) -> None:
         self.config, self.backend, self.tokenizer, self.max_model_len = config, backend, tokenizer, context
-        source = read_template(config.chat_template) if config.chat_template else template
+        chosen = read_template(config.chat_template) if config.chat_template else template
         named_tokens = tokenizer.named_tokens if tokenizer is not None else {}
-        self.chat_template = ChatTemplate(source, named_tokens)
+        self.chat_template = ChatTemplate(chosen, named_tokens)
         self._pool = KvPool(
             backend.new_sequence, max_sequences=config.max_sequences, max_bytes=config.kv_budget
         )
@@ -111,10 +117,15 @@ class LLM:
         self._latest: Callable[[], TextStream | None] = lambda: None
         self._closed = False
         self.eos_ids = end_of_text_ids(backend.spec, generation_config, tokenizer)
-        self.default_sampling_params = default_params(generation_config)
+        self.default_sampling = sampling or default_sampling(generation_config, (config.model,))
+        self.source = source  # the file or folder that was loaded: a name alone may stand for several
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        return self.default_sampling.params
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's authors recommend, in its generation_config.json."""
+        """What a request without parameters gets; `default_sampling.source` says where it comes from."""
         return self.default_sampling_params
 
     @property

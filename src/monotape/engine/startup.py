@@ -11,6 +11,7 @@ from typing import Any
 from monotape.backends.protocol import Backend
 from monotape.compiler.split import lanes_for
 from monotape.engine.config import EngineConfig
+from monotape.engine.defaults import DefaultSampling, default_sampling
 from monotape.engine.loading import choose_backend, load_backend
 from monotape.engine.progress import progress_bar
 from monotape.engine.tokenizer import Tokenizer
@@ -34,6 +35,8 @@ class Loaded:
     generation_config: Mapping[str, Any]
     context: int
     kv_budget: int
+    sampling: DefaultSampling
+    source: str  # the file or folder
 
 
 Phase = Callable[[str], None]  # hears the name of each phase when it has ended
@@ -59,8 +62,19 @@ def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
             emulate_ranks=config.emulate_ranks, progress=report,
         )  # fmt: skip
     phase("weights")
-    text = checkpoint.text
-    return Loaded(backend, tokenizer, text.chat_template, checkpoint.generation_config, context, kv_budget)
+    generation = checkpoint.generation_config
+    sampling = default_sampling(generation, _names(config.model, path, checkpoint.config))
+    return Loaded(
+        backend, tokenizer, checkpoint.text.chat_template, generation, context, kv_budget, sampling,
+        checkpoint.source,
+    )  # fmt: skip
+
+
+def _names(model: str, path: Path, config: Mapping[str, Any]) -> list[str]:
+    """What the model is called. Of a path only its end counts, and the folder of the hub's cache that it is in."""
+    named = [path.name, Path(str(config.get("_name_or_path", ""))).name]
+    named += [part for part in path.parts if part.startswith("models--")]
+    return named if local_path(model) else [model, *named]
 
 
 def _fetched(config: EngineConfig) -> Path:

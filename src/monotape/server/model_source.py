@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from monotape.engine.config import EngineConfig
 from monotape.engine.llm import LLM
 from monotape.engine.startup import load
 from monotape.engine.tokenizer import Tokenizer
+
+LOG = logging.getLogger("monotape.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +27,12 @@ class Text:
 
 def load_text(config: EngineConfig) -> Text:
     """Reads the tokenizer and the template, and nothing else of the model."""
-    from monotape.weights.hub import resolve
+    from monotape.weights.hub import described, resolve
     from monotape.weights.open import open_checkpoint
 
-    assets = open_checkpoint(resolve(config.model, config.progress)).text
+    checkpoint = open_checkpoint(resolve(config.model, config.progress))
+    LOG.info("%s is %s", config.model, described(checkpoint.source))
+    assets = checkpoint.text
     template = read_template(config.chat_template) if config.chat_template else assets.chat_template
     return Text(Tokenizer.from_assets(assets), template, assets.tokenizer_config or {})
 
@@ -42,4 +47,6 @@ def load_llm(config: EngineConfig, phase: Callable[[str], None]) -> LLM:
         chat_template=loaded.chat_template,
         generation_config=loaded.generation_config,
         config=config,
+        sampling=loaded.sampling,
+        source=loaded.source,
     )

@@ -55,6 +55,18 @@ def architecture_of(source: str, metadata: Metadata) -> str:
     return architecture
 
 
+def sampling_settings(metadata: Metadata) -> dict[str, float | int]:
+    """The sampling that the file recommends, in the words of generation_config.json."""
+    named = {
+        "temperature": metadata.number("general.sampling.temp"),
+        "top_p": metadata.number("general.sampling.top_p"),
+        "min_p": metadata.number("general.sampling.min_p"),
+        "top_k": metadata.integer("general.sampling.top_k"),
+        "repetition_penalty": metadata.number("general.sampling.penalty_repeat"),
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
 def token_id(metadata: Metadata, role: str) -> int | None:
     """The id of a special token ("bos", "eos", ...), if the file names one."""
     value = metadata.integer(f"tokenizer.ggml.{role}_token_id")

@@ -15,7 +15,7 @@ from monotape.errors import CheckpointError
 from monotape.weights.checkpoint import TextAssets
 from monotape.weights.formats import require_readable
 from monotape.weights.gguf_blocks import dequantise, integers
-from monotape.weights.gguf_config import architecture_of, hugging_face_config
+from monotape.weights.gguf_config import architecture_of, hugging_face_config, sampling_settings
 from monotape.weights.gguf_header import GgufTensor, read_header
 from monotape.weights.gguf_metadata import Metadata
 from monotape.weights.gguf_names import (
@@ -52,6 +52,8 @@ class GgufFile:
         self._config = hugging_face_config(
             self.source, self._metadata, tensors, GGUF_HEAD not in tensors, self._vector(tensors)
         )
+        if name := self._metadata.text("general.basename") or self._metadata.text("general.name"):
+            self._config["_name_or_path"] = name
         self._entries = self._named(tensors)
         if (embedding := embedding_copy(self)) is not None:
             self._drop_copy(embedding)
@@ -66,8 +68,9 @@ class GgufFile:
 
     @cached_property
     def generation_config(self) -> Mapping[str, Any]:
+        """What generation_config.json would say: the tokens that end a text, and sampling where the file names it."""
         ids = ending_ids(self._metadata, self.text.vocabulary)
-        return {"eos_token_id": ids} if ids else {}
+        return {**({"eos_token_id": ids} if ids else {}), **sampling_settings(self._metadata)}
 
     @cached_property
     def text(self) -> TextAssets:

@@ -56,6 +56,16 @@ def hub_name(model: str) -> HubName:
     return HubName(match["repo"], match["file"])
 
 
+def described(source: str) -> str:
+    """A file or folder in words: a snapshot of the hub by its id and commit, anything else by its path."""
+    parts = Path(source).parts
+    for place, part in enumerate(parts[:-2]):
+        if part.startswith("models--") and parts[place + 1] == "snapshots":
+            repo, file = part.removeprefix("models--").replace("--", "/", 1), "/".join(parts[place + 3 :])
+            return f"{repo}{f':{file}' if file else ''} from the hub, commit {parts[place + 2][:7]}"
+    return source
+
+
 def _cached(name: HubName) -> Path | None:
     """What an earlier fetch left complete, found without any network."""
     snapshot = cached_snapshot(name.repo)
