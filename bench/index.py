@@ -1,9 +1,9 @@
 """Writes reports/README.md: every measurement under reports/ with its command, machine, commit, sources and spread.
 
-    python bench/index.py            # writes the page
-    python bench/index.py --check    # fails where the page is not what the reports say
+    python bench/index.py            # writes the page, and marks what it and the documents cite of earlier code
+    python bench/index.py --check    # fails where the page or a citation is not what it should be
 
-Nothing is measured here: the page only shows what the JSON files beside it hold.
+Nothing is measured here: the page only shows what the JSON files beside it hold, and which of them are of earlier code.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from claims import documents
+from marks import Marks, marks_of, with_marks
 from monotape.planner.reports import load_reports
-from report import REPORTS
+from report import REPORTS, ROOT, kind_of
 
 PAGE = REPORTS / "README.md"
 #: How a report came about; everything else in it is a setting or a result.
@@ -24,25 +26,35 @@ BYTES = ("weight_bytes", "peak_memory_after_load", "gpu_memory_used")
 BANDWIDTHS = ("read_bandwidth", "copy_bandwidth", "bandwidth_of_one_gpu")
 HEAD = """# Reports
 
-What was measured, by which command, on which machine, at which commit. `sources` names the state of the kernel and plan
-sources that ran (the first digits of a SHA-256). Speeds are medians, with the lowest and the highest of all runs.
+What was measured, by which command, on which machine, at which commit. Speeds are medians, with the lowest and the
+highest of all runs. A report whose code has changed since is marked as of an earlier kernel, or of earlier sources,
+here and wherever a document cites it.
 
-This page is generated from the files beside it: `python bench/index.py`.
+This page is generated from the files beside it: `python bench/index.py`. Its marks were written for these sources (the
+first digits of a SHA-256):
+
+| | |
+| --- | --- |
 """
 
 
-def page(reports: dict[str, dict[str, Any]]) -> str:
-    sections = [HEAD]
+def page(reports: dict[str, dict[str, Any]], marks: Marks) -> str:
+    sections = [
+        HEAD + "".join(f"| sources of the {kind} | {text} |\n" for kind, text in marks.written_for.items())
+    ]
     for name, report in reports.items():
-        sections.append("\n".join([f"## [{name.removesuffix('.json')}]({name})", "", *_body(report)]) + "\n")
+        title = f"## [{name.removesuffix('.json')}]({name})"
+        sections.append("\n".join([title, "", *_body(report, marks.of[name])]) + "\n")
     if not reports:
         sections.append("Nothing has been measured yet.\n")
     return "\n".join(sections)
 
 
-def _body(report: dict[str, Any]) -> Iterator[str]:
+def _body(report: dict[str, Any], mark: str) -> Iterator[str]:
     yield "| | |"
     yield "| --- | --- |"
+    today = "this kernel" if kind_of(report) == "cuda" else "these sources"
+    yield f"| measured code | {mark or today} |"
     yield f"| command | `{report.get('command', 'unknown')}` |"
     machine = report.get("machine", {})
     yield f"| machine | {', '.join(str(value) for value in machine.values()) or 'unknown'} |"
@@ -128,20 +140,29 @@ def _shown(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def pages() -> dict[Path, str]:
+    """What the page of reports and every document should be now."""
+    reports = load_reports(REPORTS)
+    marks = marks_of(reports)
+    found = {PAGE: page(reports, marks)}
+    for path in documents():
+        found[path] = with_marks(path.read_text("utf-8"), str(path.relative_to(ROOT)), marks)
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     options = parser.parse_args()
-    text = page(load_reports(REPORTS))
-    if not options.check:
-        PAGE.write_text(text, "utf-8")
-        return 0
-    if _current(PAGE) == text:
-        return 0
-    print("reports/README.md is out of date: run `python bench/index.py`.")
-    return 1
+    changed = {path: text for path, text in pages().items() if _current(path) != text}
+    for path, text in changed.items():
+        if options.check:
+            print(f"{path.relative_to(ROOT)} is out of date: run `python bench/index.py`.")
+        else:
+            path.write_text(text, "utf-8")
+    return 1 if options.check and changed else 0
 
 
 def _current(path: Path) -> str:

@@ -10,7 +10,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,13 @@ def sources_hash(measured: str = "cpu") -> str:
             if path.suffix in (".py", ".h", ".cpp", ".cu"):
                 digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def kind_of(report: Mapping[str, Any]) -> str:
+    """Which of the MEASURED_SOURCES a report is about."""
+    if "gpu" in report:
+        return "cuda"
+    return "server" if str(report.get("name", "")).startswith("serve-") else "cpu"
 
 
 def machine() -> dict[str, Any]:

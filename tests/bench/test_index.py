@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import index
+from marks import marks_of, marks_on
 from monotape.planner.reports import load_reports
 from planner.test_reports import decode_report
 
 
 def test_the_page_is_what_the_reports_say() -> None:
     """Write it anew with `python bench/index.py`."""
-    assert index.PAGE.read_text("utf-8") == index.page(load_reports(index.REPORTS))
+    text = index.PAGE.read_text("utf-8")
+    assert text == index.page(load_reports(index.REPORTS), marks_on(text))
+
+
+def shown(reports: dict[str, dict[str, Any]]) -> str:
+    return index.page(reports, marks_of(reports))
 
 
 def test_a_report_shows_how_it_came_about() -> None:
-    text = index.page({"some.json": decode_report(uncommitted_changes=True)})
+    text = shown({"some.json": decode_report(uncommitted_changes=True)})
     for wanted in (
         "[some](some.json)", "`python bench/decode.py --save`", "aarch64, Some CPU",
         "0123456789ab and uncommitted changes",
@@ -23,7 +31,7 @@ def test_a_report_shows_how_it_came_about() -> None:
 
 
 def test_a_measurement_shows_its_spread() -> None:
-    text = index.page({"some.json": decode_report()})
+    text = shown({"some.json": decode_report()})
     assert "| context 32 | tokens per second 25 (24 to 26.5, 5 runs);" in text
     assert "bandwidth share 0.66" in text
     assert "| llama.cpp | 20 (19 to 21, 5 runs) |" in text
@@ -34,7 +42,7 @@ def test_results_named_by_words() -> None:
         "name": "x",
         "runs": [{"engine": "monotape", "passed": 20}, {"engines": ["a", "b"], "same_tokens": 40}],
     }
-    text = index.page({"x.json": report})
+    text = shown({"x.json": report})
     assert "| monotape | passed 20 |" in text
     assert "| a and b | same tokens 40 |" in text
 
@@ -42,10 +50,10 @@ def test_results_named_by_words() -> None:
 def test_spreads_by_a_setting() -> None:
     speed = {"median": 2000.0, "min": 1999.0, "max": 2001.0, "runs": 3}
     rows = [{"model": "dense-2b", "ranks": 8, "tokens_per_second": {"0": speed, "2": speed}, "padded": {}}]
-    text = index.page({"x.json": {"name": "x", "results": rows}})
+    text = shown({"x.json": {"name": "x", "results": rows}})
     assert "| dense-2b | ranks 8; tokens per second at 0 2,000 (1,999 to 2,001, 3 runs); tokens" in text
     assert "per second at 2 2,000" in text
 
 
 def test_no_reports_make_a_page_too() -> None:
-    assert "Nothing has been measured yet." in index.page({})
+    assert "Nothing has been measured yet." in shown({})

@@ -1,61 +1,115 @@
-"""A speed that is quoted was measured on today's sources."""
+"""A report names how it came about, and is marked where its code has changed since."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from report import MEASURED_SOURCES, REPORTS, ROOT, publish, sources_hash
+import index
+import marks
+from claims import documents
+from marks import Marks, Standing
+from monotape.planner.reports import load_reports
+from report import MEASURED_SOURCES, REPORTS, ROOT, kind_of, publish, sources_hash
 
-SPEEDS = sorted(REPORTS.glob("decode-cpu-*.json"))
-SERVED = sorted(REPORTS.glob("serve-*.json"))
-
-
-def newest_of_each_kind(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the reports of GPUs: decode, prefill, startup and compare, one each. Older ones stay as history."""
-    newest: dict[str, dict[str, Any]] = {}
-    for report in sorted(reports, key=lambda report: str(report["date"])):
-        if "gpu" in report:
-            newest[report["name"].split("-")[0]] = report
-    return list(newest.values())
-
-
-GPU_REPORTS = newest_of_each_kind([json.loads(path.read_text()) for path in sorted(REPORTS.glob("*.json"))])
+REMEDY = "run `python bench/index.py`, which writes the marks; nothing needs to be measured"
 
 
 def test_there_is_a_speed_to_quote() -> None:
-    assert SPEEDS
+    assert list(REPORTS.glob("decode-*.json"))
 
 
-@pytest.mark.parametrize("path", SPEEDS, ids=lambda path: path.stem)
-def test_a_speed_belongs_to_these_sources(path: Path) -> None:
-    """If this fails the kernels or the plan have changed: measure again with --save, and quote the new figures."""
-    assert json.loads(path.read_text())["sources"] == sources_hash()
+@pytest.mark.parametrize("kind", MEASURED_SOURCES)
+def test_marks_are_true(kind: str) -> None:
+    """Wrong marks fail; marks that were written before the last edit of the code are told of, and do not fail."""
+    page, reports = marks.marks_on(index.PAGE.read_text("utf-8")), load_reports(REPORTS)
+    wrong = marks.wrong_marks(page, reports, kind)
+    if wrong and page.written_for[kind] != sources_hash(kind):
+        pytest.skip(f"the sources of the {kind} were edited after the marks were written: {REMEDY}: {wrong}")
+    assert wrong == [], REMEDY
 
 
-def test_a_speed_of_a_gpu_belongs_to_these_sources() -> None:
-    """The same for the newest report of each kind; there may be none yet."""
-    today = sources_hash("cuda")
-    assert [report["name"] for report in GPU_REPORTS if report["sources"] != today] == []
+def test_an_edit_of_the_code_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("marks", __name__):
+        monkeypatch.setattr(f"{module}.sources_hash", lambda kind: "edited")
+    with pytest.raises(pytest.skip.Exception, match=r"edited after .* run `python bench/index\.py`"):
+        test_marks_are_true("cpu")
 
 
-@pytest.mark.parametrize("path", SERVED, ids=lambda path: path.stem)
-def test_what_was_measured_of_the_server_belongs_to_these_sources(path: Path) -> None:
-    """Measure again with bench/serve.py and --save when this fails."""
-    assert json.loads(path.read_text())["sources"] == sources_hash("server")
+@pytest.mark.parametrize("path", list(documents()), ids=lambda path: path.name)
+def test_a_document_cites_a_report_with_its_mark(path: Path) -> None:
+    """Write the marks with `python bench/index.py`."""
+    page, text = marks.marks_on(index.PAGE.read_text("utf-8")), path.read_text("utf-8")
+    assert text == marks.with_marks(text, str(path.relative_to(ROOT)), page)
 
 
-def test_the_newest_report_of_each_kind_counts() -> None:
-    reports = [
-        {"name": "decode-h200-a", "date": "2026-01-02", "gpu": "h200"},
-        {"name": "decode-h200-b", "date": "2026-01-03", "gpu": "h200"},
-        {"name": "prefill-h200-a", "date": "2026-01-01", "gpu": "h200"},
-        {"name": "decode-cpu-a", "date": "2026-01-09"},
-    ]
-    assert [report["name"] for report in newest_of_each_kind(reports)] == ["prefill-h200-a", "decode-h200-b"]
+def cpu_report(sources: str) -> dict[str, str]:
+    return {"name": "decode-cpu-x", "commit": "0123456789abcdef", "sources": sources}
+
+
+def test_a_report_of_other_sources_is_an_earlier_one() -> None:
+    today, other = cpu_report(sources_hash("cpu")), cpu_report("0000")
+    assert (marks.standing(today), marks.standing(other)) == (Standing.TODAY, Standing.EARLIER)
+    assert marks.mark(today, Standing.TODAY) == ""
+    assert marks.mark(other, Standing.EARLIER) == "of earlier sources, commit 0123456"
+
+
+def test_a_gpu_report_without_machine_code_is_of_an_earlier_kernel() -> None:
+    report = {"name": "decode-h200-x", "gpu": "h200", "commit": "035ea7c", "sources": sources_hash("cuda")}
+    assert marks.standing(report) is Standing.EARLIER
+    assert marks.mark(report, Standing.EARLIER) == "of an earlier kernel, commit 035ea7c"
+
+
+def test_the_page_tells_its_marks_again() -> None:
+    reports = {"a.json": cpu_report("0000"), "b.json": cpu_report(sources_hash("cpu"))}
+    written = marks.marks_of(reports)
+    assert written.of == {"a.json": "of earlier sources, commit 0123456", "b.json": ""}
+    assert marks.marks_on(index.page(reports, written)) == written
+    assert marks.wrong_marks(written, reports, "cpu") == []
+
+
+@pytest.mark.parametrize("found", [{}, {"a.json": ""}, {"a.json": "of earlier sources, commit 7654321"}])
+def test_a_wrong_mark_is_found(found: dict[str, str]) -> None:
+    (sentence,) = marks.wrong_marks(Marks({}, found), {"a.json": cpu_report("0000")}, "cpu")
+    assert "a.json" in sentence and "of earlier sources, commit 0123456" in sentence
+
+
+def test_a_mark_on_today_s_code_is_wrong_too() -> None:
+    page = Marks({}, {"a.json": "of earlier sources, commit 0123456"})
+    assert len(marks.wrong_marks(page, {"a.json": cpu_report(sources_hash("cpu"))}, "cpu")) == 1
+
+
+OLD = Marks({}, {"old.json": "of an earlier kernel, commit 035ea7c", "new.json": ""})
+
+
+EARLIER = "of an earlier kernel, commit 035ea7c"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("[report](reports/old.json)", f"[report {EARLIER}](reports/old.json)"),
+        ("[r](reports/old.json#a[b=1].c)", f"[r {EARLIER}](reports/old.json#a[b=1].c)"),
+        ("[r of an earlier kernel, commit abcdef0](reports/old.json)", f"[r {EARLIER}](reports/old.json)"),
+        (f"[r {EARLIER}](reports/new.json)", "[r](reports/new.json)"),
+        ("[r](reports/new.json)", "[r](reports/new.json)"),
+        ("[r](other/old.json)", "[r](other/old.json)"),
+    ],
+)
+def test_citations_get_and_lose_their_marks(before: str, after: str) -> None:
+    assert marks.with_marks(f"a {before}, b", "README.md", OLD) == f"a {after}, b"
+    assert marks.with_marks(f"a {after}, b", "README.md", OLD) == f"a {after}, b"
+    below = after.replace("(reports", "(../reports")
+    assert marks.with_marks(before.replace("(reports", "(../reports"), "docs/page.md", OLD) == below
+
+
+def test_kinds_of_reports() -> None:
+    kinds = {name: kind_of(report) for name, report in load_reports(REPORTS).items()}
+    assert kinds["serve-rates.json"] == "server"
+    assert {kind for name, kind in kinds.items() if "h200" in name} == {"cuda"}
+    assert kinds["decode-cpu-qwen2.5-coder-0.5b-instruct-q4_k_m-q8.json"] == "cpu"
 
 
 def test_a_report_names_its_commit_sources_and_command(
