@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -67,16 +68,29 @@ def test_64_greedy_tokens_are_those_of_transformers(case: Case, checkpoint: Chec
     assert generation.finish_reason == "length"
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2-mixed-windows", "phi3-longrope-long"])
-def test_token_by_token_is_the_same_as_at_once(name: str, checkpoint: Checkpoints) -> None:
-    backend, tokens = load(checkpoint(name), BY_NAME[name].context), prompt(31, seed=3)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bits_do_not_depend_on_how_the_prompt_is_cut(case: Case, checkpoint: Checkpoints) -> None:
+    """Single tokens, odd pieces, and a prefix of any length that was cached: the same bits as all at once."""
+    backend, tokens = load(checkpoint(case.name), case.context), prompt(60, seed=3)
+    at_once = backend.logits(tokens, backend.new_sequence())
+    for cuts in ([0, 1, 2, 19, 31, 60], range(61)):
+        sequence = backend.new_sequence()
+        pieces = [backend.logits(tokens[start:end], sequence) for start, end in pairwise(cuts)]
+        assert sequence.length == 60
+        assert np.array_equal(np.concatenate(pieces), at_once)
+    for cached in range(1, 60):
+        sequence = backend.new_sequence()
+        backend.logits(tokens, sequence)
+        sequence.truncate(cached)
+        assert np.array_equal(backend.logits(tokens[cached:], sequence), at_once[cached:]), cached
+
+
+def test_a_prompt_longer_than_a_pass_gives_the_same_bits(checkpoint: Checkpoints) -> None:
+    backend, tokens = load(checkpoint("qwen3-alternating"), 160), prompt(PREFILL_ROWS + 20, seed=4)
     at_once = backend.logits(tokens, backend.new_sequence())
     sequence = backend.new_sequence()
-    pieces = [
-        backend.logits(tokens[start:end], sequence) for start, end in ((0, 1), (1, 2), (2, 19), (19, 31))
-    ]
-    assert sequence.length == 31
-    agree(np.concatenate(pieces), at_once)
+    backend.logits(tokens[:37], sequence)
+    assert np.array_equal(backend.logits(tokens[37:], sequence), at_once[37:])
 
 
 def test_a_prompt_longer_than_a_prefill_pass(checkpoint: Checkpoints) -> None:
@@ -272,9 +286,9 @@ def test_the_context_is_bounded_by_the_model(context: int, checkpoint: Checkpoin
 
 
 def test_windows_hide_what_is_too_far_back() -> None:
-    seen = visible(2, 5, 3).astype(int).tolist()
-    assert seen == [[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
-    assert visible(2, 5, None).astype(int).tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    seen = [visible(position, 3) for position in range(5)]
+    assert seen == [slice(0, 1), slice(0, 2), slice(0, 3), slice(1, 4), slice(2, 5)]
+    assert [visible(position, None) for position in (0, 4)] == [slice(0, 1), slice(0, 5)]
 
 
 def test_silu_of_large_values() -> None:

@@ -66,28 +66,19 @@ class ReferenceBackend:
 
     def step(self, tokens: Sequence[int], sequence: ReferenceSequence, all_rows: bool = False) -> Floats:
         """One pass over a few rows: the logits after the last of them, or after each."""
-        start = sequence.length
-        logits = self._pass(tokens, sequence, all_rows)
-        if np.isfinite(logits).all():
-            return logits
-        # In a pass over several rows a NaN reaches the rows before it, as 0 * NaN: find it row by row.
-        sequence.truncate(start)
-        position = start
-        for token in tokens[:-1]:
-            if not np.isfinite(self._pass([token], sequence)).all():
-                break
-            position += 1
-        sequence.truncate(start)
-        raise NumericalFault(
-            f"The logits at position {position} hold NaN or infinity.",
-            "The weights are damaged, or the activations left the range of float32.",
-        )
-
-    def _pass(self, tokens: Sequence[int], sequence: ReferenceSequence, all_rows: bool = False) -> Floats:
         assert self._model is not None, "the backend is closed"
+        start = sequence.length
         with np.errstate(all="ignore"):  # what matters of an overflow reaches the logits, and is named there
             hidden = self._model.hidden(tokens, sequence)
-            return self._model.logits(hidden if all_rows else hidden[:, -1:])
+            logits = self._model.logits(hidden if all_rows else hidden[:, -1:])
+            if np.isfinite(logits).all():
+                return logits
+            finite = np.isfinite(self._model.logits(hidden)).all(axis=-1)
+        sequence.truncate(start)
+        raise NumericalFault(
+            f"The logits at position {start + int(np.argmin(finite))} hold NaN or infinity.",
+            "The weights are damaged, or the activations left the range of float32.",
+        )
 
     def _check(self, tokens: Sequence[int], positions: int) -> None:
         if not tokens:

@@ -1,5 +1,8 @@
 """The forward pass in NumPy float32, one operation after the other: what every backend must agree with.
 
+Every row is computed by itself, with operations whose shapes depend on its position alone. A matrix product may sum in
+another order when it has more rows, and a result must not depend on how a prompt was cut or what of it was cached.
+
 Ranks are a loop: each has its share of every matrix and a residual of its own, and what they tell each other is the
 plan's steps. One rank is the model as its authors wrote it.
 """
@@ -51,8 +54,8 @@ class ReferenceSequence:
 
 
 def linear(x: Floats, matrix: Floats) -> Floats:
-    """Each row of the matrix makes one output."""
-    product: Floats = x @ matrix.T
+    """Each row of the matrix makes one output; each row of `x` is one product of matrix and vector."""
+    product: Floats = np.matmul(matrix, x[..., None])[..., 0]
     return product
 
 
@@ -92,11 +95,9 @@ def silu(x: Floats) -> Floats:
     return gated
 
 
-def visible(rows: int, positions: int, window: int | None) -> NDArray[np.bool_]:
-    """Which of `positions` each of the last `rows` sees: itself and what came before, in its window."""
-    query = np.arange(positions - rows, positions)[:, None]
-    key = np.arange(positions)[None, :]
-    return (key <= query) & (key > query - (window or positions))
+def visible(position: int, window: int | None) -> slice:
+    """Which positions the row at `position` sees: itself and those before it, in its window."""
+    return slice(max(0, position + 1 - window) if window else 0, position + 1)
 
 
 class ReferenceModel:
@@ -179,7 +180,7 @@ class ReferenceModel:
         start: int,
         end: int,
     ) -> Floats:
-        """Rows start..end attend to positions 0..end; their keys and values join the sequence first."""
+        """Rows start..end attend to the positions that they see; their keys and values join the sequence first."""
         spec, rows = self.spec, end - start
         q, k, v = (self._project(x, tensors, role) for role in ("q", "k", "v"))
         cosines, sines = self._cosines[start:end], self._sines[start:end]
@@ -189,14 +190,14 @@ class ReferenceModel:
         sequence.keys[layer, own, start:end] = k.transpose(1, 0, 2)
         sequence.values[layer, own, start:end] = v.transpose(1, 0, 2)
 
-        group = q.shape[1] // kv_heads  # consecutive q heads share a kv head
-        queries = q.transpose(1, 0, 2).reshape(kv_heads, group, rows, spec.head_dim)
-        keys = sequence.keys[layer, own, None, :end]  # [kv head, 1, position, head_dim]
-        values = sequence.values[layer, own, None, :end]
-        scores = queries @ keys.swapaxes(-1, -2) * np.float32(spec.attention_scale)
-        scores = np.where(visible(rows, end, spec.windows[layer]), scores, np.float32(-np.inf))
-        mixed: Floats = (softmax(scores) @ values).reshape(-1, rows, spec.head_dim)
-        return linear(mixed.transpose(1, 0, 2).reshape(rows, -1), tensors["output"])
+        queries = q.reshape(rows, kv_heads, -1, spec.head_dim)  # consecutive q heads share a kv head
+        mixed = np.empty_like(queries)
+        for row in range(rows):
+            seen = visible(start + row, spec.windows[layer])
+            keys, values = sequence.keys[layer, own, seen], sequence.values[layer, own, seen]
+            scores = queries[row] @ keys.swapaxes(-1, -2) * np.float32(spec.attention_scale)
+            mixed[row] = softmax(scores) @ values
+        return linear(mixed.reshape(rows, -1), tensors["output"])
 
     def _project(self, x: Floats, tensors: Roles, role: str) -> Floats:
         """q, k or v of each row as [row, head, head_dim], with the bias and the norm that the family has."""
