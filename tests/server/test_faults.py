@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from processes import children, need_proc
 from server.running import RunningServer, scripted_server
 
 CHAT = "/v1/chat/completions"
@@ -196,13 +197,9 @@ def mortal() -> Iterator[RunningServer]:
 
 
 def engine_pid(server: RunningServer) -> int:
-    if not Path("/proc/self").exists():
-        pytest.skip("the engine's process is found in /proc, which this system does not have")
-    parent = server.process.pid
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return next(
-        int(pid) for pid in children if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    need_proc()
+    found = children(server.process.pid).items()
+    return next(pid for pid, command in found if "engine_process" in command)
 
 
 def test_an_engine_that_is_killed_is_reported_and_replaced(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import json
 import re
+import signal
 import struct
 import sys
 from typing import Any, BinaryIO
@@ -96,16 +97,26 @@ def _limit_memory(max_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
 
 
-def serve(requests: BinaryIO, answers: BinaryIO, *, fuel: int, max_characters: int) -> None:
-    """Answers length-prefixed JSON requests until the other end closes."""
+def serve(requests: BinaryIO, answers: BinaryIO, *, fuel: int, max_characters: int, seconds: float) -> None:
+    """Answers length-prefixed JSON requests until the other end closes.
+
+    The other end kills a process that takes longer than `seconds`. If it is gone, SIGALRM does, which needs nothing
+    of Python: a template that runs holds the interpreter's lock.
+    """
     engine = environment(fuel)
     while header := requests.read(4):
+        signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
         request = json.loads(requests.read(struct.unpack(">I", header)[0]))
         reply = json.dumps(answer(engine, request, max_characters)).encode()
         answers.write(struct.pack(">I", len(reply)) + reply)
         answers.flush()
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever this process inherited
     _limit_memory(int(sys.argv[3]))
-    serve(sys.stdin.buffer, sys.stdout.buffer, fuel=int(sys.argv[1]), max_characters=int(sys.argv[2]))
+    serve(
+        sys.stdin.buffer, sys.stdout.buffer,
+        fuel=int(sys.argv[1]), max_characters=int(sys.argv[2]), seconds=float(sys.argv[4]),
+    )  # fmt: skip

@@ -6,7 +6,6 @@ import contextlib
 import json
 import struct
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from monotape.engine.spawn import spawn
 from monotape.errors import RequestError
 
 _HINT = "Give another template with chat_template, or use generate() with a plain prompt."
@@ -75,16 +75,11 @@ class TemplateProcess:
             if self._finalizer is not None:
                 self._finalizer()
             limits = self._limits
-            script = Path(__file__).with_name("template_child.py")
-            # -P: the script's folder has modules of ours whose names must not stand before the library's.
-            command = [sys.executable, "-P", str(script), str(limits.fuel), str(limits.max_characters)]
-            self._process = subprocess.Popen(
-                [*command, str(limits.max_bytes)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the generation, not for this process
-            )
+            self._process = spawn(
+                Path(__file__).with_name("template_child.py"),
+                str(limits.fuel), str(limits.max_characters), str(limits.max_bytes), str(limits.seconds),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
             self._finalizer = weakref.finalize(self, _end, self._process)
         return self._process
 

@@ -9,12 +9,12 @@ import json
 import logging
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from monotape.engine.config import EngineConfig
+from monotape.engine.spawn import spawn
 from monotape.server import wire
 from monotape.server.info import ModelInfo, PhaseTime
 
@@ -139,12 +139,10 @@ class Engine:
         here, there = socket.socketpair()
         spawned = time.monotonic_ns()
         with there:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "monotape.server.engine_process", str(there.fileno())],
-                pass_fds=[there.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the server, which ends this process in its own time
-            )
+            self._process = spawn(
+                "monotape.server.engine_process", str(there.fileno()),
+                pass_fds=[there.fileno()], stdin=subprocess.DEVNULL,
+            )  # fmt: skip
         reader, self._writer = await asyncio.open_connection(sock=here, limit=1 << 26)
         configuration = {
             "source": self._source,

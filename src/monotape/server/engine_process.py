@@ -1,7 +1,7 @@
 """The process that holds the model: runs one completion at a time and says twice a second that it is alive.
 
-Started as `python -m monotape.server.engine_process FD`, where FD is one end of a socket pair. The first line on it is
-the configuration; after that both ends speak wire.py. It ends when the other end does.
+Started by `spawn` with FD, one end of a socket pair, as its argument. The first line on it is the configuration; after
+that both ends speak wire.py. It ends when the other end does.
 """
 
 from __future__ import annotations
@@ -44,16 +44,21 @@ class EngineProcess:
         self._grammars = grammars
 
     def read(self, stream: BinaryIO) -> None:
-        """Takes messages until the server closes its end, and then ends the process."""
-        while header := stream.read(wire.HEADER.size):
-            message = wire.to_engine.decode(stream.read(wire.HEADER.unpack(header)[0]))
-            if isinstance(message, wire.Generate):
-                self._jobs.put(message)
-            elif isinstance(message, wire.Cancel):
-                self._cancel(message.id)
-            else:
-                break
-        os._exit(0)  # the server is gone, or wants this process gone: nothing here is worth finishing
+        """Takes messages until the server closes its end, and then ends the process.
+
+        A server that was killed does not close its end in good order: the last read may fail, or give half a message.
+        """
+        try:
+            while len(header := stream.read(wire.HEADER.size)) == wire.HEADER.size:
+                message = wire.to_engine.decode(stream.read(wire.HEADER.unpack(header)[0]))
+                if isinstance(message, wire.Generate):
+                    self._jobs.put(message)
+                elif isinstance(message, wire.Cancel):
+                    self._cancel(message.id)
+                else:
+                    break
+        finally:
+            os._exit(0)  # the server is gone, or wants this process gone: nothing here is worth finishing
 
     def beat(self) -> None:
         while True:
