@@ -38,8 +38,9 @@ format: $(VENV)/.dev ## put the code in shape
 golden: $(VENV)/.dev ## write the committed plan texts anew; review the diff
 	PYTHONPATH=tests $(BIN)/python tests/plan/plans.py
 
-figures: $(VENV)/.dev ## make the page of reports and the README's figure anew
+figures: $(VENV)/.dev ## make the page of reports, what the planner carries of it and the README's figure anew
 	$(BIN)/python bench/index.py
+	PYTHONPATH=tests $(BIN)/python tests/planner/goldens.py
 	$(BIN)/monotape plan llama-3.2-1b --reports reports --plot docs/figures/speed-of-light.svg
 
 api-docs: $(VENV)/.dev ## write docs/api.md and the settings of agents anew

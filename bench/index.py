@@ -1,6 +1,6 @@
 """Writes reports/README.md: every measurement under reports/ with its command, machine, commit, sources and spread.
 
-    python bench/index.py            # writes the page, and marks what it and the documents cite of earlier code
+    python bench/index.py            # writes the page and the planner's points, and marks citations of earlier code
     python bench/index.py --check    # fails where the page or a citation is not what it should be
 
 Nothing is measured here: the page only shows what the JSON files beside it hold, and which of them are of earlier code.
@@ -16,10 +16,12 @@ from typing import Any
 
 from claims import documents
 from marks import Marks, marks_of, with_marks
-from monotape.planner.reports import load_reports
+from monotape.planner.catalogue import DATA
+from monotape.planner.reports import built_in_table, load_reports
 from report import REPORTS, ROOT, kind_of
 
 PAGE = REPORTS / "README.md"
+MEASURED = DATA / "measured.json"
 #: How a report came about; everything else in it is a setting or a result.
 ORIGIN = ("name", "command", "date", "commit", "uncommitted_changes", "sources", "machine")
 BYTES = ("weight_bytes", "peak_memory_after_load", "gpu_memory_used")
@@ -144,7 +146,7 @@ def pages() -> dict[Path, str]:
     """What the page of reports and every document should be now."""
     reports = load_reports(REPORTS)
     marks = marks_of(reports)
-    found = {PAGE: page(reports, marks)}
+    found = {PAGE: page(reports, marks), MEASURED: built_in_table(reports)}
     for path in documents():
         found[path] = with_marks(path.read_text("utf-8"), str(path.relative_to(ROOT)), marks)
     return found

@@ -15,6 +15,8 @@ import monotape
 from monotape.cli.main import main
 from planner.loads import config_of
 
+ROOT = Path(__file__).parents[2]
+CPU_REPORT = "decode-cpu-qwen2.5-coder-0.5b-instruct-q4_k_m-q8.json"
 Captured = pytest.CaptureFixture[str]
 
 
@@ -78,6 +80,99 @@ def test_the_python_api_gives_the_same_numbers(capsys: Captured) -> None:
     assert json.loads(planned(capsys, *arguments)) == json.loads(json.dumps(as_json(found)))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "obstacle"),
+    [
+        (["--gpu", "rtx-4090"], "not on NVIDIA GeForce RTX 4090"),
+        (["--gpu", "m4-max"], "not on Apple M4 Max"),
+        (["--gpu", "mi300x"], "not on AMD Instinct MI300X"),
+        (["gpt-oss-20b"], "does not run GptOssForCausalLM"),
+        (["--dtype", "fp8"], "weights are kept as bf16 or fp16 there, not as fp8"),
+        (["--kv-dtype", "fp8"], "KV is kept at 16 bits"),
+        (["--count", "3"], "2, 4 or 8 GPUs"),
+        (["--gpu", "cpu", "--bandwidth", "0.1", "--dtype", "int4"], "or q8 there, not as int4"),
+    ],
+)
+def test_what_monotape_does_not_run_has_no_speed_of_it(
+    capsys: Captured, arguments: list[str], obstacle: str
+) -> None:
+    arguments = arguments if arguments[0][0] != "-" else ["qwen3-0.6b", *arguments]
+    text = planned(capsys, *arguments)
+    said = " ".join(text[text.index("prediction") :].split())
+    assert said.startswith("prediction Monotape does not run this: ")
+    assert obstacle in said
+    assert "Monotape: " not in said
+    prediction = json.loads(planned(capsys, *arguments, "--json"))["prediction"]
+    assert (prediction["runs"], prediction["tokens_per_second"]) == (False, None)
+    assert any(obstacle in one for one in prediction["obstacles"])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--gpu", "h200"], ["--gpu", "cpu", "--bandwidth", "0.04", "--dtype", "q8"]]
+)
+def test_what_monotape_runs_has_a_speed(capsys: Captured, arguments: list[str]) -> None:
+    prediction = json.loads(planned(capsys, "qwen2.5-coder-0.5b", *arguments, "--json"))["prediction"]
+    assert (prediction["runs"], prediction["obstacles"]) == (True, [])
+    assert prediction["tokens_per_second"] > 0
+
+
+def test_a_cpu_is_predicted_at_the_share_that_was_measured(capsys: Captured) -> None:
+    """Not at that of the H200's probe, which made it 100 %."""
+    arguments = [
+        "qwen2.5-coder-0.5b",
+        "--gpu",
+        "cpu",
+        "--bandwidth",
+        "0.04",
+        "--dtype",
+        "q8",
+        "--json",
+        "--context",
+    ]
+    shares = []
+    for context in ("32", "1024", "4096"):
+        data = json.loads(planned(capsys, *arguments, context))
+        ceiling = data["ceilings"]["measured"]["tokens_per_second"]
+        shares.append(data["prediction"]["tokens_per_second"] / ceiling)
+    measured = json.loads((ROOT / "reports" / CPU_REPORT).read_text())["results"]
+    assert shares == pytest.approx([row["bandwidth_share"] for row in measured])
+
+
+def test_what_does_not_fit_has_no_speed(capsys: Captured) -> None:
+    arguments = ["llama-3.1-70b", "--gpu", "h100", "--request", "prompt=9,output=9", "--agent"]
+    text = planned(capsys, *arguments)
+    assert "tok/s" not in text[text.index("DOES NOT FIT") :]
+    data = json.loads(planned(capsys, *arguments, "--json"))
+    assert (data["prediction"], data["request"], data["agent"]) == (None, None, None)
+
+
+def test_users_that_do_not_fit_have_no_speed(capsys: Captured) -> None:
+    arguments = ["--request", "prompt=100000,output=1000", "--stack-concurrency", "4096"]
+    rows = planned(capsys, *arguments).splitlines()
+    assert next(row for row in rows if row.startswith("tok/s a user")).split()[-1] == "-"
+    offers = json.loads(planned(capsys, *arguments, "--json"))["request"]["offers"]
+    assert (offers[-1]["fits"], offers[-1]["tokens_per_second_a_user"]) == (False, None)
+    assert offers[0]["tokens_per_second_a_user"] > 0
+
+
+def test_a_prediction_stands_beside_what_was_measured(capsys: Captured) -> None:
+    text = " ".join(planned(capsys, "llama-3.2-1b").split())
+    assert "reports/decode-h200-llama-3.2-1b-bf16.json" in text[text.index("measured: ") :]
+
+
+@pytest.mark.parametrize("arguments", [["qwen3-0.6b", "--gpu", "a100"], ["--projections"], ["qwen3-0.6b"]])
+def test_kog_is_introduced(capsys: Captured, arguments: list[str]) -> None:
+    text = " ".join(planned(capsys, *arguments).split())
+    before = text[: text.index("Kog") + 40]
+    assert "the inference company Kog" in before or "Kog, a company that sells inference" in before
+
+
+def test_the_stack_is_introduced_before_it_is_compared_with(capsys: Captured) -> None:
+    text = planned(capsys, "--request", "prompt=800,output=200")
+    assert text.index("a stack tuned for throughput, vLLM") < text.index("vLLM, 64 users")
+    assert not re.search(r"\bthe stack\b", text)
+
+
 def test_a_request_needs_no_model(capsys: Captured) -> None:
     text = planned(capsys, "--request", "prompt=8000,cached=7000,output=2000")
     assert text.startswith("meta-llama/Meta-Llama-3.1-8B on 1x NVIDIA H200")
@@ -87,7 +182,7 @@ def test_a_request_needs_no_model(capsys: Captured) -> None:
         "decode",
         "one user",
         "16 users",
-        "stack, 64 users",
+        "vLLM, 64 users",
         "--price",
     ):
         assert wanted in text

@@ -23,6 +23,10 @@ COMMANDS = {
     "kimi-k2.5-8x-mi300x-mbu": ["kimi-k2.5", "--gpu", "MI300X", "--count", "8", "--mbu", "0.36", "--context", "0"],
     "deepseek-v4-pro-8x-rubin": ["deepseek-v4-pro", "--gpu", "rubin", "--count", "8", "--context", "1000000"],
     "llama-3.1-70b-2x-rtx-4090": ["llama-3.1-70b", "--gpu", "rtx-4090", "--count", "2", "--dtype", "int4"],
+    "llama-3.1-70b-does-not-fit": [
+        "llama-3.1-70b", "--gpu", "rtx-4090", "--request", "prompt=5,output=5", "--agent",
+    ],
+    "qwen2.5-coder-0.5b-cpu": ["qwen2.5-coder-0.5b", "--gpu", "cpu", "--bandwidth", "0.04", "--dtype", "q8"],
     "qwen3-0.6b-m4-max-q8": ["qwen3-0.6b", "--gpu", "m4-max", "--dtype", "q8", "--kv-dtype", "fp8"],
     "qwen3-coder-next-cpu": [
         "qwen3-coder-next", "--gpu", "cpu", "--bandwidth", "0.4", "--dtype", "mxfp4", "--engine", "vllm",

@@ -12,8 +12,8 @@ from monotape.models.registry import FAMILIES as RUNNABLE
 from monotape.models.registry import spec_from_config
 from monotape.planner.accounting import shape_from_config
 from monotape.planner.catalogue import models
-from monotape.planner.engines import RUN_HERE
 from monotape.planner.families import FAMILIES
+from monotape.planner.runs import RUN_HERE
 from planner.loads import config_of, load_of
 
 #: One model of each architecture, the smallest there is.

@@ -66,7 +66,6 @@ def test_the_assumption_is_labelled_a_prediction() -> None:
     assert "prediction from the streaming probe" in text
     assert "not a measurement" in text
     assert "NVIDIA B200" in text
-    assert "does not run GptOssForCausalLM yet" in text
     assert "does not run" not in find_engine("monotape").assumption(load_of("llama-3.2-1b"), box_of("h200"))
 
 
@@ -112,11 +111,15 @@ def test_a_share_counts_against_the_effective_bandwidth() -> None:
             share_engine(bad)
 
 
-def test_the_cpu_engine_names_its_report() -> None:
-    engine = cpu_engine(0.625, "reports/some.json")
+def test_the_cpu_engine_reaches_the_measured_share_and_names_its_report() -> None:
+    engine = cpu_engine([(32, 0.75), (1032, 0.625)], "reports/some.json")
     load, box = load_of("smollm2-135m", "q8"), box_of("cpu", bandwidth_tbs=0.02)
-    assert 1e6 / engine.pass_us(load, box, 64) == pytest.approx(0.625 * 0.02e12 / load.pass_bytes(64))
-    assert engine.assumption(load, box) == "62.5 % of the read bandwidth, as measured in reports/some.json"
+    for context, share in ((0, 0.75), (32, 0.75), (532, 0.6875), (1032, 0.625), (8000, 0.625)):
+        rate = 1e6 / engine.pass_us(load, box, context)
+        assert rate == pytest.approx(share * 0.02e12 / load.pass_bytes(context))
+    text = engine.assumption(load, box)
+    assert "75 % at 32, 62 % at 1,032; reports/some.json" in text
+    assert "longer contexts reach less" in text
 
 
 def test_rows_share_weights_but_not_kv() -> None:

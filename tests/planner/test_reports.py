@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from monotape.errors import UsageError
+from monotape.planner.catalogue import DATA
 from monotape.planner.estimate import estimate
-from monotape.planner.reports import cpu_share, load_reports, own_points, peer_points, points_for
+from monotape.planner.reports import (
+    built_in_points,
+    built_in_table,
+    cpu_shares,
+    load_reports,
+    own_points,
+    peer_points,
+    points_for,
+)
 from planner.loads import box_of
 from shapes import ROUND
 
@@ -66,9 +75,16 @@ def test_a_gpu_report_stands_beside_the_peers(tmp_path: Path) -> None:
 def test_the_share_of_cpus_is_the_median_over_reports(tmp_path: Path) -> None:
     for number, share in enumerate((0.5, 0.7, 0.64)):
         write(tmp_path, f"{number}.json", decode_report(share))
-    share, source = cpu_share(load_reports(tmp_path))
-    assert share == 0.64
-    assert source == "reports/0.json, reports/1.json, reports/2.json"
+    shares, source = cpu_shares(own_points(load_reports(tmp_path)))
+    assert shares == [(32, 0.64)]
+    assert all(f"some.gguf in q8 on Some CPU, reports/{number}.json" in source for number in range(3))
+
+
+def test_the_points_that_the_package_carries_are_those_of_the_reports() -> None:
+    """Write them anew with `python bench/index.py`."""
+    reports = load_reports(Path(__file__).parents[2] / "reports")
+    assert built_in_points() == own_points(reports)
+    assert (DATA / "measured.json").read_text("utf-8") == built_in_table(reports)
 
 
 def test_the_cpu_engine_predicts_from_reports(tmp_path: Path) -> None:
@@ -85,7 +101,7 @@ def test_reports_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder with reports"):
         load_reports(tmp_path / "none")
     with pytest.raises(UsageError, match="No report holds"):
-        cpu_share(load_reports(tmp_path))
+        cpu_shares(own_points(load_reports(tmp_path)))
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(UsageError, match=r"broken\.json cannot be read"):
         load_reports(tmp_path)

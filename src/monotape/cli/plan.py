@@ -53,11 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--json", action="store_true", help="print one object")
     out.add_argument("--plot", metavar="FILE", help="draw it: .svg, .png or .html (needs matplotlib)")
     out.add_argument(
-        "--reports", metavar="DIR", help="measured points of this engine (default for --engine cpu: reports)"
+        "--reports",
+        metavar="DIR",
+        help="measured points of this engine (default: those that came with this version)",
     )
     out.add_argument("--list", action="store_true", help="list the GPUs and models that are built in")
     out.add_argument(
-        "--projections", action="store_true", help="check the speeds that Kog projected for MoE models"
+        "--projections",
+        action="store_true",
+        help="check the speeds of MoE models that Kog projected, a company that sells inference for one user",
     )
 
 
@@ -85,13 +89,13 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
         type=integer,
         default=64,
         metavar="N",
-        help="users at once on the stack (default: 64)",
+        help="users at once on vLLM, the throughput stack that --request compares with (default: 64)",
     )
     add(
         "--stack-us",
         type=real,
         metavar="US",
-        help="time a layer that the stack does not hide (default: as measured)",
+        help="time a layer that vLLM does not hide (default: as measured)",
     )
     add("--prefill-rows", type=integer, metavar="N", help="tokens a prefill pass (default: 128)")
     add("--prefill-share", type=real, metavar="SHARE", help="of the dense peak (default: 0.6)")
@@ -143,9 +147,15 @@ def _sections(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[s
     from monotape.planner.text import describe
 
     text, data = describe(found), as_json(found)
-    for asked, section in ((options.request, _request), (options.agent, _agent)):
+    for name, asked, section in (("request", options.request, _request), ("agent", options.agent, _agent)):
         if asked is not None:
-            more_text, more_data = section(options, found)
+            if found.fit.fits is False:
+                more_text, more_data = (
+                    f"\n{name}: no times and no prices, because the model does not fit\n",
+                    {name: None},
+                )
+            else:
+                more_text, more_data = section(options, found)
             text += more_text
             data |= more_data
     return text, data
@@ -179,7 +189,7 @@ def _request(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[st
         users=options.concurrency, stack_users=options.stack_concurrency, price=options.price,
     )  # fmt: skip
     assumption = stack.assumption(found.load, found.box)
-    return describe_costing(costing, prefill, assumption), {
+    return describe_costing(costing, prefill, assumption, found.engine.title), {
         "request": costing_json(costing, prefill, assumption)
     }
 

@@ -12,10 +12,12 @@ from typing import Any
 from monotape.errors import UsageError
 
 DATA = Path(__file__).parent / "data"
-EFFECTIVE_SHARE = (
-    0.8  # of the datasheet, where nobody published better: what Kog takes as realistic for the H200
+#: Of the datasheet, where nobody published better. Kog is a company that sells inference for one user.
+EFFECTIVE_SHARE = 0.8
+EFFECTIVE_SOURCE = (
+    "80 % of the datasheet, assumed: the share that the inference company Kog calls realistic for the H200"
+    " (blog.kog.ai, 28 May 2026)"
 )
-EFFECTIVE_SOURCE = "80 % of the datasheet, assumed: the share that Kog takes as realistic for the H200"
 
 
 @dataclass(frozen=True, slots=True)

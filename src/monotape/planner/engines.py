@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -20,16 +20,6 @@ ROWS_PER_PASS = (
 PEAK_SHARE = 0.6  # of the dense peak that large matrix products reach
 SUMS_PER_LAYER = 2  # over all devices: after attention and after the feed-forward block
 DEFAULT_ENGINE = "monotape"
-#: What this engine runs. The registry of families says the same, but importing it takes NumPy and a tenth of a second.
-RUN_HERE = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Phi3ForCausalLM",
-    "LaneformerForCausalLM",
-    "LaneformerTPForCausalLM",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +87,8 @@ def probe_points() -> tuple[tuple[float, float], ...]:
 
 
 def unhidden_us(stage_us: float) -> float:
-    """What a stage that streams for `stage_us` adds to it: between the probes by a line, beyond them as the last."""
-    points = probe_points()
-    if stage_us <= points[0][0]:
-        return points[0][1]
-    for (left, low), (right, high) in pairwise(points):
-        if stage_us <= right:
-            return low + (high - low) * (stage_us - left) / (right - left)
-    return points[-1][1]
+    """What a stage that streams for `stage_us` adds to it."""
+    return between(probe_points(), stage_us)
 
 
 def _monotape(load: Load, box: Box, context: int, rows: int) -> Pass:
@@ -135,8 +119,6 @@ def _monotape_assumption(load: Load, box: Box) -> str:
         if box.gpu.name == "h200"
         else f"; {box.gpu.label} is taken to hide as much as the H200 of the probe"
     )
-    if load.shape.architecture not in RUN_HERE:
-        more += f"; this engine does not run {load.shape.architecture} yet"
     return (
         f"a prediction from the streaming probe on one H200, not a measurement: {stages} stages a token, each adding to"
         f" its streaming time what the probe could not hide ({points} of streaming), at least {table_floor_us()} us a"
@@ -147,19 +129,33 @@ def _monotape_assumption(load: Load, box: Box) -> str:
 # --- this engine on a CPU, from reports; stacks that launch kernels; a share of the effective bandwidth
 
 
-def cpu_engine(share: float, source: str) -> Engine:
-    """The native CPU backend at the share of the read bandwidth that a report measured."""
+def cpu_engine(shares: Sequence[tuple[int, float]], source: str) -> Engine:
+    """The native CPU backend at the share of the read bandwidth that reports measured, by context, shortest first."""
 
     def time(load: Load, box: Box, context: int, rows: int) -> Pass:
         streaming = stream_us(load, box, context, rows)
-        return Pass(streaming, streaming / share - streaming, link_us(load, box))
+        return Pass(streaming, streaming / between(shares, context) - streaming, link_us(load, box))
 
-    text = f"{100 * share:.1f} % of the read bandwidth, as measured in {source}"
+    shown = ", ".join(f"{100 * share:.0f} % at {context:,}" for context, share in shares)
+    text = (
+        f"the share of the read bandwidth that was measured at contexts near this one ({shown}; {source}); attention is"
+        " bound by arithmetic on a CPU, so longer contexts reach less"
+    )
     return Engine("cpu", "Monotape on a CPU", time, lambda load, box: text)
 
 
+def between(points: Sequence[tuple[float, float]], place: float) -> float:
+    """The value at `place`: between two points by a line, before the first and after the last as they are."""
+    if place <= points[0][0]:
+        return points[0][1]
+    for (left, low), (right, high) in pairwise(points):
+        if place <= right:
+            return low + (high - low) * (place - left) / (right - left)
+    return points[-1][1]
+
+
 def share_engine(share: float) -> Engine:
-    """A fixed share of the effective bandwidth, everything included: how Kog states its results."""
+    """A fixed share of the effective bandwidth, everything included."""
     if not 0 < share <= 1:
         raise UsageError(
             f"--mbu {share:g} is no share of a bandwidth.", "Give a number above 0 and up to 1, like 0.36."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from monotape.planner.engines import (
 )
 from monotape.planner.load import Load
 from monotape.planner.precision import AUTO, kv_bytes_for, precision_for
+from monotape.planner.runs import CPU, obstacles
 from monotape.planner.shape import ModelShape
 from monotape.planner.sources import Source, find_source
 
 DEFAULT_MODEL = "llama-3.1-8b"
 DEFAULT_GPU = "h200"
 DEFAULT_CONTEXT = 4096
+OWN_ENGINES = (DEFAULT_ENGINE, "cpu")
 MAX_CONTEXT = 1 << 32  # where a config names no limit
 
 
@@ -65,9 +67,19 @@ class Estimate:
         return launch_taxes(self.box, len(self.shape.layers))
 
     @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why Monotape cannot run this; for predictions of other engines it does not matter."""
+        return obstacles(self.load, self.box) if self.engine.name in OWN_ENGINES else ()
+
+    @property
     def prediction(self) -> Pass | None:
-        """None where several devices are linked by something whose latency nobody knows."""
-        return None if self.box.link[0] is None else self.engine.time(self.load, self.box, self.context, 1)
+        """None where the model does not fit, or devices are linked by something whose latency nobody knows.
+
+        Where there are `obstacles` it is what Monotape would do if it ran there.
+        """
+        if self.fit.fits is False or self.box.link[0] is None:
+            return None
+        return self.engine.time(self.load, self.box, self.context, 1)
 
     @property
     def flops_per_byte(self) -> float:
@@ -93,13 +105,16 @@ def estimate(
 ) -> Estimate:
     """How fast `model` can run for one user on `count` x `gpu`. Needs no GPU, reads no weights."""
     box = Box(find_gpu(gpu), count, bandwidth_tbs, memory_gb, link_us, launch_us, kernels_per_layer)
-    chosen = _engine(engine, mbu, reports)
+    chosen = _engine(engine, mbu, reports, box)
     source = find_source(model)
     shape = shape_from_config(source.config)
     stored = source.stored if dtype == AUTO else None
     load = Load(shape, stored or precision_for(dtype, source.config), kv_bytes_for(kv_dtype))
     check_context(context, shape, source.name, "--context")
-    return Estimate(source, load, box, context, chosen)
+    found = Estimate(source, load, box, context, chosen)
+    if found.obstacles:
+        return replace(found, engine=replace(chosen, title=f"{chosen.title}, if it ran there"))
+    return found
 
 
 def check_context(context: int, shape: ModelShape, model: str, flag: str) -> None:
@@ -114,17 +129,18 @@ def check_context(context: int, shape: ModelShape, model: str, flag: str) -> Non
         )
 
 
-def _engine(name: str, mbu: float | None, reports: Path | None) -> Engine:
+def _engine(name: str, mbu: float | None, reports: Path | None, box: Box) -> Engine:
     if mbu is not None and name not in (DEFAULT_ENGINE, "share"):
         raise UsageError(f"--mbu and --engine {name} contradict each other.", "Give one of them.")
     if name == "share" and mbu is None:
         raise UsageError("--engine share needs a share.", "Give --mbu, like --mbu 0.36.")
     if mbu is not None:
         return share_engine(mbu)
-    if name == "cpu":
-        from monotape.planner.reports import cpu_share, load_reports
+    if name == "cpu" or (name == DEFAULT_ENGINE and box.gpu.name == CPU):
+        from monotape.planner.reports import built_in_points, cpu_shares, load_reports, own_points
 
-        return cpu_engine(*cpu_share(load_reports(reports or Path("reports"))))
+        points = built_in_points() if reports is None else own_points(load_reports(reports))
+        return cpu_engine(*cpu_shares(points))
     return find_engine(name)
 
 
@@ -175,9 +191,13 @@ def as_json(found: Estimate) -> dict[str, Any]:
 
 def _prediction(found: Estimate, prediction: Pass) -> dict[str, Any]:
     without_link = prediction.stream_us + prediction.exposed_us
+    speed, runs = 1 / (prediction.total_us * MICRO), not found.obstacles
     return {
         "engine": found.engine.name,
-        "tokens_per_second": 1 / (prediction.total_us * MICRO),
+        "runs": runs,
+        "obstacles": list(found.obstacles),
+        "tokens_per_second": speed if runs else None,
+        "tokens_per_second_if_it_ran": speed,
         "tokens_per_second_if_links_hide": 1 / (without_link * MICRO),
         "token_us": prediction.total_us,
         "stream_us": prediction.stream_us,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,23 +102,47 @@ def peer_points() -> tuple[Point, ...]:
     return tuple(found)
 
 
-def cpu_share(reports: dict[str, dict[str, Any]]) -> tuple[float, str]:
-    """The share of the read bandwidth that this engine reaches on CPUs: the median over reports, and which they are."""
-    shares: dict[str, list[float]] = {}
-    for point in own_points(reports):
+def built_in_points() -> tuple[Point, ...]:
+    """What reports/ held when this version was made: an installed package has no reports beside it."""
+    return tuple(Point(**row) for row in table("measured")["points"])
+
+
+def built_in_table(reports: dict[str, dict[str, Any]]) -> str:
+    """The data file behind `built_in_points`; `python bench/index.py` writes it."""
+    rows = [f"  {json.dumps(asdict(point))}" for point in own_points(reports)]
+    return '{"made_by": "python bench/index.py", "points": [\n' + ",\n".join(rows) + "\n]}\n"
+
+
+def cpu_shares(points: Iterable[Point]) -> tuple[list[tuple[int, float]], str]:
+    """(context, share of the read bandwidth that this engine reaches on CPUs): medians, and where they are from."""
+    shares: dict[int, list[float]] = {}
+    where: dict[str, None] = {}
+    for point in points:
         if point.label == "Monotape, cpu":
-            shares.setdefault(point.source, []).append(point.share)
+            shares.setdefault(point.context, []).append(point.share)
+            where[f"{point.model} in {point.dtype} on {point.machine}, {point.source}"] = None
     if not shares:
         raise UsageError(
             "No report holds a decode speed of the CPU engine.", "Run `python bench/decode.py --save` first."
         )
-    ordered = sorted(share for listed in shares.values() for share in listed)
-    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    return middle, ", ".join(shares)
+    return [(context, _median(found)) for context, found in sorted(shares.items())], "; ".join(where)
 
 
-def points_for(box: Box, model: str, dtype: str, reports: dict[str, dict[str, Any]]) -> tuple[Point, ...]:
+def _median(values: list[float]) -> float:
+    """The standard library's takes longer to import than a plan takes to make."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def measured_here(box: Box, model: str, dtype: str) -> tuple[Point, ...]:
+    """What this engine was measured to do with this model, in this format, on one such device."""
+    return tuple(point for point in points_for(box, model, dtype, {}, built_in_points()) if point.own)
+
+
+def points_for(
+    box: Box, model: str, dtype: str, reports: dict[str, dict[str, Any]], more: tuple[Point, ...] = ()
+) -> tuple[Point, ...]:
     """What was measured of this model, in this format, on one such device."""
     wanted = (box.gpu.name, model, dtype)
-    points = (*peer_points(), *own_points(reports)) if box.count == 1 else ()
+    points = (*peer_points(), *own_points(reports), *more) if box.count == 1 else ()
     return tuple(point for point in points if (point.machine, point.model, point.dtype) == wanted)

@@ -189,6 +189,11 @@ class Costing:
         return time.total / (time.total - time.decode + self.ceiling_decode)
 
     @property
+    def comparable(self) -> bool:
+        """Whether there are two machines to compare: what does not fit has no speed and no price."""
+        return self.offers[0].fits is not False and self.offers[-1].fits is not False
+
+    @property
     def speed_ratio(self) -> float:
         return self.offers[0].user_speed / self.offers[-1].user_speed
 
@@ -214,7 +219,7 @@ def cost(
     plans = [
         ("one user", engine, 1),
         (f"{users} users", engine, users),
-        (f"stack, {stack_users} users", stack, stack_users),
+        (f"vLLM, {stack_users} users", stack, stack_users),
     ]
     if users == 1:
         del plans[1]
@@ -241,17 +246,19 @@ def costing_json(costing: Costing, prefill: Prefill, stack_assumption: str) -> d
         "prefill": {"rows": prefill.rows, "share_of_peak": prefill.share, "source": PREFILL_SOURCE},
         "decode_share": costing.decode_share,
         "speedup_at_the_speed_of_light": costing.best_speedup,
-        "offers": [
-            {
-                "name": offer.name, "users": offer.users, "cache_read_s": offer.time.cache_read,
-                "prefill_extend_s": offer.time.prefill_extend, "decode_s": offer.time.decode,
-                "total_s": offer.time.total, "tokens_per_second_a_user": offer.user_speed,
-                "dollars_a_request": offer.request_dollars, "dollars_a_million_output": offer.million_dollars,
-                "fits": offer.fits,
-            }
-            for offer in costing.offers
-        ],
+        "offers": [_offer_json(offer) for offer in costing.offers],
         "stack": stack_assumption,
-        "speed_against_stack": costing.speed_ratio,
-        "price_against_stack": costing.price_ratio,
+        "speed_against_stack": costing.speed_ratio if costing.comparable else None,
+        "price_against_stack": costing.price_ratio if costing.comparable else None,
+    }
+
+
+def _offer_json(offer: Offer) -> dict[str, Any]:
+    figures = {
+        "cache_read_s": offer.time.cache_read, "prefill_extend_s": offer.time.prefill_extend,
+        "decode_s": offer.time.decode, "total_s": offer.time.total, "tokens_per_second_a_user": offer.user_speed,
+        "dollars_a_request": offer.request_dollars, "dollars_a_million_output": offer.million_dollars,
     }  # fmt: skip
+    if offer.fits is False:
+        figures = dict.fromkeys(figures)
+    return {"name": offer.name, "users": offer.users, **figures, "fits": offer.fits}

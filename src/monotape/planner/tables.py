@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from monotape.planner.agent import LoopTime, Trace
 from monotape.planner.projections import GPUS, Projection
@@ -19,11 +19,13 @@ def _table(rows: Iterable[Sequence[str]], widths: Sequence[int]) -> list[str]:
     ]
 
 
-def describe_costing(costing: Costing, prefill: Prefill, stack_assumption: str) -> str:
-    """Where a request's time goes, and what it costs."""
+def describe_costing(costing: Costing, prefill: Prefill, stack_assumption: str, engine: str) -> str:
+    """Where a request's time goes on the engine of that title, and what it costs."""
     request, time = costing.request, costing.offers[0].time
     title = f"request: {request.prompt:,} prompt tokens, {request.cached:,} of them cached, {request.output:,} output"
-    lines = ["", title, ""]
+    if costing.offers[0].fits is False:
+        return "\n".join(["", *columns("", f"{title}: it does not fit with this context", 0)]) + "\n"
+    lines = ["", title, *columns("", f"this engine: {engine}", 2), ""]
     for name, seconds in (
         ("cache read", time.cache_read), ("prefill extend", time.prefill_extend), ("decode", time.decode),
         ("total", time.total),
@@ -57,27 +59,40 @@ def _money(value: float | None) -> str:
 
 def _offers(costing: Costing, stack_assumption: str) -> list[str]:
     offers: tuple[Offer, ...] = costing.offers
+
+    def row(name: str, show: Callable[[Offer], str]) -> tuple[str, ...]:
+        """What does not fit has no speed and no price."""
+        return (name, *("-" if offer.fits is False else show(offer) for offer in offers))
+
+    introduced = (
+        f"beside this engine stands a stack tuned for throughput, vLLM: {stack_assumption}; --stack-concurrency and"
+        " --stack-us change it"
+    )
     rows = [
         ("", *(offer.name for offer in offers)),
-        ("tok/s a user", *(speed(offer.user_speed) for offer in offers)),
-        ("tok/s in all", *(speed(offer.user_speed * offer.users) for offer in offers)),
-        ("seconds a request", *(f"{offer.time.total:.3f}" for offer in offers)),
-        ("$ a million output", *(_money(offer.million_dollars) for offer in offers)),
-        ("$ a request", *(_money(offer.request_dollars) for offer in offers)),
+        row("tok/s a user", lambda offer: speed(offer.user_speed)),
+        row("tok/s in all", lambda offer: speed(offer.user_speed * offer.users)),
+        row("seconds a request", lambda offer: f"{offer.time.total:.3f}"),
+        row("$ a million output", lambda offer: _money(offer.million_dollars)),
+        row("$ a request", lambda offer: _money(offer.request_dollars)),
         (
             "memory",
             *("-" if offer.fits is None else "fits" if offer.fits else "DOES NOT FIT" for offer in offers),
         ),
     ]
-    lines = _table(rows, (26, *(18 for _ in offers)))
+    lines = [*columns("", introduced, 2), "", *_table(rows, (26, *(18 for _ in offers)))]
     if offers[0].hourly_price is None:
         lines += columns("", "give --price, dollars an hour for one device, to see dollars", 2)
+    return lines + (["", *columns("", _answer(costing), 2)] if costing.comparable else [])
+
+
+def _answer(costing: Costing) -> str:
     fast, low, high = MARKET
-    answer = (
-        f"one user on this engine gets {costing.speed_ratio:.1f}x the speed of the stack at {costing.price_ratio:.1f}x"
-        f" its price a token; the market's question is {fast}x the speed at {low}x to {high}x the price"
+    return (
+        f"one user on this engine gets {costing.speed_ratio:.1f}x the speed of vLLM at {costing.price_ratio:.1f}x its"
+        f" price a token; the market asks for {fast}x the speed at {low}x to {high}x the price (SemiAnalysis, 31 May"
+        " 2026)"
     )
-    return [*lines, "", *columns("", answer, 2), *columns("", f"the stack: {stack_assumption}", 2)]
 
 
 def describe_loop(trace: Trace, times: Sequence[LoopTime]) -> str:
@@ -100,7 +115,8 @@ def describe_loop(trace: Trace, times: Sequence[LoopTime]) -> str:
 def describe_projections(found: Sequence[Projection]) -> str:
     """Kog's table, row by row, and whether each row follows."""
     lines = [
-        "What Kog projected for MoE models at 36 % of the effective bandwidth of eight GPUs, and what follows",
+        "Kog, a company that sells inference for one user, projected these speeds of MoE models (blog.kog.ai,",
+        "28 May 2026) at 36 % of the effective bandwidth of eight GPUs. What follows from sizes and configs:",
         "",
     ]
     lines += _table([("", "claimed", "stated size", "config")], (52, 10, 13, 10))

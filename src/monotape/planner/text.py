@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 
 from monotape.planner.box import MICRO, TIGHT, Ceiling, balance
-from monotape.planner.engines import SUMS_PER_LAYER
-from monotape.planner.estimate import Estimate
+from monotape.planner.engines import SUMS_PER_LAYER, Pass
+from monotape.planner.estimate import OWN_ENGINES, Estimate
+from monotape.planner.reports import measured_here
 
 WIDTH = 110
 _HEADINGS = {
@@ -110,10 +111,13 @@ def _memory(found: Estimate) -> list[str]:
     body += f", {100 * room.share:.1f} % of its {room.memory / 1e9:g} GB: {verdict}"
     if not room.fits:
         body += f"; {found.load.weight_bytes / room.memory:.1f} devices would hold the weights alone"
+        body += "; no engine can reach the ceilings above with what is here"
     return [*columns("memory", body), ""]
 
 
 def _launches(found: Estimate) -> list[str]:
+    if found.fit.fits is False:
+        return []
     if not found.launch_taxes:
         return [*columns("launch tax", found.box.gpu.launch_source), ""]
     lines: list[str] = []
@@ -128,7 +132,7 @@ def _launches(found: Estimate) -> list[str]:
 
 
 def _links(found: Estimate) -> list[str]:
-    if found.box.count == 1:
+    if found.box.count == 1 or found.fit.fits is False:
         return []
     each, source = found.box.link
     if each is None:
@@ -142,22 +146,48 @@ def _links(found: Estimate) -> list[str]:
 
 
 def _prediction(found: Estimate) -> list[str]:
+    if found.fit.fits is False:
+        body = "none: the model does not fit. Give --count, or a smaller --dtype"
+        return columns("prediction", body) + (columns("", _obstacles(found)) if found.obstacles else [])
+    lines = columns("prediction", _obstacles(found)) if found.obstacles else []
+    label = "" if lines else "prediction"
     prediction = found.prediction
     if prediction is None:
-        return columns("prediction", "none without --link-us, the time of one small sum over all devices")
-    parts = f"{prediction.stream_us:,.0f} us streaming + {prediction.exposed_us:,.0f} us not hidden"
-    if prediction.link_us:
-        parts += f" + {prediction.link_us:,.0f} us links"
-    best = found.ceilings[-1]
-    rate = 1 / (prediction.total_us * MICRO)
-    body = f"{found.engine.title}: {speed(rate)} tok/s, {_share(rate, best)}; {parts}"
-    lines = columns("prediction", body)
+        return lines + columns(label, "none without --link-us, the time of one small sum over all devices")
+    lines += columns(label, f"{found.engine.title}: {_speeds(found, prediction)}")
     if prediction.link_us:
         hidden = 1 / ((prediction.stream_us + prediction.exposed_us) * MICRO)
         lines += columns(
             "", f"if every sum hides behind streaming (delayed tensor parallelism): {speed(hidden)} tok/s"
         )
-    return lines + columns("", f"assumption: {found.engine.assumption(found.load, found.box)}")
+    lines += columns("", f"assumption: {found.engine.assumption(found.load, found.box)}")
+    return lines + _measured(found)
+
+
+def _obstacles(found: Estimate) -> str:
+    return f"Monotape does not run this: {'; '.join(found.obstacles)}"
+
+
+def _speeds(found: Estimate, prediction: Pass) -> str:
+    parts = f"{prediction.stream_us:,.0f} us streaming + {prediction.exposed_us:,.0f} us not hidden"
+    if prediction.link_us:
+        parts += f" + {prediction.link_us:,.0f} us links"
+    rate = 1 / (prediction.total_us * MICRO)
+    return f"{speed(rate)} tok/s, {_share(rate, found.ceilings[-1])}; {parts}"
+
+
+def _measured(found: Estimate) -> list[str]:
+    """What the prediction is worth: the speeds that were measured of this model, where there are any."""
+    if found.engine.name not in OWN_ENGINES or found.obstacles:
+        return []
+    points = measured_here(found.box, found.source.name, found.load.precision.name)
+    if not points:
+        return columns("", "measured: not yet, this model on this device")
+    shown = ", ".join(
+        f"{speed(point.tokens_per_second)} tok/s at a context of {point.context:,} ({100 * point.share:.0f} %)"
+        for point in points
+    )
+    return columns("", f"measured: {shown}; {', '.join(dict.fromkeys(point.source for point in points))}")
 
 
 def _share(rate: float, ceiling: Ceiling) -> str:
