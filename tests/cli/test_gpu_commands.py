@@ -67,3 +67,19 @@ def test_doctor_measures_a_hopper(
     assert gpu.found == "NVIDIA H200, 5 multiprocessors, 141.0 of 141.0 GB free"
     assert bandwidth.found == "4,500 GB/s read"
     assert list(tmp_path.iterdir())
+
+
+def test_doctor_keeps_the_best_bandwidth_of_a_gpu(
+    found: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from monotape.backends.cuda.bandwidth import known_bandwidth
+
+    monkeypatch.setenv("MONOTAPE_CACHE", str(tmp_path))
+    shown = []
+    for today in (4.5e12, 2.0e12, 4.6e12):
+        monkeypatch.setattr("monotape.backends.cuda.bandwidth.measure_bandwidth", lambda today=today: today)
+        with fake_gpu(FakeCuda(memory=141 * 10**9)):
+            shown.append(found(Gpu("NVIDIA H200", (9, 0)))[1].found)
+            assert known_bandwidth() == max(4.5e12, today)
+    assert shown[1] == "4,500 GB/s read; only 2,000 GB/s now: another program uses the GPU"
+    assert shown[2] == "4,600 GB/s read"

@@ -30,7 +30,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Bandwidth]:
     kept: list[Bandwidth] = []
     monkeypatch.setattr(bandwidth, "known_bandwidth", lambda: kept[-1] if kept else Bandwidth(5e9, 2, "any"))
     monkeypatch.setattr(bandwidth, "measure_bandwidth", lambda: Bandwidth(20e9, 2, "any"))
-    monkeypatch.setattr(bandwidth, "remember_bandwidth", kept.append)
+    monkeypatch.setattr(bandwidth, "remember_bandwidth", lambda found: kept.append(found) or found)
     return kept
 
 

@@ -8,14 +8,18 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from monotape.config import cache_dir, cxx_compiler
 from monotape.errors import BackendUnavailable, MonotapeError
 
-NEEDED = ("numpy", "safetensors", "tokenizers", "gguf", "huggingface_hub", "minijinja", "rich")
+NEEDED = (
+    "numpy", "safetensors", "tokenizers", "gguf", "huggingface_hub", "minijinja", "rich", "prompt_toolkit",
+)  # fmt: skip
+SERVE = ("starlette", "uvicorn", "msgspec", "llguidance", "prometheus-client")
+DIFFERS = 0.1  # a figure this much below the kept one was disturbed, or the machine has changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,18 @@ class Finding:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one object")
+    parser.add_argument(
+        "--forget",
+        action="store_true",
+        help="forget the best read bandwidth so far, because the machine has changed, and keep today's",
+    )
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.forget:
+        from monotape.backends.cpu.bandwidth import forget_bandwidth
+
+        forget_bandwidth()
     findings = []
     for finding in examine():
         findings.append(finding)
@@ -50,7 +63,10 @@ def examine() -> Iterator[Finding]:
     """Every finding, as it is made; the bandwidth takes a second."""
     yield _system()
     yield _memory()
-    yield _packages()
+    yield _packages("packages", NEEDED, "pip install monotape")
+    yield _packages(
+        "serve packages", SERVE, "pip install 'monotape[serve]'; only `monotape serve` needs them"
+    )
     yield _compiler()
     yield from _native()
     yield _cache()
@@ -77,20 +93,18 @@ def _memory() -> Finding:
     return Finding("memory", True, text, value=available)
 
 
-def _packages() -> Finding:
+def _packages(label: str, names: Sequence[str], fix: str) -> Finding:
     import importlib.metadata  # slow to import, and only wanted here
 
     versions, missing = {}, []
-    for name in NEEDED:
+    for name in names:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        return Finding(
-            "packages", False, f"not installed: {', '.join(missing)}", "pip install monotape", versions
-        )
-    return Finding("packages", True, ", ".join(f"{k} {v}" for k, v in versions.items()), value=versions)
+        return Finding(label, False, f"not installed: {', '.join(missing)}", fix, versions)
+    return Finding(label, True, ", ".join(f"{k} {v}" for k, v in versions.items()), value=versions)
 
 
 def _compiler() -> Finding:
@@ -104,17 +118,31 @@ def _compiler() -> Finding:
 
 
 def _native() -> Iterator[Finding]:
-    from monotape.backends.cpu.bandwidth import measure_bandwidth, remember_bandwidth
     from monotape.backends.cpu.bridge import isa_name
 
     try:
         yield Finding("cpu backend", True, f"{isa_name()} kernels", value=isa_name())
-        bandwidth = measure_bandwidth()
-        remember_bandwidth(bandwidth)
-        text = f"{bandwidth.bytes_per_second / 1e9:.1f} GB/s read with {bandwidth.threads} threads"
-        yield Finding("bandwidth", True, text, value=bandwidth.bytes_per_second)
+        yield _bandwidth()
     except BackendUnavailable as error:
         yield Finding("cpu backend", False, error.message, error.hint)
+
+
+def _bandwidth() -> Finding:
+    from monotape.backends.cpu.bandwidth import measure_bandwidth, remember_bandwidth
+
+    today = measure_bandwidth()
+    best = remember_bandwidth(today)
+    text = f"{best.bytes_per_second / 1e9:.1f} GB/s read with {best.threads} threads"
+    value = {"best": best.bytes_per_second, "date": best.date, "today": today.bytes_per_second}
+    if best is not today:
+        text += f", measured {f'on {best.date}' if best.date else 'earlier'}"
+    if today.bytes_per_second >= (1 - DIFFERS) * best.bytes_per_second:
+        return Finding("bandwidth", True, text, value=value)
+    text += (
+        f"; only {today.bytes_per_second / 1e9:.1f} GB/s now: the machine has other work to do, or it has changed"
+        " (then --forget)"
+    )
+    return Finding("bandwidth", True, text, value=value)
 
 
 def _cache() -> Finding:
@@ -142,7 +170,7 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _hopper() -> Iterator[Finding]:
-    from monotape.backends.cuda.bandwidth import measure_bandwidth, remember_bandwidth
+    from monotape.backends.cuda.bandwidth import known_bandwidth, measure_bandwidth, remember_bandwidth
     from monotape.backends.cuda.driver import device_name, memory_free_and_total, processors
 
     try:
@@ -151,8 +179,13 @@ def _hopper() -> Iterator[Finding]:
             f"{device_name()}, {processors()} multiprocessors, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
         )
         yield Finding("gpu", True, text, value=device_name())
-        bandwidth = measure_bandwidth()
-        remember_bandwidth(bandwidth)
-        yield Finding("gpu bandwidth", True, f"{bandwidth / 1e9:,.0f} GB/s read", value=bandwidth)
+        today = measure_bandwidth()
+        best = max(today, known_bandwidth())
+        text = f"{best / 1e9:,.0f} GB/s read"
+        if today == best:
+            remember_bandwidth(today)
+        elif today < (1 - DIFFERS) * best:
+            text += f"; only {today / 1e9:,.0f} GB/s now: another program uses the GPU"
+        yield Finding("gpu bandwidth", True, text, value={"best": best, "today": today})
     except MonotapeError as error:
         yield Finding("gpu", False, error.message, error.hint)

@@ -27,10 +27,7 @@ def ceiling(stats: GenerationStats, backend: Backend) -> float | None:
         known = known_bandwidth()
         if (_share(stats, known.bytes_per_second) or 0) <= 1:
             return known.bytes_per_second
-        again = measure_bandwidth()
-        best = max(known, again, key=lambda found: found.bytes_per_second)
-        remember_bandwidth(best)
-        return best.bytes_per_second
+        return remember_bandwidth(measure_bandwidth()).bytes_per_second
     except BackendUnavailable:
         return None
 
