@@ -77,6 +77,10 @@ class Generation(Protocol):
     """A running job. Iterating yields tokens as they come; the stop id, if one ended it, is the last of them.
 
     When it has ended, `finish_reason` is set and the sequence holds KV for the prompt and all tokens but the last.
+    A job that was cancelled before its first token leaves `length` at the leading positions whose KV is complete, at
+    least the cached ones: a job that begins with the same tokens continues there, with the bits of one that was never
+    interrupted. How many positions that are depends on the backend: whole chunks on a CPU, whole passes in the
+    reference, the cached ones alone on a GPU. A job that ended in a fault has no `finish_reason`; its KV is not used.
     """
 
     @property

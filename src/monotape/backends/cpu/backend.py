@@ -209,9 +209,9 @@ class CpuGeneration:
     def _finished(self, status: StatusStruct) -> None:
         if self.finish_reason is None:
             _raise_fault(status, len(self._sequence.ranks))
-            # Cancelled in prefill there is no token, and only whole chunks are known to be there: keep what was cached.
-            known = len(self._job.prompt) + status.tokens - 1 if status.tokens else self._job.cached
-            self._sequence.length = known
+            # Cancelled in prefill there is no token; the chunks that were complete by then stay.
+            tokens = status.tokens
+            self._sequence.length = len(self._job.prompt) + tokens - 1 if tokens else status.filled
             self.finish_reason = _FINISH[status.finish]
 
 

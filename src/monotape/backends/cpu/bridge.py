@@ -67,8 +67,8 @@ class JobStruct(Structure):
 
 class StatusStruct(Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("finish", "tokens", "fault_worker", "fault_stage", "fault_position")),
-        *((name, c_int32) for name in ("fault_waited_for", "fault_rank", "fault_waited_rank")),
+        *((name, c_int32) for name in ("finish", "tokens", "filled", "fault_worker", "fault_stage")),
+        *((name, c_int32) for name in ("fault_position", "fault_waited_for", "fault_rank", "fault_waited_rank")),
         ("start_ns", c_int64),
     )  # fmt: skip
 

@@ -131,7 +131,8 @@ class Launch(Running):
         except BackendError as error:  # the driver's own: nothing on this GPU works any more
             self.fault = error
         if self.fault is None:
-            # Cancelled in prefill there is no token, and nobody knows how far it came: keep what was cached.
+            # Cancelled in prefill there is no token, and the kernel does not tell how far it came: only what was
+            # cached is known to be complete.
             count = len(self.tokens)
             self._sequence.length = len(self._job.prompt) + count - 1 if count else self._job.cached
             self.finish_reason = _FINISH[self._memory.status.finish]

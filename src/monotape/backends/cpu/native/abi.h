@@ -86,12 +86,13 @@ struct Job {
 struct Status {
   Finish finish;
   int32_t tokens;                  // published so far
+  int32_t filled;                  // leading positions of the prompt whose KV every rank has, the cached ones included
   int32_t fault_worker, fault_stage, fault_position, fault_waited_for;
   int32_t fault_rank, fault_waited_rank;  // waited_rank -1: a worker of the same rank
   int64_t start_ns;
 };
 
 static_assert(sizeof(Span) == 16 && sizeof(Step) == 16 && sizeof(Group) == 32 && sizeof(Model) == 184 && sizeof(Sampling) == 56 && sizeof(Job) == 176 &&
-              sizeof(Status) == 40);
+              sizeof(Status) == 48);
 
 }  // namespace monotape

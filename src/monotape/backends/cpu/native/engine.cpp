@@ -63,6 +63,7 @@ class Engine {
       rank->job = job;
       rank->keys = job.keys[rank->model.rank], rank->values = job.values[rank->model.rank];
       rank->finish = Finish::running;
+      rank->filled = job.cached;
       rank->rendezvous.reset();
     }
     first().sampler.begin(first().job);  // may throw; nobody has been woken yet
@@ -81,6 +82,8 @@ class Engine {
     Status status{};
     status.finish = busy_ ? Finish::running : first().finish;
     status.tokens = published_;
+    status.filled = first().filled;
+    for (auto& rank : ranks_) status.filled = std::min(status.filled, rank->filled.load());  // each has heads of its own
     status.start_ns = start_ns_;
     // A job that had ended by itself when the cancellation came has not been cancelled.
     const bool late = fault_.kind.load() == static_cast<int>(Finish::cancelled) && status.finish != Finish::running;
@@ -146,6 +149,7 @@ class Engine {
       if (!worker.forward(rows)) return;
       position += rows.count;
       last_row = rows.count - 1;
+      shared.filled = position;  // all workers of the rank have met since the last layer's KV was stored
       if (worker.decides() && fault_.cancelled) shared.finish = Finish::cancelled;
       if (!worker.settle() || shared.finish != Finish::running) return;
     }

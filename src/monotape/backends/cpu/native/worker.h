@@ -36,6 +36,7 @@ struct Shared {
   std::vector<float> partials;                 // [heads][blocks][partial]: decode, where workers share a head's blocks
   std::vector<uint8_t> prepared;               // [chunk] rows: prefill, where workers share the preparing
   int32_t next_token = 0;                      // known to worker 0, read by all after they meet
+  std::atomic<int32_t> filled{0};              // positions of the prompt whose KV this rank has, all layers of it
   Finish finish = Finish::running;
 };
 
