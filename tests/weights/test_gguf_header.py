@@ -223,3 +223,22 @@ def test_metadata_of_the_wrong_type_is_named(tmp_path: Path, ask: Any, message: 
 def test_a_file_without_tensors_parses(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "x.gguf", "llama", {"llama.block_count": 3}, {})
     assert read_header(MappedFile(path)).tensors == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (build([pair(f"k{index}", 0, b"\1") for index in range(4097)]), "4097 metadata entries, more than the 4096"),
+        (build(tensors=[tensor(f"t{i}", [1]) for i in range(65537)]), "65537 tensors, more than the 65536"),
+        (build([pair("k", 9, struct.pack("<IQ", 0, 5_000_000))], data=5_000_000), "5000000 entries, more than"),
+        (
+            build([pair(f"k{i}", 9, struct.pack("<IQ", 12, 4_000_000) + bytes(32_000_000)) for i in range(3)]),
+            "the metadata has more than the 67108864 bytes that make sense",
+        ),
+    ],
+    ids=["metadata", "tensors", "array", "bytes"],
+)  # fmt: skip
+def test_more_than_makes_sense_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+    """Each entry costs microseconds, and a file has room for millions."""
+    with pytest.raises(CheckpointError, match=complaint):
+        parse(tmp_path, content)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from monotape.engine.detokenizer import Detokenizer, decode
 from monotape.engine.pieces import WORD_START, Pieces, Spelling
+from monotape.engine.tokenizer_growth import check_growth
 from monotape.errors import CheckpointError, RequestError
 from monotape.weights.checkpoint import TextAssets, Vocabulary
 
@@ -60,6 +61,7 @@ class Tokenizer:
     def _from_json(cls, path: Path, config: Mapping[str, Any]) -> Tokenizer:
         import tokenizers
 
+        check_growth(path)
         try:
             core = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception for everything

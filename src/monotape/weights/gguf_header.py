@@ -37,7 +37,10 @@ _DTYPES = {
 }
 _KEY_LIMIT = 65_535  # the format's own limit
 _TEXT_LIMIT = 1 << 24  # chat templates are the longest texts, some tens of kilobytes
-_ENTRY_LIMIT = 1 << 24  # an array in a header belongs to a vocabulary
+_ENTRY_LIMIT = 1 << 22  # an array in a header belongs to a vocabulary
+_PAIR_LIMIT = 1 << 12  # honest files have some dozens
+_TENSOR_LIMIT = 1 << 16  # dense models of a thousand layers have fewer
+_HEADER_LIMIT = 1 << 26  # bytes of all metadata; the largest vocabularies have a third of it
 _SMALLEST_PAIR = 8 + 4 + 1  # an empty key, its type, one byte
 _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension
 _DAMAGED = "The file is damaged or was written by a faulty tool: fetch it again."
@@ -82,14 +85,16 @@ def read_header(mapped: MappedFile) -> GgufHeader:
     magic, version, tensor_count, pair_count = mapped.unpack(_START, 0, "the start of the header")
     _require_version(mapped, magic, version)
     reader = _Reader(mapped, _START.size)
-    reader.require_room(pair_count, _SMALLEST_PAIR, "metadata entries")
+    reader.require_count(pair_count, _PAIR_LIMIT, _SMALLEST_PAIR, "metadata entries")
     values: dict[str, Value] = {}
     for _ in range(pair_count):
         key = reader.name(_KEY_LIMIT, "a metadata key")
         if key in values:
             raise reader.fault(f"the metadata key {key} appears twice")
         values[key] = reader.value(key)
-    reader.require_room(tensor_count, _SMALLEST_TENSOR, "tensors")
+        if reader.offset > _HEADER_LIMIT:
+            raise reader.fault(f"the metadata has more than the {_HEADER_LIMIT} bytes that make sense")
+    reader.require_count(tensor_count, _TENSOR_LIMIT, _SMALLEST_TENSOR, "tensors")
     entries = [reader.tensor() for _ in range(tensor_count)]
     tensors = _placed(mapped, reader, entries, _alignment(reader, values))
     mapped.release(0, reader.offset)
@@ -139,6 +144,11 @@ class _Reader:
 
     def fault(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.mapped.path}: {what}.", _DAMAGED)
+
+    def require_count(self, count: int, limit: int, smallest: int, what: str) -> None:
+        self.require_room(count, smallest, what)
+        if count > limit:
+            raise self.fault(f"the header claims {count} {what}, more than the {limit} that make sense")
 
     def require_room(self, count: int, smallest: int, what: str) -> None:
         left = self.mapped.size - self.offset

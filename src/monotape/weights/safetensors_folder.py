@@ -21,6 +21,7 @@ from monotape.weights.tied import HEAD, embedding_copy, untied
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+INDEX_LIMIT = 1 << 18  # tensors of a model in all its files
 ADAPTER_FILE = "adapter_config.json"  # where it lies, transformers loads an adapter on top of a model
 
 
@@ -174,6 +175,11 @@ def _weight_map(folder: Path) -> dict[str, str]:
     table = read_object(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{index} has no weight_map.", "The index is damaged: fetch it again.")
+    if len(table) > INDEX_LIMIT:
+        raise CheckpointError(
+            f"{index} lists {len(table)} tensors; at most {INDEX_LIMIT} make sense.",
+            "The index is damaged: fetch it again.",
+        )
     for name, file in table.items():
         # A shard is a file beside its index; a path that leads elsewhere is an attack or a mistake.
         if (

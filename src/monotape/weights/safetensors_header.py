@@ -12,6 +12,7 @@ from monotape.weights.json_file import JSON_BYTES_LIMIT, parse_object
 from monotape.weights.mapped import MappedFile
 
 _LENGTH = Struct("<Q")
+_TENSOR_LIMIT = 1 << 16  # of one file; dense models of a thousand layers have fewer in all
 _DAMAGED = "The file is damaged or was not written by safetensors: fetch it again."
 
 #: Bits per value of each dtype name. A dtype that is not listed is refused when its tensor is asked for.
@@ -41,6 +42,10 @@ def read_header(mapped: MappedFile) -> dict[str, StoredTensor]:
         )
     header = parse_object(mapped.copy(_LENGTH.size, length, "the header"), f"The header of {mapped.path}")
     header.pop("__metadata__", None)
+    if len(header) > _TENSOR_LIMIT:
+        raise CheckpointError(
+            f"{mapped.path} has {len(header)} tensors; at most {_TENSOR_LIMIT} make sense.", _DAMAGED
+        )
     data = _LENGTH.size + length
     tensors = {name: _tensor(mapped, data, name, entry) for name, entry in header.items()}
     _require_gapless(mapped, data, tensors)
