@@ -63,7 +63,10 @@ class TokenSource:
         raise NotImplementedError
 
     def wait(self, generation: SourceGeneration, index: int) -> None:
-        """Returns when a token's time has come; -1 is the time of the prompt. Anything may happen here."""
+        """Returns when a token's time has come; -1 is the time of the prompt, which it may read in parts.
+
+        Anything may happen here.
+        """
 
     def time_ns(self, generation: SourceGeneration, index: int) -> int:
         """When a token came."""
@@ -108,13 +111,20 @@ class SourceGeneration:
     def __iter__(self) -> Iterator[Token]:
         return self._tokens
 
+    @property
+    def filled(self) -> int:
+        return min(self.sequence.length, len(self.job.prompt))
+
     def cancel(self) -> None:
         self.cancelled.set()
 
     def _run(self) -> Iterator[Token]:
         job, source, previous = self.job, self.source, -1
         source.wait(self, -1)
-        self.sequence.tokens += job.prompt[job.cached :]
+        if self.cancelled.is_set():  # what was read until then stays
+            self.finish_reason = "cancelled"
+            return
+        self.sequence.tokens += job.prompt[self.sequence.length :]
         for index in range(job.max_tokens):
             source.wait(self, index)
             if self.cancelled.is_set():

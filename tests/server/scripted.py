@@ -29,6 +29,7 @@ from monotape.weights.checkpoint import TextAssets
 from token_source import SourceGeneration, SourceSequence, TokenSource
 
 CONTEXT = 20_000
+_PARTS = 16  # in which a prompt is read
 TEMPLATE = (
     "{# the model thinks between <think> and </think> #}"
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}<|eot|>{% endfor %}"
@@ -83,13 +84,22 @@ class ScriptedBackend(TokenSource):
     def wait(self, generation: SourceGeneration, index: int) -> None:
         if index < 0:
             self._script = self.script(generation.job.prompt)
-            generation.cancelled.wait(self._script.prefill_s)
+            self._read(generation)
             self._began = time.monotonic()
             return
         if self._script.rate:
             time.sleep(max(0.0, self._began + index / self._script.rate - time.monotonic()))
         if index == 3 and self._script.accident and not generation.cancelled.is_set():
             _have(self._script.accident)
+
+    def _read(self, generation: SourceGeneration) -> None:
+        """The prompt, in parts that take the same time."""
+        job, sequence = generation.job, generation.sequence
+        for part in range(1, _PARTS + 1):
+            if generation.cancelled.wait(self._script.prefill_s / _PARTS):
+                return
+            end = job.cached + (len(job.prompt) - job.cached) * part // _PARTS
+            sequence.tokens += job.prompt[sequence.length : end]
 
     def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
         """The scripted token is the most likely one wherever the text so far is the script's."""

@@ -72,6 +72,20 @@ def test_a_client_that_leaves_frees_the_engine(scripted: RunningServer, streamed
     assert scripted.say("say:next") == "next"
 
 
+def test_who_comes_back_finds_what_was_read_of_the_prompt(scripted: RunningServer) -> None:
+    """As Claude Code does it: it leaves when nothing has come for some time, and sends the same again."""
+    asked = body("prefill=4000 say:back, " + "tape " * 50)
+    for _ in range(2):
+        with connection(scripted, {**asked, "stream": True}):
+            until(lambda: running(scripted) == 1)
+            time.sleep(1)
+        until(lambda: running(scripted) == 0, 5.0)
+    answer = scripted.post(CHAT, asked).json()
+    assert answer["choices"][0]["message"]["content"].startswith("back, tape")
+    usage = answer["usage"]
+    assert usage["prompt_tokens"] / 4 < usage["prompt_tokens_details"]["cached_tokens"]
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_client_that_leaves_a_scoring_frees_the_engine(scripted: RunningServer, streamed: bool) -> None:
     """Every piece of the prompt takes a third of a second, and all of them half a minute."""
@@ -188,6 +202,13 @@ def test_a_slow_reader_holds_nobody_up(scripted: RunningServer) -> None:
         slow.recv(1)
         until(lambda: running(scripted) == 0)
         assert scripted.say("say:meanwhile") == "meanwhile"
+
+
+def test_a_prompt_that_is_read_slowly_is_no_hang() -> None:
+    """It takes several times as long as the engine may take without any progress."""
+    with scripted_server(engine_timeout=1) as server:
+        assert server.wait().say("prefill=9000 say:read") == "read"
+        assert server.metric("monotape_engine_restarts") == 0
 
 
 @pytest.fixture

@@ -90,6 +90,11 @@ class Generation(Protocol):
         """When the backend began, on the clock of Token.time_ns."""
         ...
 
+    @property
+    def filled(self) -> int:
+        """How many leading positions of the prompt are known to have their KV by now; safe from any thread."""
+        ...
+
     def __iter__(self) -> Iterator[Token]: ...
     def cancel(self) -> None:
         """Ends the job within one token; safe from any thread."""

@@ -52,6 +52,11 @@ class ConstrainedGeneration:
     def __iter__(self) -> Iterator[Token]:
         return self._tokens
 
+    @property
+    def filled(self) -> int:
+        given = self._sequence.length if self._prefill is None else self._prefill.filled
+        return min(given, len(self._job.prompt))
+
     def cancel(self) -> None:
         self._cancelled.set()
         if (prefill := self._prefill) is not None:

@@ -24,6 +24,7 @@ class ScoredGeneration:
         self._scores, self._begin = scores, begin
         self._answer: Generation | None = None
         self._given_up = False
+        self._scored = 0
         self._cancelled = threading.Event()
         self._tokens = self._run()
 
@@ -37,6 +38,11 @@ class ScoredGeneration:
     def start_ns(self) -> int:
         """When the answer began, by the backend's clock, which nobody can read before."""
         return 0 if self._answer is None else self._answer.start_ns
+
+    @property
+    def filled(self) -> int:
+        """All scores of a piece come at once: what counts is that another one has come."""
+        return self._scored if self._answer is None else self._answer.filled
 
     def __iter__(self) -> Iterator[Token]:
         """An interrupt may end the iterator and not the job: whoever asks again is given what is left of it."""
@@ -55,6 +61,7 @@ class ScoredGeneration:
                 yield from self._answered()
                 return
             scores.append(shown)
+            self._scored += 1
         self._given_up = True
 
     def _answered(self) -> Iterator[Token]:

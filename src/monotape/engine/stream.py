@@ -110,6 +110,11 @@ class TextStream:
         return self._lease.miss
 
     @property
+    def filled(self) -> int:
+        """How much of the prompt has been read: tokens whose KV is there, cached ones included."""
+        return self._generation.filled
+
+    @property
     def times_ns(self) -> list[int]:
         """When each token came, on the backend's clock."""
         return self._times_ns

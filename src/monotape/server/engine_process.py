@@ -62,7 +62,10 @@ class EngineProcess:
 
     def beat(self) -> None:
         while True:
-            self._outbox.put(wire.Beat(self._running, self._progress))
+            with self._lock:  # a stream is looked at only while its backend is sure to be there
+                read = 0 if self._stream is None else self._stream.filled
+                beat = wire.Beat(self._running, self._progress + read)
+            self._outbox.put(beat)
             time.sleep(wire.BEAT_S)
 
     def run(self) -> NoReturn:

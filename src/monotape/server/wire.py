@@ -52,7 +52,7 @@ class LoadFailed(msgspec.Struct, tag=True):
 
 
 class Beat(msgspec.Struct, tag=True):
-    """Still alive. `progress` counts tokens, so a request that stands still shows."""
+    """Still alive. `progress` counts tokens, of prompts and of answers, so a request that stands still shows."""
 
     running: int | None
     progress: int

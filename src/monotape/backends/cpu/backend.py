@@ -197,6 +197,12 @@ class CpuGeneration:
             if status.finish != FINISH_RUNNING:
                 return self._finished(status)
 
+    @property
+    def filled(self) -> int:
+        if self.finish_reason is not None:
+            return min(self._sequence.length, len(self._job.prompt))
+        return int(_wait(self._engine, -1).filled)
+
     def cancel(self) -> None:
         library().monotape_cancel(self._engine)
 

@@ -18,6 +18,7 @@ class CudaGeneration:
     def __init__(
         self, backend: Any, job: Job, sequence: Any, chunk: int | None = None
     ) -> None:  # of one rank or of several, with a sequence of that kind
+        self._job = job
         before = time.perf_counter_ns()
         self._launch: Running = backend.begin(job, sequence, chunk=chunk)
         self.launch_ns = time.perf_counter_ns() - before  # of the host, all before the kernel's own start
@@ -32,6 +33,11 @@ class CudaGeneration:
         while not self._launch.start_ns and not self._launch.collect():
             time.sleep(POLL_S)
         return self._launch.start_ns
+
+    @property
+    def filled(self) -> int:
+        """The kernel does not tell how far a prefill has come: all of the prompt once there is a token."""
+        return len(self._job.prompt) if self._launch.tokens else self._job.cached
 
     def __iter__(self) -> Iterator[Token]:
         launch, seen = self._launch, 0

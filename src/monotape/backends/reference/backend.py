@@ -111,6 +111,10 @@ class ReferenceGeneration:
     def __iter__(self) -> Iterator[Token]:
         return self._tokens
 
+    @property
+    def filled(self) -> int:
+        return min(self._sequence.length, len(self._job.prompt))
+
     def cancel(self) -> None:
         self._cancelled.set()
 
