@@ -13,9 +13,11 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
+from machine_code import evidence
 from measuring import integers, short_name
 from monotape.backends.cuda.collective import Collective, Rounds
 from monotape.backends.cuda.driver import device_count, device_name
+from recipes import COLLECTIVE_FILE, Recipe
 from report import publish
 
 
@@ -87,7 +89,9 @@ def main() -> None:
     if device_count() < 2:
         print("NCCL needs several GPUs; this machine has one.")
     gpu = short_name(device_name())
-    publish(f"collective-{gpu}", {"gpu": gpu, "gpus": device_count(), "results": rows}, save=options.save)
+    kernels = evidence(Recipe(source=COLLECTIVE_FILE, ranks=ranks) for ranks in options.ranks)
+    facts = {"gpu": gpu, "gpus": device_count(), **kernels, "results": rows}
+    publish(f"collective-{gpu}", facts, save=options.save)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import statistics
 import sys
 from typing import Any
 
-from measuring import gpu_facts, load_model, prompt_of, read_bandwidth, run_request
+from measuring import gpu_facts, kernel_facts, load_model, prompt_of, read_bandwidth, run_request
 from report import publish, spread
 from shapes import SHAPES
 
@@ -50,6 +50,7 @@ def own_row(options: argparse.Namespace, shape: str) -> tuple[dict[str, Any], di
     settings = argparse.Namespace(model=shape, backend=options.backend, dtype=None, workers=None)
     backend, _ = load_model(settings, options.context + options.tokens)
     facts, bandwidth = gpu_facts(backend), read_bandwidth(backend)
+    facts |= kernel_facts(backend, shape, None)
     sequence, prompt = backend.new_sequence(), prompt_of(options.context, backend.spec.vocab)
     run_request(backend, sequence, prompt, 0, options.tokens)
     speeds = [

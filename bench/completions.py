@@ -15,6 +15,7 @@ from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import UsageError
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
+from recipes import Recipe, recipes_of
 
 #: A function ends where the next thing at the left margin begins. The first five are those that HumanEval was
 #: published with; the last is the end of a code block, which models made for chats like to write.
@@ -40,6 +41,7 @@ class Engine:
     name: str
     complete: Callable[[Sequence[int]], Completion]
     close: Callable[[], None] = field(default=lambda: None)
+    recipes: tuple[Recipe, ...] = ()  # of the kernels that it runs on a GPU
 
 
 def tokenizer_of(model: Path) -> Tokenizer:
@@ -66,7 +68,13 @@ def monotape_engine(model: Path, backend: str, dtype: str, context: int, max_tok
             end = "stop string"
         return Completion(output.text, tuple(output.token_ids), seconds, end)
 
-    return Engine(f"monotape {llm.backend.name} {llm.backend.plan.format.value}", complete, llm.close)
+    name = f"monotape {llm.backend.name} {llm.backend.plan.format.value}"
+    kernels = (
+        recipes_of(llm.backend, model.name, open_checkpoint(model).config)
+        if llm.backend.name == "cuda"
+        else []
+    )
+    return Engine(name, complete, llm.close, tuple(kernels))
 
 
 def transformers_engine(model: Path, max_tokens: int, device: str) -> Engine:

@@ -24,6 +24,7 @@ from measuring import (
     add_model_arguments,
     gpu_facts,
     integers,
+    kernel_facts,
     launches,
     load_model,
     p99_over_p50,
@@ -177,7 +178,7 @@ def main() -> None:
     publish(
         name.lower(),
         {
-            **facts,
+            **facts, **kernel_facts(backend, options.model, path),
             "model": path.name if path else options.model, "backend": options.backend, "dtype": plan.format.value,
             "workers": plan.machine.workers, "plan": plan.digest, "read_bandwidth": bandwidth,
             "weight_bytes": plan.weight_bytes, "peak_memory_after_load": load_peak,

@@ -19,11 +19,13 @@ from typing import Any
 
 from completions import STOPS, Completion, Engine, monotape_engine, tokenizer_of, transformers_engine
 from humaneval_problems import PROBLEMS, Problem, sample
+from machine_code import evidence
 from measuring import short_name
 from monotape.backends.cuda.driver import device_name
 from monotape.config import cache_dir
 from monotape.errors import MonotapeError, UsageError
 from monotape.weights.hub import resolve
+from recipes import Recipe
 from report import publish, sources_hash
 from sandbox import Limits, Verdict, run_program
 
@@ -147,11 +149,13 @@ def measure(arguments: argparse.Namespace) -> None:
     tokenizer = tokenizer_of(model)
     prompts = [tokenizer.encode(problem.prompt) for problem in problems]
     context = max(map(len, prompts)) + arguments.max_tokens
-    runs = []
+    runs: list[Run] = []
+    recipes: list[Recipe] = []
     for load in engines(arguments, model, context):
         engine = load()
         try:
             runs.append(run_engine(engine, problems, prompts))
+            recipes += engine.recipes
         finally:
             engine.close()
             del engine  # one model in memory at a time
@@ -169,9 +173,9 @@ def measure(arguments: argparse.Namespace) -> None:
         # Minutes have passed. The report names the sources as they are now, which must be those that ran.
         raise UsageError("The sources changed during the run, so it cannot be saved.", "Run it again.")
     name = f"{model.stem}-{len(problems)}"
-    if any(run.engine.startswith("monotape cuda") for run in runs):
+    if recipes:
         gpu = short_name(device_name())
-        results, name = {"gpu": gpu, **results}, f"{gpu}-{name}"
+        results, name = {"gpu": gpu, **evidence(recipes), **results}, f"{gpu}-{name}"
     publish(f"humaneval-{name}", results, save=arguments.save)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from claims import documents
-from marks import Marks, marks_of, with_marks
+from machine_code import compile_ahead
+from marks import Marks, judge, marks_on, new_marks, with_marks
 from monotape.planner.catalogue import DATA
 from monotape.planner.reports import built_in_table, load_reports
 from report import REPORTS, ROOT, kind_of
@@ -23,7 +24,9 @@ from report import REPORTS, ROOT, kind_of
 PAGE = REPORTS / "README.md"
 MEASURED = DATA / "measured.json"
 #: How a report came about; everything else in it is a setting or a result.
-ORIGIN = ("name", "command", "date", "commit", "uncommitted_changes", "sources", "machine")
+ORIGIN = (
+    "name", "command", "date", "commit", "uncommitted_changes", "sources", "compiler", "kernels", "machine",
+)  # fmt: skip
 BYTES = ("weight_bytes", "peak_memory_after_load", "gpu_memory_used")
 BANDWIDTHS = ("read_bandwidth", "copy_bandwidth", "bandwidth_of_one_gpu")
 HEAD = """# Reports
@@ -62,7 +65,12 @@ def _body(report: dict[str, Any], mark: str) -> Iterator[str]:
     yield f"| machine | {', '.join(str(value) for value in machine.values()) or 'unknown'} |"
     dirty = " and uncommitted changes" if report.get("uncommitted_changes") else ""
     yield f"| commit | {str(report.get('commit', 'unknown'))[:12]}{dirty} |"
-    yield f"| sources | {report.get('sources', 'unknown')} |"
+    if "kernels" in report:
+        yield f"| compiler | NVRTC {report['compiler']} |"
+        for name, kernel in report["kernels"].items():
+            yield f"| machine code of {name} | {kernel['machine_code']} |"
+    else:
+        yield f"| sources | {report.get('sources', 'unknown')} |"
     yield f"| date | {report.get('date', 'unknown')} |"
     settings = {
         key: value
@@ -142,10 +150,22 @@ def _shown(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def marks_now(reports: dict[str, dict[str, Any]]) -> Marks:
+    """With the compiler where code was edited, which takes minutes; its results are kept."""
+    compile_ahead(reports.values())
+    before, judged = marks_on(_current(PAGE)), judge(reports, compiling=True)
+    for name, why in judged.untold.items():
+        print(f"Cannot tell whether {name} is of today's kernel: {why}.", file=sys.stderr)
+    if unmarked := sorted(set(judged.untold) - set(before.of)):
+        compilers = {str(reports[name].get("compiler")) for name in unmarked}
+        sys.exit(f"Nothing was written. Install nvidia-cuda-nvrtc=={' or '.join(sorted(compilers))} first.")
+    return new_marks(before, judged)
+
+
 def pages() -> dict[Path, str]:
     """What the page of reports and every document should be now."""
     reports = load_reports(REPORTS)
-    marks = marks_of(reports)
+    marks = marks_now(reports)
     found = {PAGE: page(reports, marks), MEASURED: built_in_table(reports)}
     for path in documents():
         found[path] = with_marks(path.read_text("utf-8"), str(path.relative_to(ROOT)), marks)

@@ -1,9 +1,9 @@
 """Which reports are of today's code. Older ones carry a mark, on their page and wherever a document cites them.
 
-A report of the CPU engine or of the server belongs to the text of its sources, one of a GPU to machine code. Nobody has
-to measure because code was edited: `python bench/index.py` writes the marks, on the page of reports and in the text of
-the links that cite a report. The page names the sources for which the marks were written, so that a test can tell a
-mark that is wrong from code that was edited since.
+A report of the CPU engine or of the server belongs to the text of its sources, one of a GPU to the machine code of its
+kernels (bench/machine_code.py). Nobody has to measure because code was edited: `python bench/index.py` writes the
+marks, on the page of reports and in the text of the links that cite a report. The page names the sources for which the
+marks were written, so that a test can tell a mark that is wrong from code that was edited since.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from machine_code import Finding, Standing, finding
 from report import MEASURED_SOURCES, kind_of, sources_hash
 
 _MARK = r"of (?:an earlier kernel|earlier sources), commit \w+"
@@ -25,14 +25,6 @@ _SECTION = re.compile(
 )
 
 
-class Standing(Enum):
-    """What is known of the code that a report measured."""
-
-    TODAY = "as it is today"
-    EARLIER = "an earlier one"
-    UNKNOWN = "cannot tell"
-
-
 @dataclass(frozen=True, slots=True)
 class Marks:
     """The mark of each report, by file name ("" for one of today's code), and the sources they were written for."""
@@ -41,11 +33,12 @@ class Marks:
     of: Mapping[str, str]
 
 
-def standing(report: Mapping[str, Any]) -> Standing:
+def standing(report: Mapping[str, Any], *, compiling: bool = False) -> Finding:
     kind = kind_of(report)
     if kind == "cuda":
-        return Standing.EARLIER  # it names no machine code
-    return Standing.TODAY if report.get("sources") == sources_hash(kind) else Standing.EARLIER
+        return finding(report, compiling=compiling)
+    same = report.get("sources") == sources_hash(kind)
+    return Finding(Standing.TODAY if same else Standing.EARLIER)
 
 
 def mark(report: Mapping[str, Any], found: Standing) -> str:
@@ -56,12 +49,27 @@ def mark(report: Mapping[str, Any], found: Standing) -> str:
     return f"of {what}, commit {str(report.get('commit', 'unknown'))[:7]}"
 
 
-def marks_of(reports: Mapping[str, Mapping[str, Any]]) -> Marks:
-    """The marks that are true now."""
-    return Marks(
-        {kind: sources_hash(kind) for kind in MEASURED_SOURCES},
-        {name: mark(report, standing(report)) for name, report in reports.items()},
-    )
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The true mark of each report of which it can be told, and for the others why it cannot."""
+
+    of: Mapping[str, str]
+    untold: Mapping[str, str]
+
+
+def judge(reports: Mapping[str, Mapping[str, Any]], *, compiling: bool = False) -> Judged:
+    found = {name: standing(report, compiling=compiling) for name, report in reports.items()}
+    untold = {name: one.why for name, one in found.items() if one.standing is Standing.UNKNOWN}
+    told = {name: mark(reports[name], one.standing) for name, one in found.items() if name not in untold}
+    return Judged(told, untold)
+
+
+def new_marks(page: Marks, judged: Judged) -> Marks:
+    """For the page: a report of which nothing can be told keeps its mark, and the kernels' sources theirs."""
+    written_for = {kind: sources_hash(kind) for kind in MEASURED_SOURCES}
+    if judged.untold:
+        written_for["cuda"] = page.written_for.get("cuda", "")
+    return Marks(written_for, {**judged.of, **{name: page.of[name] for name in judged.untold}})
 
 
 def marks_on(page: str) -> Marks:
@@ -85,11 +93,10 @@ def with_marks(text: str, document: str, marks: Marks) -> str:
     return _LINK.sub(cited, text)
 
 
-def wrong_marks(page: Marks, reports: Mapping[str, Mapping[str, Any]], kind: str) -> list[str]:
-    """A sentence for each report of a kind that the page does not mark as it should."""
-    true = marks_of({name: report for name, report in reports.items() if kind_of(report) == kind})
+def wrong_marks(page: Marks, judged: Judged) -> list[str]:
+    """A sentence for each report that the page does not mark as it should."""
     return [
         f"{name} is marked {page.of.get(name)!r}, and should be {wanted!r}"
-        for name, wanted in true.of.items()
+        for name, wanted in judged.of.items()
         if page.of.get(name) != wanted
     ]

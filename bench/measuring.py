@@ -81,6 +81,18 @@ def gpu_facts(backend: Backend) -> dict[str, Any]:
     return {"gpu": short_name(device_name()), "gpu_memory_used": total - free}
 
 
+def kernel_facts(backend: Backend, model: str, path: Path | None, *, ceiling: bool = True) -> dict[str, Any]:
+    """What binds a report of a GPU to machine code: the kernels that ran, that of the ceiling included."""
+    if backend.name != "cuda":
+        return {}
+    from machine_code import evidence
+    from monotape.weights.open import open_checkpoint
+    from recipes import BANDWIDTH, recipes_of
+
+    name, config = (path.name, open_checkpoint(path).config) if path else (model, {})
+    return evidence([*recipes_of(backend, name, config), *([BANDWIDTH] if ceiling else [])])
+
+
 def short_name(device: str) -> str:
     """NVIDIA H200 -> h200"""
     return device.lower().replace("nvidia", "").strip().split()[0]

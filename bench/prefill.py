@@ -19,6 +19,7 @@ from measuring import (
     add_model_arguments,
     gpu_facts,
     integers,
+    kernel_facts,
     launches,
     load_model,
     prompt_of,
@@ -138,7 +139,8 @@ def main() -> None:
     publish(
         f"prefill-{gpu or options.backend}-{model}-{backend.plan.format.value}".lower(),
         {
-            **facts, "model": path.name if path else options.model, "backend": options.backend,
+            **facts, **kernel_facts(backend, options.model, path),
+            "model": path.name if path else options.model, "backend": options.backend,
             "dtype": backend.plan.format.value, "plan": backend.plan.digest, "read_bandwidth": bandwidth,
             "launches_per_request": None if before is None or after is None else (after - before) / requests,
             "prefill": rows,

@@ -17,7 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "reports"
-#: The code that decides how fast a backend, or the server, is. A report belongs to exactly one state of it.
+#: The code that decides how fast a backend, or the server, is. A report of a CPU or of the server belongs to one state
+#: of it, one of a GPU to the machine code of its kernels.
 MEASURED_SOURCES = {
     "cpu": ("src/monotape/backends/cpu", "src/monotape/plan", "src/monotape/compiler"),
     "cuda": (
@@ -100,14 +101,20 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def publish(name: str, results: dict[str, Any], *, save: bool, measured: str | None = None) -> None:
-    """Prints the one JSON line, and keeps it under reports/ when asked to. A report of a GPU names it in `gpu`."""
-    sources = _AT_START["sources"][measured or ("cuda" if "gpu" in results else "cpu")]
+    """Prints the one JSON line, and keeps it under reports/ when asked to.
+
+    A report of a GPU names it in `gpu`, and in `kernels` the machine code that ran (machine_code.py); others name the
+    state of the sources.
+    """
+    assert ("gpu" in results) == ("kernels" in results), "a report of a GPU names its kernels"
+    measured = measured or "cpu"
+    code = {} if "gpu" in results else {"sources": _AT_START["sources"][measured]}
     report = {
         "name": name,
         "command": shlex.join(["python", *map(_portable, sys.argv)]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **_AT_START["commit"],
-        "sources": sources,
+        **code,
         "machine": machine(),
         **results,
     }

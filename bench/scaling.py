@@ -15,24 +15,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
+from machine_code import evidence
 from measuring import integers, prompt_of, run_request, short_name
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.bandwidth import measure_bandwidth
 from monotape.backends.cuda.driver import compile_kernel, device_name, processors
-from monotape.backends.cuda.header import plan_header
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.rank_view import rank_plan
 from monotape.backends.cuda.trace import stage_times, table
-from monotape.engine.loading import gpu_plan
 from monotape.errors import BackendError
-from monotape.models.lanes import delayed, silent
-from monotape.models.registry import spec_from_config
+from monotape.models.lanes import Lanes, delayed, silent
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan
+from recipes import BANDWIDTH, Recipe
 from report import publish, spread
 from shapes import SHAPES, RandomCheckpoint
 
@@ -68,18 +67,27 @@ class Setup:
             "num_key_value_heads": max(1, kv_heads // self.ranks) * self.ranks,
         }
 
-    def spec(self) -> ModelSpec:
-        spec = spec_from_config(SHAPES[self.model] | self.changes)
+    @property
+    def lanes(self) -> Lanes | None:
         if self.setting == "dtp":
-            return replace(spec, lanes=delayed(self.ranks, DELAY_MODULES))
-        return replace(spec, lanes=silent(self.ranks)) if self.setting == "silent" else spec
+            return delayed(self.ranks, DELAY_MODULES)
+        return silent(self.ranks) if self.setting == "silent" else None
+
+    def recipe(self, workers: int, context: int, *, trace: bool = False) -> Recipe:
+        """Of rank 0, whose kernel is measured."""
+        return Recipe(
+            shape=self.model, config=self.changes, workers=workers, context=context, ranks=self.ranks, lanes=self.lanes,
+            link_delay=self.ranks > 1, trace=trace,
+        )  # fmt: skip
+
+    def spec(self) -> ModelSpec:
+        return self.recipe(0, 0).spec()
 
     def plan(self, workers: int, context: int) -> Plan:
-        return gpu_plan(self.spec(), workers, context, tp=self.ranks)
+        return self.recipe(workers, context).plan()
 
-    def header(self, workers: int, context: int, *, trace: bool = False) -> str:
-        plan = self.plan(workers, context)
-        return plan_header(self.spec(), plan, link_delay=self.ranks > 1, trace=trace)
+    def header(self, workers: int, context: int) -> str:
+        return self.recipe(workers, context).header()
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -104,13 +112,20 @@ def setups(models: Sequence[str], ranks: Sequence[int]) -> list[Setup]:
     ]
 
 
-def compile_all(wanted: Sequence[Setup], workers: int, context: int) -> None:
-    """Into the cache, on all cores: a kernel takes some ten seconds."""
+def recipes(wanted: Sequence[Setup], workers: int, context: int) -> list[Recipe]:
+    """All kernels of the study. Of the most ranks there is a trace too, but of the silent ones."""
     most = max(setup.ranks for setup in wanted)
-    headers = [setup.header(workers, context) for setup in wanted]
-    headers += [setup.header(workers, context, trace=True) for setup in wanted if setup.ranks == most]
+    traced = [setup for setup in wanted if setup.ranks == most > 1 and setup.setting != "silent"]
+    return [
+        *(setup.recipe(workers, context) for setup in wanted),
+        *(setup.recipe(workers, context, trace=True) for setup in traced),
+    ]
+
+
+def compile_all(wanted: Sequence[Recipe]) -> None:
+    """Into the cache, on all cores: a kernel takes some ten seconds."""
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_kernel, headers))
+        list(pool.map(compile_kernel, [recipe.header() for recipe in wanted]))
 
 
 class Alone:
@@ -158,7 +173,7 @@ def measure(options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any
     workers, context = processors(), CONTEXT + options.tokens
     models = options.models.split(",")
     wanted = setups(models, options.ranks)
-    compile_all(wanted, workers, context)
+    compile_all(recipes(wanted, workers, context))
     rows = []
     for model in models:
         for ranks in options.ranks:
@@ -235,10 +250,12 @@ def main() -> None:
     rows = measure(options, before)
     print_table(rows, options.delays)
     gpu = short_name(device_name())
+    wanted = setups(options.models.split(","), options.ranks)
+    kernels = evidence([*recipes(wanted, processors(), CONTEXT + options.tokens), BANDWIDTH])
     publish(
         f"scaling-{gpu}",
         {
-            "gpu": gpu, "emulation": list(ASSUMPTIONS), "bandwidth_of_one_gpu": before, "context": CONTEXT,
+            "gpu": gpu, **kernels, "emulation": list(ASSUMPTIONS), "bandwidth_of_one_gpu": before, "context": CONTEXT,
             "tokens": options.tokens, "delay_modules": DELAY_MODULES,
             "results": rows,
         },

@@ -38,21 +38,21 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def start_once(options: argparse.Namespace, folder: Path, cache: Path) -> Phases:
-    """The phases of one process: what ended when, in seconds since it was started."""
+def start_once(options: argparse.Namespace, folder: Path, cache: Path) -> tuple[Phases, dict[str, Any]]:
+    """The phases of one process: what ended when, in seconds since it was started. And the kernels it ran."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "MONOTAPE_CACHE": str(cache), "PYTHONPATH": path}
     # An installed package has its bytecode. A checkout writes it in the first run, unless it is forbidden.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [
         sys.executable, str(ROOT / "bench" / "startup_child.py"), str(folder), options.backend,
-        str(options.context), str(time.time_ns()),
+        str(options.context), str(time.time_ns()), options.model,
     ]  # fmt: skip
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
-    phases: Phases = [(name, ended) for name, ended in json.loads(done.stdout.splitlines()[-1])]
-    return phases
+    told = json.loads(done.stdout.splitlines()[-1])
+    return [(name, ended) for name, ended in told["phases"]], told["kernels"]
 
 
 def durations(phases: Phases) -> dict[str, float]:
@@ -86,11 +86,12 @@ def copy_bandwidth() -> tuple[str, float]:
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as cache:
-        cold = start_once(options, folder, Path(cache))
-        warm = [start_once(options, folder, Path(cache)) for _ in range(options.runs)]
+        cold, kernels = start_once(options, folder, Path(cache))
+        warm = [start_once(options, folder, Path(cache))[0] for _ in range(options.runs)]
     totals = [phases[-1][1] for phases in warm]
     phases = [durations(phases) for phases in warm]
     return {
+        **kernels,
         "first_token_s": spread(totals),
         "cold_first_token_s": cold[-1][1],
         "compiling_s": max(0.0, cold[-1][1] - statistics.median(totals)),

@@ -9,6 +9,7 @@ import time
 
 def main() -> None:
     folder, backend, context, started_ns = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    model = sys.argv[5]
     phases: list[tuple[str, float]] = []
 
     def phase(name: str) -> None:
@@ -33,8 +34,14 @@ def main() -> None:
     next(iter(stream))
     phase("first token")
     stream.close()
+    from pathlib import Path
+
+    from measuring import kernel_facts
+    from shapes import SHAPES
+
+    facts = kernel_facts(llm.backend, model, None if model in SHAPES else Path(folder), ceiling=False)
     llm.close()
-    print(json.dumps(phases))
+    print(json.dumps({"phases": phases, "kernels": facts}))
 
 
 main()

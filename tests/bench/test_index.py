@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import index
-from marks import marks_of, marks_on
+from marks import Marks, judge, marks_on, new_marks
 from monotape.planner.reports import load_reports
 from planner.test_reports import decode_report
 
@@ -17,7 +17,7 @@ def test_the_page_is_what_the_reports_say() -> None:
 
 
 def shown(reports: dict[str, dict[str, Any]]) -> str:
-    return index.page(reports, marks_of(reports))
+    return index.page(reports, new_marks(Marks({}, {}), judge(reports)))
 
 
 def test_a_report_shows_how_it_came_about() -> None:

@@ -13,6 +13,7 @@ from backends.host_kernel import build, host_gpu
 from monotape.errors import BackendError
 from monotape.plan.rules import violations
 from monotape.planner.reports import own_points
+from recipes import Recipe
 from scaling import SETTINGS, Setup, loss, print_table, setups
 from scaling_figure import draw
 from shapes import SHAPES
@@ -109,7 +110,11 @@ def test_the_planner_takes_no_point_from_a_study(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(scaling, "measure", lambda options, bandwidth: [row("dtp", 8, 2100.0, 2079.0)])
     monkeypatch.setattr(scaling, "measure_bandwidth", lambda: 4e12)
     monkeypatch.setattr(scaling, "device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(scaling, "processors", lambda: WORKERS)
+    asked: list[Recipe] = []
+    monkeypatch.setattr(scaling, "evidence", lambda recipes: asked.extend(recipes) or {"kernels": {}})
     monkeypatch.setattr("sys.argv", ["scaling.py", "--delays", "0,2"])
     scaling.main()
     assert published[0]["gpu"] == "h200"
+    assert len({recipe.label for recipe in asked}) == len(asked) == 2 * (1 + 3 * 3 + 2) + 1
     assert own_points({"scaling-h200.json": published[0]}) == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import struct
 import tempfile
 from dataclasses import dataclass
@@ -17,6 +18,13 @@ KERNELS = Path(__file__).parent.parent.parent / "kernels"
 ARCHITECTURE = "sm_90a"
 STANDARD = "c++17"
 KERNEL_FILE = "monotape.cu"
+#: Sections of a cubin that the GPU executes or reads. Their names may end in symbols, which change nothing. Constant
+#: bank 4 is left out: it holds the addresses of what is in _NAMED_DATA.
+_MACHINE_CODE = (".text.", ".nv.constant0", ".nv.constant2", ".nv.constant3")
+#: Variables with a value. A copy of every named constant is there too, used or not; its value is in the instructions.
+_NAMED_DATA, _LARGEST_SCALAR = ".nv.global.init", 8
+_NO_BITS = 8  # of a section's header: it has a length and no contents
+_COMPILER = re.compile(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)")
 
 
 def cuda_core() -> Any:
@@ -107,7 +115,7 @@ def resource_usage(cubin: bytes) -> ResourceUsage:
     """Read off the cubin's .nv.info sections, so that it can be checked where there is no GPU."""
     registers: list[int] = []
     stack: list[int] = []
-    for data in _elf_sections(cubin, ".nv.info"):
+    for data in (data for name, data in _elf_sections(cubin) if name == ".nv.info"):
         position = 0
         while position + 4 <= len(data):
             kind, attribute, size = struct.unpack_from("<BBH", data, position)
@@ -118,15 +126,44 @@ def resource_usage(cubin: bytes) -> ResourceUsage:
     return ResourceUsage(max(registers), max(stack, default=0))
 
 
-def _elf_sections(image: bytes, name: str) -> list[bytes]:
-    """The contents of an ELF file's sections of that name."""
+def machine_code(cubin: bytes) -> str:
+    """Names what the GPU runs: a hash of instructions, constants and tables, without names, notes and debug data."""
+    sections = _elf_sections(cubin)
+    found = [(kind, data) for name, data in sections for kind in _MACHINE_CODE if name.startswith(kind)]
+    found += [(_NAMED_DATA, data) for data in sorted(_tables(sections))]
+    digest = hashlib.sha256()
+    for kind, data in found:
+        digest.update(f"{kind} {len(data)} ".encode() + data)
+    return digest.hexdigest()[:16]
+
+
+def _tables(sections: list[tuple[str, bytes]]) -> list[bytes]:
+    """Variables with a value that are larger than a named constant."""
+    symbols = next((data for name, data in sections if name == ".symtab"), b"")
+    found = []
+    for _, _, _, section, start, size in struct.iter_unpack("<IBBHQQ", symbols):
+        if section < len(sections) and sections[section][0] == _NAMED_DATA and size > _LARGEST_SCALAR:
+            found.append(sections[section][1][start : start + size])
+    return found
+
+
+def compiler_of(cubin: bytes) -> str:
+    """The version of the compiler that made it, such as 13.0.88, as its notes say."""
+    for name, data in _elf_sections(cubin):
+        if name.startswith(".note.nv") and (found := _COMPILER.search(data)):
+            return found[1].decode()
+    return "unknown"
+
+
+def _elf_sections(image: bytes) -> list[tuple[str, bytes]]:
+    """The names and contents of an ELF file's sections, in the file's order."""
     (table,) = struct.unpack_from("<Q", image, 0x28)
     size, count, names_index = struct.unpack_from("<HHH", image, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", image, table + i * size) for i in range(count)]
     names = headers[names_index][4]
     found = []
-    for entry, _, _, _, offset, length in headers:
+    for entry, kind, _, _, offset, length in headers:
         start = names + entry
-        if image[start : image.index(b"\0", start)].decode() == name:
-            found.append(image[offset : offset + length])
+        name = image[start : image.index(b"\0", start)].decode()
+        found.append((name, b"" if kind == _NO_BITS else image[offset : offset + length]))
     return found

@@ -1,0 +1,130 @@
+"""What a report of a GPU is bound to: the machine code of the kernels that ran, and the compiler that made it.
+
+`evidence` takes both from the cubins of a run. `finding` makes a kernel again from its recipe and says whether the code
+is still the same; that takes the compiler alone, no GPU. Where neither plan.h nor any line of the kernels' code has
+changed (comments aside), the compiler would be given the same input, and is not asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import re
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from monotape.backends.cuda.compilation import (
+    ARCHITECTURE,
+    KERNELS,
+    STANDARD,
+    cached_path,
+    compile_kernel,
+    compiler_of,
+    machine_code,
+)
+from monotape.errors import MonotapeError
+from recipes import BANDWIDTH, Recipe, recipe_of
+
+#: A string, which is kept, or a comment, which is not.
+_STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+class Standing(Enum):
+    """What is known of the code that a report measured."""
+
+    TODAY = "as it is today"
+    EARLIER = "an earlier one"
+    UNKNOWN = "cannot tell"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How a kernel, or all of a report, stands beside today's code, and why that cannot be told."""
+
+    standing: Standing
+    why: str = ""
+
+
+def evidence(recipes: Iterable[Recipe]) -> dict[str, Any]:
+    """The entries of a report: machine code and recipe of each kernel that ran here, and the compiler."""
+    kernels, compilers = {}, set()
+    for recipe in recipes:
+        header = recipe.header()
+        assert cached_path(header, recipe.source).exists(), f"{recipe.label} has not been compiled here"
+        cubin = compile_kernel(header, recipe.source)
+        compilers.add(compiler_of(cubin))
+        hashes = {"machine_code": machine_code(cubin), "input": input_hash(recipe)}
+        kernels[recipe.label] = {**hashes, **recipe.facts()}
+    assert len(compilers) == 1, f"kernels of several compilers: {sorted(compilers)}"
+    return {"compiler": compilers.pop(), "kernels": kernels}
+
+
+def input_hash(recipe: Recipe) -> str:
+    """Names what the compiler is given, without comments and blank lines."""
+    files = [KERNELS / recipe.source, *sorted(KERNELS.glob("*.h"))]
+    texts = [recipe.header(), *(f"{file.name}\n{file.read_text()}" for file in files)]
+    key = repr(([without_comments(text) for text in texts], ARCHITECTURE, STANDARD))
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def without_comments(code: str) -> str:
+    bare = _STRING_OR_COMMENT.sub(lambda match: match[1] or " ", code)
+    return "\n".join(" ".join(line.split()) for line in bare.splitlines() if line.strip())
+
+
+def compiler_here() -> str:
+    """The version of the compiler that is installed, by the smallest kernel there is."""
+    return compiler_of(compile_kernel(BANDWIDTH.header(), BANDWIDTH.source))
+
+
+def finding(report: Mapping[str, Any], *, compiling: bool) -> Finding:
+    """Whether a report's kernels are those of today. Without `compiling`, by cubins that are in the cache already."""
+    kernels = report.get("kernels")
+    if not kernels:
+        return Finding(Standing.EARLIER)
+    found = [_finding(facts, report.get("compiler", ""), compiling) for facts in kernels.values()]
+    for standing in (Standing.EARLIER, Standing.UNKNOWN):
+        for one in found:
+            if one.standing is standing:
+                return one
+    return Finding(Standing.TODAY)
+
+
+def _finding(facts: Mapping[str, Any], compiler: str, compiling: bool) -> Finding:
+    recipe = recipe_of(facts)
+    try:
+        if input_hash(recipe) == facts["input"]:
+            return Finding(Standing.TODAY)
+        header = recipe.header()
+    except (MonotapeError, OSError):  # a shape that is refused today, a file that is gone
+        return Finding(Standing.EARLIER)
+    if compiler_here() != compiler:
+        return Finding(
+            Standing.UNKNOWN, f"the report's compiler is NVRTC {compiler}, and {compiler_here()} is installed"
+        )
+    if not compiling and not cached_path(header, recipe.source).exists():
+        return Finding(Standing.UNKNOWN, f"{recipe.label} has not been compiled here")
+    same = machine_code(compile_kernel(header, recipe.source)) == facts["machine_code"]
+    return Finding(Standing.TODAY if same else Standing.EARLIER)
+
+
+def compile_ahead(reports: Iterable[Mapping[str, Any]]) -> int:
+    """Fills the cache, on all cores, with the kernels that `finding` would compile one after another."""
+    wanted = set()
+    for report in reports:
+        for facts in report.get("kernels", {}).values():
+            recipe = recipe_of(facts)
+            try:
+                if input_hash(recipe) != facts["input"] and report.get("compiler") == compiler_here():
+                    wanted.add((recipe.header(), recipe.source))
+            except (MonotapeError, OSError):
+                continue
+    missing = [each for each in sorted(wanted) if not cached_path(*each).exists()]
+    if missing:
+        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(compile_kernel, *zip(*missing, strict=True)))
+    return len(missing)

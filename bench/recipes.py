@@ -1,0 +1,107 @@
+"""Recipes of kernels: what a report must hold so that the same plan.h can be made again, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from monotape.backends.cuda.bandwidth import HEADER as BANDWIDTH_HEADER
+from monotape.backends.cuda.collective import header as collective_header
+from monotape.backends.cuda.compilation import KERNEL_FILE
+from monotape.backends.cuda.header import plan_header
+from monotape.backends.protocol import Backend
+from monotape.engine.loading import gpu_plan
+from monotape.models.lanes import Lanes
+from monotape.models.registry import spec_from_config
+from monotape.models.spec import ModelSpec
+from monotape.plan.types import Format, Plan
+from shapes import ROUND, SHAPES
+
+BANDWIDTH_FILE, COLLECTIVE_FILE = "bandwidth.cu", "collective.cu"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A kernel file and all that its plan.h depends on."""
+
+    source: str = KERNEL_FILE
+    shape: str = ""  # of bench/shapes.py, or what a report calls the model whose `config` it holds
+    config: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of a checkpoint, or what differs from the shape's
+    dtype: str = "bf16"
+    workers: int = 0
+    context: int = 0
+    ranks: int = 1
+    rank: int = 0
+    lanes: Lanes | None = None
+    link_delay: bool = False
+    trace: bool = False
+
+    @property
+    def label(self) -> str:
+        """How a report names the kernel."""
+        words = [f"{self.shape} {self.dtype}, {self.workers} workers" if self.shape else self.source]
+        if self.ranks > 1:
+            words.append(f"rank {self.rank} of {self.ranks}" if self.shape else f"{self.ranks} ranks")
+        if self.lanes is not None:
+            words.append("silent" if self.lanes.delay is None else f"delay {self.lanes.delay}")
+        words += [word for word, said in (("slow links", self.link_delay), ("trace", self.trace)) if said]
+        return ", ".join(words)
+
+    def spec(self) -> ModelSpec:
+        spec = spec_from_config({**(SHAPES | ROUND).get(self.shape, {}), **self.config})
+        return spec if self.lanes is None else replace(spec, lanes=self.lanes)
+
+    def plan(self) -> Plan:
+        ranks = self.ranks if self.ranks > 1 else None
+        return gpu_plan(self.spec(), self.workers, self.context, Format(self.dtype), ranks)
+
+    def header(self) -> str:
+        if self.source == BANDWIDTH_FILE:
+            return BANDWIDTH_HEADER
+        if self.source == COLLECTIVE_FILE:
+            return collective_header(self.ranks)
+        return header_text(self, self.spec(), self.plan())
+
+    def facts(self) -> dict[str, Any]:
+        """As a report holds it: what is not as usual."""
+        usual = Recipe()
+        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        named = {name: value for name, value in held.items() if value != getattr(usual, name)}
+        return {name: asdict(value) if isinstance(value, Lanes) else value for name, value in named.items()}
+
+
+#: That of the measured ceiling.
+BANDWIDTH = Recipe(source=BANDWIDTH_FILE)
+
+
+def header_text(recipe: Recipe, spec: ModelSpec, plan: Plan) -> str:
+    """plan.h of a recipe's kernel: the one place where benchmarks make it."""
+    return plan_header(spec, plan, rank=recipe.rank, link_delay=recipe.link_delay, trace=recipe.trace)
+
+
+def recipe_of(facts: Mapping[str, Any]) -> Recipe:
+    """From what a report holds; other entries beside it are left alone."""
+    known = {each.name: facts[each.name] for each in fields(Recipe) if each.name in facts}
+    if known.get("lanes") is not None:
+        known["lanes"] = Lanes(**known["lanes"])
+    return Recipe(**known)
+
+
+def recipes_of(backend: Backend, model: str, config: Mapping[str, Any]) -> list[Recipe]:
+    """The kernels of a loaded backend. Ranks whose kernels are the same count once."""
+    plan = backend.plan
+    own = {} if model in SHAPES | ROUND else dict(config)
+    recipe = Recipe(
+        shape=model, config=own, dtype=plan.format.value, workers=plan.machine.workers, context=plan.context,
+        ranks=len(plan.ranks),
+    )  # fmt: skip
+    found: dict[str, Recipe] = {}
+    for rank in range(len(plan.ranks)):
+        one = replace(recipe, rank=rank)
+        text = header_text(one, backend.spec, plan)
+        assert text == one.header(), f"the recipe of {one.label} makes another kernel than the one that ran"
+        found.setdefault(text, one)
+    return list(found.values())
