@@ -47,7 +47,7 @@ def interrupted(backend: CpuBackend, look: int, cached: int = 0) -> CpuSequence 
     return None if tokens else sequence
 
 
-def check_every_stop(backend: CpuBackend, cached: int = 0, stops: int = 24) -> None:
+def check_every_stop(backend: CpuBackend, cached: int = 0, stops: int = 24) -> list[int]:
     """Cancels everywhere in a prefill: what is kept are whole chunks with the bits of an uninterrupted job."""
     whole = backend.new_sequence()
     if cached:
@@ -67,9 +67,10 @@ def check_every_stop(backend: CpuBackend, cached: int = 0, stops: int = 24) -> N
         assert kv(sequence, len(PROMPT) + 8) == kv(whole, len(PROMPT) + 8)
         lengths.append(done)
     assert len(lengths) > stops // 2
-    assert lengths[0] == cached < max(lengths)
+    assert lengths[0] == cached
     if len(backend.plan.ranks) == 1:  # of several ranks one may be behind, by how much is nobody's promise
         assert lengths == sorted(lengths)
+    return lengths
 
 
 @pytest.mark.parametrize("cached", [0, 10])
@@ -78,7 +79,7 @@ def test_whole_chunks_stay_wherever_it_ends(
     checkpoint: Checkpoint, dtype: str, workers: int, cached: int
 ) -> None:
     with cpu(checkpoint("qwen2"), dtype, workers, context=160) as backend:
-        check_every_stop(backend, cached)
+        assert max(check_every_stop(backend, cached)) > cached
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -86,7 +87,7 @@ def test_of_several_ranks_the_slowest_says_what_stays(tmp_path: Path, ranks: int
     """Words that come late let one rank end a chunk before another."""
     with cpu(make_eight("llama", tmp_path), workers=None, tp=ranks, context=160) as backend:
         backend.delay_words(300, seed=3)
-        check_every_stop(backend, stops=12)
+        assert max(check_every_stop(backend, stops=12)) > 0
 
 
 @pytest.mark.parametrize("speaks", [True, False])
