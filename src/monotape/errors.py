@@ -80,3 +80,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     names = sorted(known)
     return (difflib.get_close_matches(name, names, n=1, cutoff=0.0) or names[:1])[0]
+
+
+def near(name: str, known: Iterable[str]) -> str | None:
+    """The known name that somebody who wrote `name` may have meant, whatever its capitals; None if none is near."""
+    import difflib
+
+    names = {other.lower(): other for other in sorted(known)}
+    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    return names[found[0]] if found else None

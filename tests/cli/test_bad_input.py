@@ -155,16 +155,16 @@ def test_more_tokens_than_the_context(capsys: Captured, folder: Path) -> None:
     [
         (["--max-tokns", "5"], "--max-tokens"),
         (["--max-tokens", "many"], "many"),
-        (["--max-tokens", "0"], "max_tokens"),
+        (["--max-tokens", "0"], "--max-tokens is 0"),
         (["--temperature", "nan"], "nan"),
-        (["--temperature", "-1"], "temperature"),
-        (["--top-p", "2"], "top_p"),
+        (["--temperature", "-1"], "--temperature is -1"),
+        (["--top-p", "2"], "--top-p is 2"),
         (["--backend", "cup"], "cpu"),
         (["--dtype", "bf61"], "bf16"),
-        (["--workers", "0"], "workers"),
-        (["--max-model-len", "-5"], "max_model_len"),
+        (["--workers", "0"], "--workers is 0"),
+        (["--max-model-len", "-5"], "--max-model-len is -5"),
         (["--max-model-len", "100000"], "160"),
-        (["--seed", "-3"], "seed"),
+        (["--seed", "-3"], "--seed is -3"),
     ],
 )
 def test_bad_flags(capsys: Captured, folder: Path, arguments: list[str], mentions: str) -> None:
@@ -185,8 +185,34 @@ def test_no_prompt_and_two_prompts(capsys: Captured, folder: Path) -> None:
     assert "prompt" in complaint(capsys, "run", "a", "--prompt-ids", "1", "--model", str(folder)).lower()
 
 
-def test_unknown_command(capsys: Captured) -> None:
-    assert "rnu" in complaint(capsys, "rnu", "hello")
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("rnu", "run"), ("Run", "run"), ("cht", "chat"), ("server", "serve"), ("ls", "list"), ("remove", "rm")],
+)
+def test_a_command_that_is_nearly_right(capsys: Captured, given: str, meant: str) -> None:
+    message = complaint(capsys, given, "hello")
+    assert f"no command '{given}'" in message
+    assert f"Did you mean `monotape {meant}`?" in message
+
+
+def test_a_prompt_without_a_command(capsys: Captured) -> None:
+    message = complaint(capsys, "Why is the sky blue?")
+    assert "A prompt goes after `monotape run`" in message
+    assert "Did you mean" not in complaint(capsys, "qqqq")
+
+
+@pytest.mark.parametrize("given", ["smolm2", "SmolLM2", "smollm-2", "SMOLLM2"])
+@pytest.mark.parametrize("command", [["run", "hi", "--model"], ["inspect"], ["pull"], ["rm"]])
+def test_a_model_that_is_nearly_right(capsys: Captured, command: list[str], given: str) -> None:
+    assert "Did you mean 'smollm2'?" in complaint(capsys, *command, given)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--max-tokens", "0"], ["--seed", "-1"], ["--temperature", "-1"], ["--workers", "0"]]
+)
+def test_no_word_of_python_in_a_message(capsys: Captured, folder: Path, arguments: list[str]) -> None:
+    message = run(capsys, folder, *arguments)
+    assert not re.search(r"\b(None|True|False|dict|tuple|str|int)\b|_", message.replace(str(folder), ""))
 
 
 def test_full_disk_while_pulling(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,3 +127,97 @@ def test_interrupted_json_holds_what_was_said(
     answer = json.loads(capsys.readouterr().out)
     assert answer["finish_reason"] == "abort"
     assert answer["token_ids"] == taken[:3]
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with a tokenizer that has a token for each of a few words."""
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    from families import BY_NAME, VOCAB, make_checkpoint
+
+    folder = make_checkpoint(BY_NAME["llama"], tmp_path_factory.mktemp("speaking"))
+    words = ["[unknown]", "sky", "blue", "why", "is"]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    vocabulary |= {f"w{index}": index for index in range(len(words), VOCAB)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[unknown]"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = WhitespaceSplit(), ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def run_with(speaking: Path, text: str | bytes | None, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """The command with this text piped in; None: nothing is."""
+    command = [
+        sys.executable,
+        "-m",
+        "monotape",
+        "run",
+        "--model",
+        str(speaking),
+        "--json",
+        "--max-tokens",
+        "1",
+    ]
+    return subprocess.run(
+        [*command, *arguments],
+        input=text.encode() if isinstance(text, str) else text,
+        stdin=subprocess.DEVNULL if text is None else None,
+        env={**os.environ, "PYTHONPATH": "src"}, capture_output=True, check=False,
+    )  # fmt: skip
+
+
+def prompt_tokens(done: subprocess.CompletedProcess[bytes]) -> int:
+    assert done.returncode == 0, done.stderr
+    count: int = json.loads(done.stdout)["stats"]["prompt_tokens"]
+    return count
+
+
+def test_piped_text_is_the_prompt(speaking: Path) -> None:
+    """`echo ... | monotape run` answered that there must be a prompt."""
+    assert prompt_tokens(run_with(speaking, "why is sky blue\n")) == 4
+    assert prompt_tokens(run_with(speaking, "why is sky blue\n", "-")) == 4
+
+
+def test_piped_text_stands_beside_a_prompt(speaking: Path) -> None:
+    assert prompt_tokens(run_with(speaking, "sky blue\n", "why")) == 3
+    assert prompt_tokens(run_with(speaking, None, "why")) == 1
+    assert prompt_tokens(run_with(speaking, "", "why")) == 1
+
+
+def test_the_question_comes_after_the_text_it_is_about(
+    speaking: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from monotape.cli.run import _prompt
+
+    (tmp_path / "text").write_text("first line\nsecond line\n")
+    with (tmp_path / "text").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert _prompt("Why?") == "first line\nsecond line\n\nWhy?"
+
+
+def test_nothing_piped_and_no_prompt(speaking: Path) -> None:
+    for text in (None, "", b"\xff\xfe"):
+        done = run_with(speaking, text)
+        assert done.returncode == 2
+        assert (b"UTF-8" if text else b"pipe text in") in done.stderr
+
+
+def test_a_pipe_that_nobody_writes_to_is_waited_for_with_a_word(speaking: Path) -> None:
+    """An agent may leave it open: silence would look like a hang."""
+    command = [sys.executable, "-m", "monotape", "run", "why", "--model", str(speaking), "--max-tokens", "1"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": "src"},
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        assert b"waiting for the end of standard input" in process.stderr.readline()
+        process.communicate()
+    assert process.returncode == 0
+
+
+def test_ids_do_not_wait_for_a_pipe(speaking: Path) -> None:
+    assert prompt_tokens(run_with(speaking, "ignored", "--prompt-ids", "1,2")) == 2

@@ -72,7 +72,7 @@ def test_each_range_includes_its_ends(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_flags_are_flags(name: str) -> None:
-    with pytest.raises(RequestError, match=f"^{name} is 1.*True or False"):
+    with pytest.raises(RequestError, match=f"^{name} is 1.*true or false"):
         SamplingParams(**{name: 1})  # type: ignore[arg-type]
 
 

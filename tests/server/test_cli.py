@@ -45,6 +45,23 @@ def test_the_flags_of_vllm_are_taken(started: list[tuple[ServerConfig, EngineCon
     assert engine.chat_template == "{{x}}" and engine.progress is False
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["some/model"], ["--model", "some/model"], ["-m", "some/model"], ["some/model", "-m", "some/model"]],
+)
+def test_a_model_may_be_named_with_a_flag(
+    started: list[tuple[ServerConfig, EngineConfig]], arguments: list[str]
+) -> None:
+    """As run and chat take it; serve answered that it does not understand --model."""
+    assert main(["serve", *arguments]) == 0
+    assert started[0][1].model == "some/model"
+
+
+def test_two_models_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "some/model", "--model", "other/model"]) == 2
+    assert "Two models are asked for: some/model and other/model" in capsys.readouterr().err
+
+
 def test_the_key_may_come_from_the_environment(
     started: list[tuple[ServerConfig, EngineConfig]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

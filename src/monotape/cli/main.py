@@ -10,27 +10,18 @@ from typing import NoReturn
 
 from monotape import __version__
 from monotape.cli.interrupts import INTERRUPTED, INTERRUPTS
-from monotape.errors import MonotapeError, UsageError, nearest
+from monotape.cli.parser import Parser
+from monotape.errors import MonotapeError, UsageError, near
 
-COMMANDS = ("run", "chat", "serve", "connect", "bench", "inspect", "plan", "trace", "doctor", "pull")
-
-
-class Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of printing the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message[0].upper()}{message[1:]}.", f"See `{self.prog} --help`.")
-
-    def check_flags(self, unknown: Sequence[str]) -> None:
-        if unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            given = unknown[0].split("=")[0]
-            hint = "Quote text with spaces, and name a model with --model."
-            if given.startswith("-"):
-                hint = f"Did you mean '{nearest(given, flags)}'?"
-            elif "--model" not in flags:
-                hint = "Quote text with spaces."
-            raise UsageError(f"{self.prog} does not understand '{given}'.", hint)
+COMMANDS = (
+    "run", "chat", "serve", "connect", "bench", "inspect", "plan", "trace", "doctor", "pull", "list", "rm",
+    "completion",
+)  # fmt: skip
+#: What other tools call them.
+_ELSEWHERE = {
+    "ls": "list", "models": "list", "remove": "rm", "delete": "rm", "download": "pull", "fetch": "pull",
+    "generate": "run", "ask": "run", "show": "inspect", "help": "--help", "version": "--version",
+}  # fmt: skip
 
 
 def build_parser(wanted: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:
@@ -78,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     try:
         given = sys.argv[1:] if arguments is None else arguments
+        if given and given[0] not in COMMANDS and not given[0].startswith("-"):
+            raise _unknown_command(given[0])
         parser, commands = build_parser(given[:1] if given and given[0] in COMMANDS else COMMANDS)
         options, unknown = parser.parse_known_args(given)
         if options.command is None:
@@ -85,14 +78,27 @@ def _run(arguments: Sequence[str] | None) -> int:
             parser.print_help()
             return 0
         commands[options.command].check_flags(unknown)
+        options.arguments = given[1:]
         handler: Callable[[argparse.Namespace], int] = options.handler
-        return handler(options)
+        try:
+            return handler(options)
+        except MonotapeError as error:
+            raise commands[options.command].in_flags(error) from error
     except BaseException:
         # What ends a command that was to end is the interrupt, whatever it has become on its way: Python itself makes
         # a RuntimeError of one in __set_name__, and a package that was half imported fails in ways of its own.
         if INTERRUPTS.waiting:
             raise KeyboardInterrupt from None
         raise
+
+
+def _unknown_command(given: str) -> UsageError:
+    shown = given if len(given) <= 80 else f"{given[:77]}..."
+    meant = _ELSEWHERE.get(given.lower()) or near(given, COMMANDS)
+    hint = f"Did you mean `monotape {meant}`? " if meant else ""
+    if not meant and (" " in given or "\n" in given):
+        hint = "A prompt goes after `monotape run`. "
+    return UsageError(f"monotape has no command '{shown}'.", f"{hint}There are: {', '.join(COMMANDS)}.")
 
 
 def entry() -> NoReturn:

@@ -98,6 +98,11 @@ def real(text: str) -> float:
     return value
 
 
+def names(text: str) -> tuple[str, ...]:
+    """a,b,c"""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def token_ids(text: str) -> list[int]:
     """1,2,3"""
     parts = text.split(",")

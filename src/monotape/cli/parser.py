@@ -1,0 +1,41 @@
+"""The parser of every command: raises one sentence and a hint, and knows how the user wrote a setting."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from monotape.errors import MonotapeError, UsageError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of printing the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[0].upper()}{message[1:]}.", f"See `{self.prog} --help`.")
+
+    def check_flags(self, unknown: Sequence[str]) -> None:
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            given = unknown[0].split("=")[0]
+            hint = "Quote text with spaces, and name a model with --model."
+            if given.startswith("-"):
+                hint = f"Did you mean '{nearest(given, flags)}'?"
+            elif "--model" not in flags:
+                hint = "Quote text with spaces."
+            raise UsageError(f"{self.prog} does not understand '{given}'.", hint)
+
+    def in_flags(self, error: MonotapeError) -> MonotapeError:
+        """The same error with the flag that the user gave in the place of the engine's name for it."""
+        for action in self._actions:
+            if action.option_strings and error.message.startswith(f"{action.dest} is "):
+                message = action.option_strings[0] + error.message.removeprefix(action.dest)
+                return type(error)(message, error.hint)
+        return error
+
+    @property
+    def settings(self) -> dict[str, argparse.Action]:
+        """Everything that can be set, by its name; not what only prints."""
+        printing = ("help", "version")
+        return {action.dest: action for action in self._actions if action.dest not in printing}
