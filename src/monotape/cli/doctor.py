@@ -16,9 +16,10 @@ from monotape.config import cache_dir, cxx_compiler
 from monotape.errors import BackendUnavailable, MonotapeError
 
 NEEDED = (
-    "numpy", "safetensors", "tokenizers", "gguf", "huggingface_hub", "minijinja", "rich", "prompt_toolkit",
+    "numpy", "safetensors", "tokenizers", "gguf", "huggingface_hub", "minijinja", "msgspec", "rich",
+    "prompt_toolkit",
 )  # fmt: skip
-SERVE = ("starlette", "uvicorn", "msgspec", "llguidance", "prometheus-client")
+SERVE = ("starlette", "uvicorn", "llguidance", "prometheus-client")
 DIFFERS = 0.1  # a figure this much below the kept one was disturbed, or the machine has changed
 
 
