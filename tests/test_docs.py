@@ -30,7 +30,7 @@ def exists(path: str) -> bool:
 def test_paths_in_documents_exist(document: str) -> None:
     text = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.DOTALL)
     named = {code for code in _CODE.findall(text) if _PATH.fullmatch(code)}
-    linked = {link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link}
+    linked = {link for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in link}
     missing = sorted(path for path in named | linked if not exists(path))
     assert not missing
 
