@@ -140,7 +140,24 @@ def test_chat_keeps_the_conversation_and_survives_an_interrupt(capsys: Captured)
     assert conversation.take("/clear")
     assert conversation.messages == [{"role": "system", "content": "be brief"}]
     assert conversation.take("/what")
+    assert "Did you mean" not in capsys.readouterr().err
     assert not conversation.take("/exit")
+
+
+def test_an_answer_that_was_stopped_before_its_first_word_is_no_turn() -> None:
+    """The model learned from it to say nothing."""
+
+    class Silent(_Echo):
+        def stream_chat(self, messages: list[dict[str, str]], params: object) -> _Stream:
+            return _Silence([], True)
+
+    class _Silence(_Stream):
+        def __iter__(self) -> object:
+            raise KeyboardInterrupt
+
+    conversation = Conversation(Silent(), None, None, stats=False)
+    assert conversation.take("one")
+    assert conversation.messages == []
 
 
 def test_chat_reads_until_the_end_of_input(

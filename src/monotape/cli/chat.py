@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from monotape.cli.interrupts import INTERRUPTS
+from monotape.cli.line_editor import asker, is_interactive
 from monotape.cli.options import (
     add_engine_arguments,
     add_sampling_arguments,
     engine_config,
     sampling_settings,
 )
-from monotape.cli.statistics import stats_line
+from monotape.cli.statistics import loaded, sampling_line, stats_line
 from monotape.config import api_key
 from monotape.engine.wake import wake
-from monotape.errors import RequestError, UsageError
+from monotape.errors import RequestError, UsageError, near
 
-HELP = "/clear forgets the conversation, /stats shows speed after each answer, /exit or Ctrl-D ends, Ctrl-C interrupts"
+HELP = (
+    "/clear forgets the conversation, /stats shows speed after each answer, /exit or Ctrl-D ends; Ctrl-C stops an"
+    " answer or clears the line, Alt-Enter begins a new line"
+)
+COMMANDS = ("/clear", "/stats", "/exit", "/quit", "/help")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url", metavar="URL", help="talk with a running server (Monotape, vLLM, llama.cpp, ...) instead"
     )
     parser.add_argument("--api-key", metavar="KEY", help="the key of that server (default: MONOTAPE_API_KEY)")
+    parser.add_argument(
+        "--no-history",
+        action="store_true",
+        help="do not keep what is typed for the arrow keys of the next chat",
+    )
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
 
@@ -44,8 +55,8 @@ def main(options: argparse.Namespace) -> int:
     from monotape.engine.llm import LLM
 
     with LLM.from_config(config) as llm:
-        params = dataclasses.replace(llm.default_sampling_params, max_tokens=None)
-        params = dataclasses.replace(params, **sampling_settings(options))
+        given = sampling_settings(options)
+        params = dataclasses.replace(llm.default_sampling_params, **{"max_tokens": None, **given})
         conversation = Conversation(
             llm,
             params,
@@ -53,16 +64,14 @@ def main(options: argparse.Namespace) -> int:
             stats=options.stats,
             describe=lambda stream: stats_line(stream.completion.stats, llm.backend),
         )
-        if sys.stdin.isatty():
-            print(f"{options.model} on {llm.backend.name}. {HELP}.", file=sys.stderr)
-        while (line := _ask()) is not None:
-            if not conversation.take(line.strip()):
-                break
-    return 0
+        chosen = sampling_line(params, given, llm.default_sampling.source)
+        return _talk(
+            conversation, options, f"{options.model} ({loaded(llm)}) on {llm.backend.name}, {chosen}"
+        )
 
 
 def _remote(options: argparse.Namespace) -> int:
-    """The same with a server. A refused request does not end the conversation: the next may be accepted."""
+    """The same with a server."""
     from monotape.cli.endpoint import Endpoint
     from monotape.cli.remote import RemoteChat, asked_model, check_engine_flags, remote_stats
 
@@ -73,10 +82,15 @@ def _remote(options: argparse.Namespace) -> int:
     conversation = Conversation(
         chat, sampling_settings(options), options.system, stats=options.stats, describe=remote_stats
     )
-    if sys.stdin.isatty():
-        print(f"{model.id} at {endpoint.url}. {HELP}.", file=sys.stderr)
-    refused = False
-    while (line := _ask()) is not None:
+    return _talk(conversation, options, f"{model.id} at {endpoint.url}")
+
+
+def _talk(conversation: Conversation, options: argparse.Namespace, introduction: str) -> int:
+    """Until there are no more messages. A refused one does not end the conversation: the next may be accepted."""
+    if is_interactive():
+        print(f"{introduction}.\n{HELP}.", file=sys.stderr)
+    ask, refused = asker(keep_history=not options.no_history), False
+    while (line := ask()) is not None:
         try:
             if not conversation.take(line.strip()):
                 break
@@ -86,17 +100,6 @@ def _remote(options: argparse.Namespace) -> int:
             if error.hint:
                 print(f"  hint: {error.hint}", file=sys.stderr)
     return 2 if refused and not sys.stdin.isatty() else 0
-
-
-def _ask() -> str | None:
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except EOFError:
-        return None
-    except KeyboardInterrupt:  # at the prompt there is nothing to interrupt: leave
-        INTERRUPTS.answered()
-        print(file=sys.stderr)
-        return None
 
 
 class Conversation:
@@ -123,8 +126,9 @@ class Conversation:
             self.messages = list(self._beginning)
         elif line == "/stats":
             self._stats = not self._stats
-        elif line.startswith("/"):
-            print(HELP, file=sys.stderr)
+        elif re.fullmatch(r"/[a-z]*", line):  # a message may begin with a path
+            meant = near(line, COMMANDS) if line not in COMMANDS else None
+            print(f"Did you mean {meant}? {HELP}." if meant else f"{HELP}.", file=sys.stderr)
         elif line:
             self._answer(line)
         return True
@@ -140,6 +144,8 @@ class Conversation:
         except KeyboardInterrupt:
             stream.close()
             INTERRUPTS.answered()
+            if not stream.text:  # a turn without a word would teach the model to say nothing
+                return
         finally:
             print()
         self.messages = [*asked, {"role": "assistant", "content": stream.text}]

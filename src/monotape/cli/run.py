@@ -17,7 +17,7 @@ from monotape.cli.options import (
     token_ids,
 )  # fmt: skip
 from monotape.cli.standard_input import piped, read_text
-from monotape.cli.statistics import sampling_line, sampling_object, stats_line, stats_object
+from monotape.cli.statistics import loaded, sampling_line, sampling_object, stats_line, stats_object
 from monotape.engine.wake import wake
 from monotape.errors import UsageError
 
@@ -119,13 +119,6 @@ def _play(stream: Any, *, shown: bool) -> bool:
             ids = stream.completion.token_ids
             print("" if has_text else ",".join(map(str, ids)))
     return False
-
-
-def loaded(llm: Any) -> str:
-    """What a model's name stood for: `smollm2` is one file with a network and another without."""
-    from monotape.weights.hub import described
-
-    return described(llm.source or llm.config.model)
 
 
 def _object(completion: Any, llm: Any, params: Any) -> dict[str, Any]:

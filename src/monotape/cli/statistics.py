@@ -106,6 +106,13 @@ def sampling_object(params: SamplingParams, source: str) -> dict[str, Any]:
     return {**{name: getattr(params, name) for name in _SHOWN}, "defaults": source}
 
 
+def loaded(llm: Any) -> str:
+    """What a model's name stood for: `smollm2` is one file with a network and another without."""
+    from monotape.weights.hub import described
+
+    return described(llm.source or llm.config.model)
+
+
 def _share(stats: GenerationStats, bandwidth: float | None) -> float | None:
     speed = stats.decode_tokens_per_second
     return speed * stats.bytes_per_token / bandwidth if speed and bandwidth else None
