@@ -11,7 +11,7 @@ import pytest
 from monotape.server import wire
 from monotape.server.completion import gaps
 from monotape.server.config import ServerConfig
-from monotape.server.gate import Gate, QueueFull
+from monotape.server.gate import Gate, QueueFull, Turn
 from monotape.server.info import PhaseTime, stages_of
 from monotape.server.outbox import Outbox
 from monotape.server.run import listen, startup_table
@@ -19,12 +19,19 @@ from monotape.server.service import served_names
 from monotape.server.timing import Clock
 
 
+def lined_up(gate: Gate) -> Turn:
+    """A turn of a request that was ready at once."""
+    turn = gate.admit()
+    turn.line_up()
+    return turn
+
+
 def test_turns_come_in_order_and_the_queue_is_bounded() -> None:
     async def play() -> list[str]:
         gate, order = Gate(2), list[str]()
 
         async def visit(name: str) -> None:
-            async with gate.reserve():
+            async with lined_up(gate):
                 order.append(name)
                 await asyncio.sleep(0.01)
 
@@ -32,7 +39,7 @@ def test_turns_come_in_order_and_the_queue_is_bounded() -> None:
         await asyncio.sleep(0)
         assert (gate.running, gate.waiting) == (1, 2)
         with pytest.raises(QueueFull) as full:
-            gate.reserve()
+            gate.admit()
         assert full.value.waiting == 2 and full.value.retry_after_s >= 1
         await asyncio.gather(*tasks)
         assert (gate.running, gate.waiting) == (0, 0)
@@ -44,7 +51,7 @@ def test_turns_come_in_order_and_the_queue_is_bounded() -> None:
 def test_who_leaves_the_queue_is_skipped() -> None:
     async def play() -> None:
         gate = Gate(3)
-        first, second, third = gate.reserve(), gate.reserve(), gate.reserve()
+        first, second, third = lined_up(gate), lined_up(gate), lined_up(gate)
         waiting = asyncio.create_task(second.__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
@@ -60,10 +67,27 @@ def test_who_leaves_the_queue_is_skipped() -> None:
     asyncio.run(play())
 
 
+def test_a_request_that_is_made_ready_has_a_place_but_holds_up_nobody() -> None:
+    async def play() -> None:
+        gate = Gate(1)
+        slow = gate.admit()
+        async with lined_up(gate):
+            assert (gate.running, gate.waiting) == (1, 1)
+            with pytest.raises(QueueFull):
+                gate.admit()
+        slow.leave()  # it was never ready
+        slow.leave()
+        assert (gate.running, gate.waiting) == (0, 0)
+        async with lined_up(gate):
+            assert gate.running == 1
+
+    asyncio.run(play())
+
+
 def test_a_turn_that_comes_while_its_owner_is_cancelled_is_passed_on() -> None:
     async def play() -> None:
         gate = Gate(3)
-        first, second, third = gate.reserve(), gate.reserve(), gate.reserve()
+        first, second, third = lined_up(gate), lined_up(gate), lined_up(gate)
         waiting = asyncio.create_task(second.__aenter__())
         await asyncio.sleep(0)
         first.leave()

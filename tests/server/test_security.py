@@ -36,7 +36,8 @@ def test_other_addresses_need_a_key(host: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [{"port": 70_000}, {"max_queue": -1}, {"api_key": " "}, {"stream_interval": 0}, {"ssl_keyfile": "k"},
-     {"tool_call_parser": "magic"}, {"reasoning_parser": "magic"}, {"max_body_bytes": 3}, {"engine_timeout": 0}],
+     {"tool_call_parser": "magic"}, {"reasoning_parser": "magic"}, {"max_body_bytes": 3}, {"engine_timeout": 0},
+     {"grammar_timeout": 0}],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

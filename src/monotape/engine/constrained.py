@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from monotape.backends.protocol import Backend, FinishReason, Generation, Job, KvSequence, Token
 from monotape.backends.reference.sampler import choose, logprobs
-from monotape.errors import NumericalFault
+from monotape.errors import NumericalFault, RequestError
 
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]  # one for each id of the model's table
@@ -36,6 +36,10 @@ class Constraint(Protocol):
         ...
 
     def accept(self, token_id: int) -> None: ...
+
+    def cancel(self) -> None:
+        """Makes an answer that is being worked out fail at once; from any thread."""
+        ...
 
 
 class ConstrainedGeneration:
@@ -59,6 +63,7 @@ class ConstrainedGeneration:
 
     def cancel(self) -> None:
         self._cancelled.set()
+        self._constraint.cancel()
         if (prefill := self._prefill) is not None:
             prefill.cancel()
 
@@ -68,12 +73,12 @@ class ConstrainedGeneration:
         with ThreadPoolExecutor(1, "mask") as beside:
             self._fill()
             while not self._over():
-                tokens = self._forced()
-                if not tokens:
-                    mask = beside.submit(self._constraint.allowed)
-                    logits = self._backend.logits(pending, self._sequence)[-1]
-                    pending = []
-                    tokens = self._choose(logits, mask.result(), output)
+                try:
+                    tokens = self._next(beside, pending, output)
+                except RequestError:
+                    if self._over():  # a constraint that is cancelled fails; nobody waits for it
+                        return
+                    raise
                 if not tokens:
                     self.finish_reason = "stop"  # complete: nothing may follow
                 for token in tokens:
@@ -85,6 +90,15 @@ class ConstrainedGeneration:
                     yield token
                     if self.finish_reason is not None:
                         break
+
+    def _next(self, beside: ThreadPoolExecutor, pending: list[int], output: list[int]) -> list[Token]:
+        """The tokens that come next; none when the text is complete. A pass takes what is pending."""
+        if forced := self._forced():
+            return forced
+        mask = beside.submit(self._constraint.allowed)
+        logits = self._backend.logits(pending, self._sequence)[-1]
+        pending.clear()
+        return self._choose(logits, mask.result(), output)
 
     def _over(self) -> bool:
         if self.finish_reason is None and self._cancelled.is_set():

@@ -24,8 +24,7 @@ from monotape.server.usage import finish_reason, openai_usage, token_logprobs
 async def chat_completions(service: Service, request: ChatRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a conversation, whole or streamed; tools, structured output, log-probabilities, reasoning."""
     clock, head = begin(service, request.model, "chatcmpl", "chat.completion")
-    conversation = await prepare(service, request, clock)
-    turn = service.reserve(clock)
+    conversation, turn = await service.line_up(clock, lambda: prepare(service, request, clock))
     if request.stream:
         return Stream(_ChatStream(service, request, conversation, head, turn).events(), failure, turn)
     async with turn:

@@ -37,9 +37,7 @@ class Prepared:
 async def completions(service: Service, request: CompletionRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Continues one prompt or several, given as text or token ids; echo, log-probabilities, suffix."""
     clock, head = begin(service, request.model, "cmpl", "text_completion")
-    refuse_unsupported(request)
-    prepared = await _prepare(service, request, clock)
-    turn = service.reserve(clock)
+    prepared, turn = await service.line_up(clock, lambda: _prepare(service, request, clock))
     if request.stream:
         return Stream(_stream(service, request, prepared, head, turn), failure, turn)
     count = request.n or 1
@@ -64,8 +62,10 @@ def _usage(clock: Clock, count: int) -> dict[str, Any]:
 
 async def _prepare(service: Service, request: CompletionRequest, clock: Clock) -> list[Prepared]:
     text, info = service.require_ready()
+    refuse_unsupported(request)
     prompts = _prompts(request)
-    grammar, _ = await text.elsewhere(lambda: grammar_of(request))
+    asked = grammar_of(request)
+    await service.compile(asked)
     if request.suffix and request.echo:
         raise bad_request("suffix and echo exclude each other.", "echo", "invalid_value")
     if request.suffix:
@@ -83,7 +83,12 @@ async def _prepare(service: Service, request: CompletionRequest, clock: Clock) -
     prepared = []
     for prompt in prompts:
         ids, echoed = await _tokens(text, prompt, request, info.context, clock)
-        prepared.append(Prepared(Work(ids, service.fit(ids, arguments), grammar, clock), echoed))
+        prepared.append(
+            Prepared(
+                Work(ids, service.fit(ids, arguments), None if asked is None else asked.grammar, clock),
+                echoed,
+            )
+        )
     return prepared
 
 

@@ -37,6 +37,11 @@ class ServerConfig:
     engine_timeout: int = _setting(
         60, "seconds without a new token after which the engine is restarted; prompts get more", metavar="N"
     )
+    grammar_timeout: int = _setting(
+        3,
+        "seconds of CPU time after which a grammar or schema that is being compiled is refused",
+        metavar="N",
+    )
     trust_request_chat_template: bool = _setting(False, "let requests bring a chat template of their own")
     max_body_bytes: int = _setting(16 << 20, "largest request body", metavar="BYTES")
     allowed_hosts: tuple[str, ...] = _setting(
@@ -50,7 +55,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         bounds = {"port": (0, 65535), "max_queue": (0, 10_000), "max_body_bytes": (1024, 1 << 30)}
-        bounds["engine_timeout"] = (1, 86_400)
+        bounds |= {"engine_timeout": (1, 86_400), "grammar_timeout": (1, 3600)}
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise UsageError(f"{name} is {getattr(self, name)}.", f"It must be from {low} to {high}.")

@@ -14,7 +14,7 @@ from monotape.server.answer import THINK, THOUGHT, Answer, new_answer, thinks
 from monotape.server.api_error import ApiError, bad_request, from_engine_error, unsupported
 from monotape.server.grammar import from_tool
 from monotape.server.requests import ChatRequest, NamedTool
-from monotape.server.sampling import grammar_of, refuse_unsupported, sampling_arguments
+from monotape.server.sampling import Asked, grammar_of, refuse_unsupported, sampling_arguments
 from monotape.server.service import Service, Work
 from monotape.server.timing import Clock
 from monotape.server.tool_formats import ToolFormat, choose_format, knows_tools, with_tool_prompt
@@ -39,7 +39,7 @@ class Tools:
 
     described: list[dict[str, Any]]  # for the template
     style: ToolFormat | None  # None: calls are not looked for
-    grammar: str | None  # when one must be called
+    forced: Asked | None  # when one must be called
 
 
 async def prepare(
@@ -51,11 +51,11 @@ async def prepare(
     if request.chat_template is not None and not service.config.trust_request_chat_template:
         raise unsupported("chat_template", "start the server with --trust-request-chat-template to allow it.")
     source = request.chat_template or text.template
-    (tools, grammar), _ = await text.elsewhere(lambda: _constraints(service, request, source))
-    rendered, clock.render_ns = await _render(
-        service, request, tools, source, constrained=grammar is not None
-    )
-    if grammar is not None and rendered.rstrip().endswith(THINK):
+    tools, asked = _constraints(service, request, source)
+    if not counted:
+        await service.compile(asked)
+    rendered, clock.render_ns = await _render(service, request, tools, source, constrained=asked is not None)
+    if asked is not None and rendered.rstrip().endswith(THINK):
         rendered += (
             f"\n{THOUGHT}\n\n"  # what is constrained is the answer; there is no room for thoughts before it
         )
@@ -77,15 +77,17 @@ async def prepare(
             reasoning=reasoning, open_in_prompt=open_in_prompt, style=tools.style, several=several
         )
 
-    return Conversation(Work(ids, arguments, grammar, clock), request.n or 1, make)
+    return Conversation(
+        Work(ids, arguments, None if asked is None else asked.grammar, clock), request.n or 1, make
+    )
 
 
-def _constraints(service: Service, request: ChatRequest, source: str | None) -> tuple[Tools, str | None]:
-    grammar = grammar_of(request)
+def _constraints(service: Service, request: ChatRequest, source: str | None) -> tuple[Tools, Asked | None]:
+    asked = grammar_of(request)
     tools = _tools(request, choose_format(service.config.tool_call_parser, source))
-    if grammar is not None and tools.grammar is not None:
-        raise bad_request("response_format and a forced tool_choice exclude each other.", "tool_choice")
-    return tools, grammar or tools.grammar
+    if asked is not None and tools.forced is not None:
+        raise bad_request(f"{asked.param} and a forced tool_choice exclude each other.", "tool_choice")
+    return tools, asked or tools.forced
 
 
 def _tools(request: ChatRequest, style: ToolFormat) -> Tools:
@@ -123,9 +125,9 @@ def _described(tool: Any) -> dict[str, Any]:
     return shown
 
 
-def _tool_grammar(begin: str, key: str, end: str, offered: Mapping[str, Any]) -> str:
+def _tool_grammar(begin: str, key: str, end: str, offered: Mapping[str, Any]) -> Asked:
     try:
-        return from_tool(begin, "name", key, end, offered)
+        return Asked("tools", from_tool(begin, "name", key, end, offered))
     except RequestError as error:
         raise bad_request(f"{error.message} {error.hint}", "tools", "invalid_value") from None
 

@@ -16,6 +16,7 @@ from typing import Any
 from monotape.engine.config import EngineConfig
 from monotape.engine.spawn import spawn
 from monotape.server import wire
+from monotape.server.grammar import Grammar
 from monotape.server.info import ModelInfo, PhaseTime
 
 LOG = logging.getLogger("monotape.server")
@@ -66,9 +67,15 @@ class Engine:
     """The engine process, whichever it is at the moment."""
 
     def __init__(
-        self, config: EngineConfig, source: str, timeout_s: float, on_phase: Callable[[PhaseTime], None]
+        self,
+        config: EngineConfig,
+        source: str,
+        timeout_s: float,
+        on_phase: Callable[[PhaseTime], None],
+        grammar_timeout_s: float = 3.0,
     ) -> None:
         self._config, self._source, self._timeout_s, self._on_phase = config, source, timeout_s, on_phase
+        self._grammar_timeout_s = grammar_timeout_s
         self.info: ModelInfo | None = None
         self.defaults: dict[str, Any] = {}
         self.startup: list[PhaseTime] = []
@@ -76,6 +83,7 @@ class Engine:
         self.failure: str | None = None  # why it will not be started again
         self.restarts = 0
         self._run: Run | None = None
+        self._compiling: dict[int, asyncio.Future[None]] = {}
         self._ids = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -102,7 +110,7 @@ class Engine:
         await asyncio.to_thread(self._end_process)
 
     def generate(
-        self, prompt: list[int], params: dict[str, Any], grammar: str | None, interval: int | None
+        self, prompt: list[int], params: dict[str, Any], grammar: Grammar | None, interval: int | None
     ) -> Run:
         """Starts a completion; only one at a time."""
         assert self._run is None, "the gate lets one through"
@@ -113,6 +121,21 @@ class Engine:
         self._last_step = time.monotonic()
         self._send(wire.Generate(run.id, prompt, params, grammar, interval))
         return run
+
+    async def compile(self, grammar: Grammar) -> None:
+        """Has a grammar compiled beside what runs; an EngineFault says why it cannot be used. Cancelling stops it."""
+        if not self.ready.is_set():
+            raise EngineFault("engine", self.failure or "The engine is starting.")
+        self._ids += 1
+        job_id = self._ids
+        self._compiling[job_id] = compiled = asyncio.get_running_loop().create_future()
+        self._send(wire.Compile(job_id, grammar))
+        try:
+            await compiled
+        finally:
+            del self._compiling[job_id]
+            if compiled.cancelled():
+                self._send(wire.Forget(job_id))
 
     def _send(self, message: wire.ToEngine) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -126,6 +149,9 @@ class Engine:
             reason = "The engine process ended unexpectedly; it is being restarted."
             if self._run is not None:
                 self._end_run(EngineFault("engine", reason))
+            for compiled in self._compiling.values():
+                if not compiled.done():
+                    compiled.set_exception(EngineFault("engine", reason))
             if self.failure is None and failed >= MAX_FAILED_STARTS:
                 self.failure = f"The engine process died {failed} times while loading."
             if self.failure is not None:
@@ -148,6 +174,7 @@ class Engine:
             "source": self._source,
             "engine": dataclasses.asdict(self._config),
             "spawned_ns": spawned,
+            "grammar_timeout": self._grammar_timeout_s,
         }
         self._writer.write(json.dumps(configuration).encode() + b"\n")
         self.startup = []
@@ -181,6 +208,8 @@ class Engine:
             if self._run is not None and self._run.id == message.id:
                 is_fault = isinstance(message, wire.Fault)
                 self._end_run(EngineFault(message.kind, message.message) if is_fault else message)  # type: ignore[union-attr, arg-type]
+        elif isinstance(message, wire.Compiled):
+            self._compiled(message)
         elif isinstance(message, wire.Beat):
             if message.progress != self._progress:  # tokens that are held back are progress too
                 self._progress, self._last_step = message.progress, now
@@ -192,6 +221,15 @@ class Engine:
             self.ready.set()
         elif isinstance(message, wire.LoadFailed):
             self.failure = f"{message.message} {message.hint}".strip()
+
+    def _compiled(self, message: wire.Compiled) -> None:
+        compiled = self._compiling.get(message.id)
+        if compiled is None or compiled.done():
+            return
+        if message.kind is None:
+            compiled.set_result(None)
+        else:
+            compiled.set_exception(EngineFault(message.kind, message.message))
 
     def _end_run(self, message: wire.Done | EngineFault) -> None:
         run, self._run = self._run, None

@@ -15,25 +15,29 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NoReturn
 
 from monotape.engine.config import EngineConfig
-from monotape.engine.constrained import Constraint
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
 from monotape.engine.stream import TextStream
 from monotape.errors import BackendError, MonotapeError, NumericalFault, RequestError, ResourceError
 from monotape.server import wire
 from monotape.server.completion import chosen_of, prompt_scores, stats_of
-from monotape.server.grammar import GrammarEngine
+from monotape.server.grammar import Grammar
+from monotape.server.grammar_wire import GrammarLimits
+from monotape.server.grammars import GrammarConstraint, Grammars
 from monotape.server.info import PhaseTime, describe
 from monotape.server.outbox import Outbox
+
+COMPILERS = 2  # grammars compiled at the same time: one that takes long must not hold up all others
 
 
 class EngineProcess:
     """The model, the completion that runs and those that were cancelled before they began."""
 
-    def __init__(self, llm: LLM, outbox: Outbox, grammars: GrammarEngine | None) -> None:
+    def __init__(self, llm: LLM, outbox: Outbox, grammars: Grammars | None) -> None:
         self._llm, self._outbox = llm, outbox
         self._jobs: queue.SimpleQueue[wire.Generate] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -42,6 +46,8 @@ class EngineProcess:
         self._stream: TextStream | None = None
         self._progress = 0
         self._grammars = grammars
+        self._compilers = ThreadPoolExecutor(COMPILERS, "grammar")
+        self._compiling: dict[int, Future[None]] = {}
 
     def read(self, stream: BinaryIO) -> None:
         """Takes messages until the server closes its end, and then ends the process.
@@ -55,6 +61,10 @@ class EngineProcess:
                     self._jobs.put(message)
                 elif isinstance(message, wire.Cancel):
                     self._cancel(message.id)
+                elif isinstance(message, wire.Compile):
+                    self._begin_compiling(message)
+                elif isinstance(message, wire.Forget):
+                    self._forget(message.id)
                 else:
                     break
         finally:
@@ -89,21 +99,46 @@ class EngineProcess:
                     self._running = self._stream = None
                     self._cancelled.discard(job.id)
 
+    def _begin_compiling(self, message: wire.Compile) -> None:
+        job_id = message.id
+        self._compiling[job_id] = compiling = self._compilers.submit(self._compile, message)
+        compiling.add_done_callback(lambda _: self._compiling.pop(job_id, None))
+
+    def _compile(self, message: wire.Compile) -> None:
+        """Compiles a grammar in a thread that only waits; the work is done in a process of its own."""
+        answer = wire.Compiled(message.id)
+        try:
+            self._required_grammars().compile(message.id, message.grammar)
+        except RequestError as error:
+            answer = wire.Compiled(message.id, "request", str(error))
+        except MonotapeError as error:
+            answer = wire.Compiled(message.id, "memory", str(error))
+        self._outbox.put(answer)
+
+    def _forget(self, job_id: int) -> None:
+        compiling = self._compiling.get(job_id)
+        if compiling is not None and not compiling.cancel():
+            self._required_grammars().stop(job_id)
+
     def _cancel(self, job_id: int) -> None:
         with self._lock:
             if self._stream is not None and self._running == job_id:
                 self._stream.cancel()
             else:
                 self._cancelled.add(job_id)
+                if self._grammars is not None:  # it may still be at its grammar
+                    self._grammars.stop(job_id)
                 if len(self._cancelled) > 1024:  # jobs that had ended already
                     self._cancelled = {job_id}
 
     def _complete(self, job: wire.Generate) -> None:
+        with self._constraint(job.id, job.grammar) as constraint:
+            self._generate(job, constraint)
+
+    def _generate(self, job: wire.Generate, constraint: GrammarConstraint | None) -> None:
         params = SamplingParams(**job.params)
         started_ns = time.monotonic_ns()
-        stream = self._llm.stream(
-            {"prompt_token_ids": job.prompt}, params, constraint=self._constraint(job.grammar)
-        )
+        stream = self._llm.stream({"prompt_token_ids": job.prompt}, params, constraint=constraint)
         with self._lock, contextlib.ExitStack() as undo:
             undo.callback(stream.close)
             self._stream = stream
@@ -135,15 +170,20 @@ class EngineProcess:
             )
         return ""
 
-    def _constraint(self, grammar: str | None) -> Constraint | None:
+    def _constraint(
+        self, job_id: int, grammar: Grammar | None
+    ) -> contextlib.AbstractContextManager[GrammarConstraint | None]:
         if grammar is None:
-            return None
+            return contextlib.nullcontext()
+        return self._required_grammars().constraint(job_id, grammar)
+
+    def _required_grammars(self) -> Grammars:
         if self._grammars is None:
             raise RequestError("Structured output needs a tokenizer.", "This checkpoint has none.")
-        return self._grammars.constraint(grammar)
+        return self._grammars
 
 
-def load(configuration: dict[str, Any], outbox: Outbox) -> tuple[LLM, GrammarEngine | None]:
+def load(configuration: dict[str, Any], outbox: Outbox) -> tuple[LLM, Grammars | None]:
     """Loads and warms up the model, reporting each phase; what it costs to start Python counts too."""
     last = configuration["spawned_ns"]
 
@@ -154,20 +194,26 @@ def load(configuration: dict[str, Any], outbox: Outbox) -> tuple[LLM, GrammarEng
         last = now
 
     phase("start the engine process")
+    compile_s = configuration["grammar_timeout"]
+    limits = GrammarLimits(compile_s=compile_s, wall_s=max(30.0, 10.0 * compile_s))
+    grammars = Grammars(
+        configuration["source"], configuration["engine"], limits
+    )  # reads the vocabulary meanwhile
     source = importlib.import_module(configuration["source"])
     llm: LLM = source.load_llm(EngineConfig(**configuration["engine"]), phase)
     with llm.stream({"prompt_token_ids": [0]}, SamplingParams(temperature=0, max_tokens=1)) as stream:
         for _ in stream:
             pass
     phase("warm-up token")
-    grammars = None
-    if llm.tokenizer is not None:
-        grammars = GrammarEngine(llm.tokenizer, llm.backend.spec.vocab, sorted(llm.eos_ids))
+    if llm.tokenizer is None:
+        grammars.close()
+    else:
+        grammars.prepare(llm.backend.spec.vocab, sorted(llm.eos_ids))
     phase("grammars")
     info = describe(llm)
     phase("memory bandwidth")
     outbox.put(wire.Ready(info, recommended(llm)))
-    return llm, grammars
+    return llm, None if llm.tokenizer is None else grammars
 
 
 def recommended(llm: LLM) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Lets one request at a time through to the engine, a few wait in order, and sends the rest away."""
+"""Lets one request at a time through to the engine, a few wait in order, and sends the rest away.
+
+A request has its place from its first moment, while it is rendered, tokenised and its grammar compiled; it lines up
+when it is ready, so one that takes long to make ready holds up nobody.
+"""
 
 from __future__ import annotations
 
@@ -24,31 +28,38 @@ class Gate:
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
         self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
+        self._preparing = 0
         self._busy = False
         self._mean_s = 1.0
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + self._preparing
 
     @property
     def running(self) -> int:
         return int(self._busy)
 
-    def check(self) -> None:
-        """Sends those away for whom there is no place now, before anything is done for them."""
-        if self._busy and len(self._waiting) >= self._max_waiting:
-            raise QueueFull(len(self._waiting), max(1, math.ceil(self._mean_s)))
+    def admit(self) -> Turn:
+        """A place for a request that is being made ready; QueueFull when there is none."""
+        if int(self._busy) + self.waiting > self._max_waiting:
+            raise QueueFull(self.waiting, max(1, math.ceil(self._mean_s)))
+        self._preparing += 1
+        return Turn(self)
 
-    def reserve(self) -> Turn:
-        """A place, at once or in the queue; nothing is awaited, so a full queue is known before an answer begins."""
-        self.check()
+    def line_up(self) -> asyncio.Future[None] | None:
+        """From now on its turn can come; None: it has come."""
+        self._preparing -= 1
         if not self._busy:
             self._busy = True
-            return Turn(self, None)
+            return None
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
-        return Turn(self, place)
+        return place
+
+    def abandon(self) -> None:
+        """Gives the place of a request back that was never ready."""
+        self._preparing -= 1
 
     def leave(self, place: asyncio.Future[None] | None, took_s: float | None) -> None:
         """Gives a place back. `took_s` is None for one whose turn had not come."""
@@ -71,12 +82,19 @@ class Gate:
 class Turn:
     """A place in the queue, and then the engine to itself until it is left. Leave it even if it was never entered."""
 
-    def __init__(self, gate: Gate, place: asyncio.Future[None] | None) -> None:
-        self._gate, self._place = gate, place
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._place: asyncio.Future[None] | None = None
         self._entered: float | None = None
-        self._left = False
+        self._lined_up = self._left = False
+
+    def line_up(self) -> None:
+        """The request is ready to run. Nothing is awaited."""
+        self._place = self._gate.line_up()
+        self._lined_up = True
 
     async def __aenter__(self) -> Turn:
+        assert self._lined_up, "only a request that is ready has a turn"
         if self._place is not None:
             try:
                 await self._place
@@ -90,7 +108,11 @@ class Turn:
         self.leave()
 
     def leave(self) -> None:
-        if not self._left:
-            self._left = True
-            took_s = None if self._entered is None else time.monotonic() - self._entered
-            self._gate.leave(self._place, took_s)
+        if self._left:
+            return
+        self._left = True
+        if not self._lined_up:
+            self._gate.abandon()
+            return
+        took_s = None if self._entered is None else time.monotonic() - self._entered
+        self._gate.leave(self._place, took_s)

@@ -34,11 +34,10 @@ async def count_tokens(service: Service, request: CountTokensRequest, scope: Sco
 async def messages(service: Service, request: MessagesRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a conversation in Anthropic's terms, whole or streamed."""
     clock = Clock()
-    service.require_room()
     model = service.check_model(request.model)
-    conversation = await prepare(service, to_chat(request), clock)
+    chat = to_chat(request)
+    conversation, turn = await service.line_up(clock, lambda: prepare(service, chat, clock))
     head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
-    turn = service.reserve(clock)
     if request.stream:
         return Stream(_stream(service, conversation, head, turn), failure, turn)
     answer, blocks = conversation.new_answer(), Blocks()

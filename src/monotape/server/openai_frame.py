@@ -17,7 +17,6 @@ DONE = b"data: [DONE]\n\n"
 def begin(service: Service, model: str | None, prefix: str, kind: str) -> tuple[Clock, dict[str, Any]]:
     """The clock of a request that may be answered, and the head of its answer."""
     clock = Clock()
-    service.require_room()
     name = service.check_model(model)
     identity = f"{prefix}-{secrets.token_hex(12)}"
     return clock, {"id": identity, "object": kind, "created": int(time.time()), "model": name}

@@ -11,11 +11,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from monotape.server.grammar import MAX_CHOICES
+
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Real = Annotated[float, Meta(ge=-1e6, le=1e6)]
+
+Choices = Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -32,12 +36,13 @@ class JsonSchema(msgspec.Struct):
 class ResponseFormat(msgspec.Struct):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | bool | None = None  # where llama.cpp's clients put it
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     json: dict[str, Any] | bool | str | None = None
     regex: str | None = None
-    choice: Annotated[list[str], Meta(min_length=1, max_length=10_000)] | None = None
+    choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -86,9 +91,11 @@ class Sampled(msgspec.Struct, kw_only=True):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     structured_outputs: StructuredOutputs | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | bool | str | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     response_format: ResponseFormat | None = None
     timings_per_token: bool | None = None

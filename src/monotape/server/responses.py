@@ -28,11 +28,10 @@ _PREFIX = {"content": "msg", "reasoning": "rs", "call": "fc"}
 async def responses(service: Service, request: ResponsesRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a list of items, whole or streamed; nothing is kept between requests."""
     clock = Clock()
-    service.require_room()
     model = service.check_model(request.model)
-    conversation = await prepare(service, to_chat(request), clock)
+    chat = to_chat(request)
+    conversation, turn = await service.line_up(clock, lambda: prepare(service, chat, clock))
     response = _Response(service, request, conversation, model)
-    turn = service.reserve(clock)
     if request.stream:
         return Stream(response.events(turn), response.failure, turn)
     async with turn:

@@ -40,7 +40,7 @@ async def running_service(
     metrics = Metrics()
     engine = Engine(
         engine_config, source, config.engine_timeout,
-        lambda phase: LOG.info("%s: %.2f s", phase.phase, phase.seconds),
+        lambda phase: LOG.info("%s: %.2f s", phase.phase, phase.seconds), config.grammar_timeout,
     )  # fmt: skip
     service = Service(config, engine_config.model, engine, metrics)
     metrics.watch(

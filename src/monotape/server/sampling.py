@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,7 +13,8 @@ from msgspec import UNSET
 from monotape.engine.sampling_params import SEED_BITS, SamplingParams
 from monotape.errors import RequestError
 from monotape.server import grammar, requests
-from monotape.server.api_error import ApiError, bad_request, from_engine_error, unsupported
+from monotape.server.api_error import bad_request, from_engine_error, unsupported
+from monotape.server.grammar import Grammar
 
 _PASSED_ON = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -23,6 +25,13 @@ MAX_COMPLETIONS = 16
 #: What one kind of request has and another refuses.
 _SERVED: dict[type, tuple[str, ...]] = {requests.CompletionRequest: ("echo",)}
 _FIELDS = frozenset({*_PASSED_ON, "seed", "max_tokens", "logprobs", "prompt_logprobs"})
+
+
+#: Fields that are a grammar by themselves: llama.cpp's and those of older versions of vLLM.
+_GRAMMAR_FIELDS = {
+    "grammar": "lark", "json_schema": "json", "guided_json": "json", "guided_regex": "regex",
+    "guided_choice": "choice", "guided_grammar": "lark",
+}  # fmt: skip
 
 
 def refuse_unsupported(request: msgspec.Struct) -> None:
@@ -59,57 +68,60 @@ def check(arguments: Mapping[str, Any]) -> SamplingParams:
         raise from_engine_error(error, _FIELDS) from None
 
 
-def grammar_of(request: Any) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Structured output and the field that asks for it."""
+
+    param: str
+    grammar: Grammar
+
+
+def grammar_of(request: Any) -> Asked | None:
     """The grammar that a request asks for in any of the ways that clients know; at most one of them."""
-    asked = [
-        found for found in (_from_format(request), _from_structured(request), _from_guided(request)) if found
-    ]
+    asked = [*_from_format(request), *_from_structured(request), *_from_fields(request)]
     if len(asked) > 1:
+        names = ", ".join(param for param, _, _ in asked)
         raise bad_request(
-            "The request asks for structured output in more than one way.", "response_format", "invalid_value"
+            f"The request asks for structured output in more than one way: {names}.",
+            asked[0][0],
+            "invalid_value",
         )
-    if not asked:
-        return None
-    param, kind, value = asked[0]
-    return compile_grammar(kind, value, param)
+    return made(*asked[0]) if asked else None
 
 
-def compile_grammar(kind: str, value: Any, param: str) -> str:
+def made(param: str, kind: str, value: Any) -> Asked:
     try:
         if kind == "json":
             schema = json.loads(value) if isinstance(value, str) else value
-            return grammar.from_json_schema(schema)
-        made: str = getattr(grammar, f"from_{kind}")(value)
-        return made
+            if not isinstance(schema, Mapping | bool):
+                raise RequestError(f"{param} is not a JSON schema.", "It must be an object.")
+            return Asked(param, grammar.from_json_schema(schema))
+        return Asked(param, getattr(grammar, f"from_{kind}")(value))
     except RequestError as error:
         raise bad_request(f"{error.message} {error.hint}", param, "invalid_value") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise bad_request(f"{param} is not JSON: {error}.", param, "invalid_value") from None
 
 
-def _from_format(request: Any) -> tuple[str, str, Any] | None:
+def _from_format(request: Any) -> Iterator[tuple[str, str, Any]]:
     wanted = getattr(request, "response_format", None)
     if wanted is None or wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return "response_format", "json", {"type": "object"}
-    if wanted.json_schema is None or wanted.json_schema.schema is None:
-        raise _missing_schema()
-    return "response_format", "json", wanted.json_schema.schema
+        return
+    inner = None if wanted.json_schema is None else wanted.json_schema.schema
+    schema = wanted.schema if inner is None else inner
+    if schema is None and wanted.type == "json_schema":
+        raise bad_request(
+            "response_format has the type 'json_schema' but no json_schema.schema.",
+            "response_format",
+            "invalid_value",
+        )
+    yield "response_format", "json", {"type": "object"} if schema is None else schema
 
 
-def _missing_schema() -> ApiError:
-    return bad_request(
-        "response_format has the type 'json_schema' but no json_schema.schema.",
-        "response_format",
-        "invalid_value",
-    )
-
-
-def _from_structured(request: Any) -> tuple[str, str, Any] | None:
+def _from_structured(request: Any) -> Iterator[tuple[str, str, Any]]:
     wanted = getattr(request, "structured_outputs", None)
     if wanted is None:
-        return None
+        return
     given = {
         name: value for name, value in msgspec.structs.asdict(wanted).items() if value not in (None, False)
     }
@@ -122,13 +134,13 @@ def _from_structured(request: Any) -> tuple[str, str, Any] | None:
         )
     name, value = next(iter(given.items()))
     if name == "json_object":
-        return "structured_outputs", "json", {"type": "object"}
-    return "structured_outputs", "lark" if name == "grammar" else name, value
+        yield "structured_outputs", "json", {"type": "object"}
+    else:
+        yield "structured_outputs", "lark" if name == "grammar" else name, value
 
 
-def _from_guided(request: Any) -> tuple[str, str, Any] | None:
-    for name, kind in (("json", "json"), ("regex", "regex"), ("choice", "choice"), ("grammar", "lark")):
-        value = getattr(request, f"guided_{name}", None)
+def _from_fields(request: Any) -> Iterator[tuple[str, str, Any]]:
+    for name, kind in _GRAMMAR_FIELDS.items():
+        value = getattr(request, name, None)
         if value is not None:
-            return f"guided_{name}", kind, value
-    return None
+            yield name, kind, value

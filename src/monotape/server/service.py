@@ -6,26 +6,28 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from monotape.engine.prompts import Prompt
 from monotape.engine.request import room_for
 from monotape.errors import RequestError
 from monotape.server import wire
-from monotape.server.api_error import ApiError, from_engine_error
+from monotape.server.api_error import ApiError, bad_request, from_engine_error
 from monotape.server.config import ServerConfig
 from monotape.server.engine_client import Engine, EngineFault
 from monotape.server.gate import Gate, QueueFull, Turn
+from monotape.server.grammar import Grammar
 from monotape.server.info import ModelInfo
 from monotape.server.metrics import Metrics
-from monotape.server.sampling import check
+from monotape.server.sampling import Asked, check
 from monotape.server.text_work import TextWork
 from monotape.server.timing import Clock
 
 LOG = logging.getLogger("monotape.server")
+T = TypeVar("T")
 RESTART_WAIT_S = (
     120.0  # how long requests that were waiting already wait for an engine that is being restarted
 )
@@ -37,7 +39,7 @@ class Work:
 
     prompt: list[int]
     arguments: dict[str, Any]  # of SamplingParams
-    grammar: str | None = None
+    grammar: Grammar | None = None
     clock: Clock = field(default_factory=Clock)
 
 
@@ -95,18 +97,33 @@ class Service:
             raise from_engine_error(error) from None
         return {**arguments, "max_tokens": room}
 
-    def require_room(self) -> None:
-        """429 when the queue is full: to render and tokenise for all who come would slow those down who are served."""
+    async def line_up(self, clock: Clock, prepare: Callable[[], Awaitable[T]]) -> tuple[T, Turn]:
+        """Makes a request ready and lines it up; 429 when the queue is full. It has its place while it is made ready:
+        to render, tokenise and compile for all who come would slow those down who are served.
+        """
         self.require_ready()
         with self._refusing():
-            self.gate.check()
+            turn = self.gate.admit()
+        try:
+            prepared = await prepare()
+            self.require_ready()
+            clock.reserved()
+            turn.line_up()
+        except BaseException:
+            turn.leave()
+            raise
+        return prepared, turn
 
-    def reserve(self, clock: Clock) -> Turn:
-        """A place in the queue; 429 when there is none."""
-        self.require_ready()
-        clock.reserved()
-        with self._refusing():
-            return self.gate.reserve()
+    async def compile(self, asked: Asked | None) -> None:
+        """Has a request's grammar compiled: one that cannot be used is refused before the answer begins."""
+        if asked is None:
+            return
+        try:
+            await self.engine.compile(asked.grammar)
+        except EngineFault as error:
+            if error.kind != "request":
+                raise
+            raise bad_request(error.message, asked.param, "invalid_value") from None
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from monotape.server.grammar import Grammar
 from monotape.server.info import ModelInfo, PhaseTime
 
 HEADER = struct.Struct(">I")
@@ -19,8 +20,21 @@ class Generate(msgspec.Struct, tag=True):
     id: int
     prompt: list[int]
     params: dict[str, Any]
-    grammar: str | None = None  # of llguidance
+    grammar: Grammar | None = None
     interval: int | None = None  # tokens in a message; None: as many as come within a few milliseconds
+
+
+class Compile(msgspec.Struct, tag=True):
+    """Compile a grammar beside the completion that runs, for a request that waits; Compiled answers."""
+
+    id: int
+    grammar: Grammar
+
+
+class Forget(msgspec.Struct, tag=True):
+    """Nobody waits for this grammar any more."""
+
+    id: int
 
 
 class Cancel(msgspec.Struct, tag=True):
@@ -109,6 +123,14 @@ class Done(msgspec.Struct, tag=True):
     prompt_scores: list[Chosen | None] | None = None
 
 
+class Compiled(msgspec.Struct, tag=True):
+    """A grammar can be used, or why not: `kind` is then that of a Fault."""
+
+    id: int
+    kind: str | None = None
+    message: str = ""
+
+
 class Fault(msgspec.Struct, tag=True):
     """The completion cannot go on. Only a "request" fault is the client's."""
 
@@ -117,8 +139,8 @@ class Fault(msgspec.Struct, tag=True):
     message: str
 
 
-ToEngine = Generate | Cancel | Close
-FromEngine = Phase | Ready | LoadFailed | Beat | Started | Piece | Done | Fault
+ToEngine = Generate | Cancel | Compile | Forget | Close
+FromEngine = Phase | Ready | LoadFailed | Beat | Started | Piece | Done | Compiled | Fault
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -1,0 +1,237 @@
+"""Grammars in processes of their own: what they allow, what ends them, and that nothing else ends with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monotape.errors import RequestError
+from monotape.server import grammar
+from monotape.server.grammar import Grammar
+from monotape.server.grammar_wire import GrammarLimits
+from monotape.server.grammars import MAX_KEPT, Grammars
+from server.scripted import _tokenizer
+
+TOKENIZER = _tokenizer()
+END = TOKENIZER.size - 1
+WIDE = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(16_400)}}
+
+
+@pytest.fixture(scope="module")
+def paths() -> Iterator[None]:
+    """The process that forks imports the scripted model too."""
+    folders = [str(os.path.join(os.path.dirname(__file__), "..", *rest)) for rest in ((), ("..", "bench"))]
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, before])
+    yield
+    os.environ["PYTHONPATH"] = before
+
+
+@pytest.fixture(scope="module")
+def grammars(paths: None) -> Iterator[Grammars]:
+    made = Grammars("server.scripted", {"model": "scripted"}, GrammarLimits(compile_s=1.0, burst_s=0.5))
+    made.prepare(TOKENIZER.size, [END])
+    yield made
+    made.close()
+
+
+def follow(grammars: Grammars, asked: Grammar, text: str) -> str:
+    """How much of a text the grammar allows; a "$" where it is complete and may end."""
+    followed = ""
+    with grammars.constraint(1, asked) as constraint:
+        for character in text:
+            (token_id,) = TOKENIZER.encode(character, add_special=False)
+            if not constraint.allowed()[token_id]:
+                return followed
+            constraint.accept(token_id)
+            followed += character
+        mask = constraint.allowed()
+        return followed + ("$" if mask[END] or not mask.any() else "")
+
+
+def ramble(grammars: Grammars, asked: Grammar, count: int) -> None:
+    """Takes the first token that is allowed, again and again."""
+    with grammars.constraint(1, asked) as constraint:
+        for _ in range(count):
+            constraint.accept(int(np.flatnonzero(constraint.allowed())[0]))
+
+
+def processes(grammars: Grammars) -> list[int]:
+    """Those that follow grammars; zombies are not counted."""
+    children = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as stat:
+                    state, parent = stat.read().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if int(parent) == grammars._forks._process.pid and state != "Z":
+                children.append(int(name))
+    return children
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "followed"),
+    [
+        (grammar.from_choice(["red", "green"]), "green", "green$"),
+        (grammar.from_choice(["red", "green"]), "blue", ""),
+        (grammar.from_choice(['say "hi"\n', "é"]), 'say "hi"\n', 'say "hi"\n$'),
+        (grammar.from_regex("[0-9]{2}-x"), "12-x", "12-x$"),
+        (grammar.from_regex("[0-9]{2}-x"), "12x", "12"),
+        (grammar.from_json_schema({"type": "integer"}), "17", "17$"),
+        (grammar.from_lark('start: "a" b\nb: /[0-9]/'), "a7", "a7$"),
+        (grammar.from_lark('start: "a" | "::="'), "::=", "::=$"),
+        (grammar.from_lark('root ::= "a" ws num ("," num)*\nnum ::= [0-9]+\nws ::= | " "'), "a 1,23", "a 1,23$"),
+        (grammar.from_lark('root ::= "a" [0-9]'), "ab", "a"),
+        (grammar.from_lark(r'root ::= "\u0041\x42\[" [\u0061-\u007a\u00e9] "\\u" "\U0001F600"'), "AB[é\\u", "AB[é\\u"),
+        (grammar.from_tool("<c>", "name", "arguments", "</c>", {"f": None, "g": {"type": "object"}}),
+         '<c>{"name": "g", "arguments": {}}</c>', '<c>{"name": "g", "arguments": {}}</c>$'),
+    ],
+)  # fmt: skip
+def test_what_a_grammar_allows(grammars: Grammars, asked: Grammar, said: str, followed: str) -> None:
+    assert follow(grammars, asked, said) == followed
+    assert follow(grammars, asked, said) == followed  # by the process that was kept
+
+
+def test_forced_tokens_come_at_once_and_the_mask_after_them(grammars: Grammars) -> None:
+    with grammars.constraint(1, grammar.from_lark('start: "hello" /[ab]/')) as constraint:
+        forced = constraint.forced()
+        assert TOKENIZER.decode(forced) == "hello"[: len(TOKENIZER.decode(forced))]
+        while forced:
+            for token_id in forced:
+                constraint.accept(token_id)
+            forced = constraint.forced()
+        allowed = np.flatnonzero(constraint.allowed())
+        assert {TOKENIZER.decode([int(token_id)]) for token_id in allowed} == {"a", "b"}
+
+
+def test_as_many_choices_as_are_documented(grammars: Grammars) -> None:
+    choices = [f"choice number {index} of many" for index in range(grammar.MAX_CHOICES)]
+    assert follow(grammars, grammar.from_choice(choices), choices[-1]) == choices[-1] + "$"
+    with pytest.raises(RequestError, match=r"has 10001 entries. At most 10000"):
+        grammar.from_choice([*choices, "one more"])
+
+
+def test_an_object_with_hundreds_of_optional_properties(grammars: Grammars) -> None:
+    schema = {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(600)}}
+    text = '{"p7": 1, "p599": 2}'
+    assert follow(grammars, grammar.from_json_schema(schema), text) == text + "$"
+
+
+def doubled(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
+    for _ in range(levels):
+        schema = {"allOf": [schema, schema]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: grammar.from_json_schema(WIDE), "The JSON schema went beyond its limits of time"),
+        (lambda: grammar.from_json_schema(doubled(15)), "The JSON schema "),  # gigabytes, if it is let
+        (
+            lambda: grammar.from_regex("[a-"),
+            "The regular expression cannot be used: unclosed character class",
+        ),
+        (lambda: grammar.from_regex("(" * 50_000 + ")" * 50_000), "The regular expression "),
+        (lambda: grammar.from_lark("start: nowhere"), "The grammar cannot be used"),
+        (
+            lambda: grammar.from_lark("root ::= nowhere"),
+            "The grammar cannot be used: Rule 'nowhere' not found",
+        ),
+        (lambda: grammar.from_lark("root ::= " + "(" * 50_000), "The grammar "),
+        (lambda: grammar.from_json_schema({"type": "nonsense"}), "The JSON schema cannot be used"),
+        (lambda: grammar.from_json_schema(False), "The JSON schema cannot be used"),
+        (lambda: grammar.from_choice([]), "The list of choices is empty"),
+        (lambda: grammar.from_choice(["a", ""]), "One of the choices is empty"),
+        (lambda: grammar.from_regex("a" * (grammar.MAX_GRAMMAR_CHARACTERS + 1)), "1048577 characters long"),
+        (lambda: grammar.from_regex("\ud800"), "half of a surrogate pair"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_sentence(
+    grammars: Grammars, make: Callable[[], Grammar], words: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        grammars.compile(1, make())
+    said = str(refused.value)
+    assert words in said
+    assert len(said) < 400 and "\n" not in said and "panic" not in said and "backtrace" not in said
+    assert follow(grammars, grammar.from_regex("a"), "a") == "a$"  # the next one does not suffer
+
+
+def test_a_grammar_that_nobody_waits_for_is_killed(grammars: Grammars) -> None:
+    with Grammars("server.scripted", {"model": "scripted"}, GrammarLimits(compile_s=300.0)) as patient:
+        patient.prepare(TOKENIZER.size, [END])
+        failed: list[Exception] = []
+
+        def compile_it() -> None:
+            try:
+                patient.compile(7, grammar.from_json_schema(WIDE))
+            except RequestError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=compile_it)
+        thread.start()
+        while not processes(patient) or 7 not in patient._working:
+            time.sleep(0.01)
+        patient.stop(8)  # not this one
+        patient.stop(7)
+        thread.join(60)
+        assert not thread.is_alive() and failed
+        while processes(patient):
+            time.sleep(0.01)
+        assert follow(patient, grammar.from_regex("a"), "a") == "a$"
+
+
+def test_a_token_that_takes_too_long_ends_its_grammar_only(paths: None) -> None:
+    """Every token costs more than it earns, so what was saved up is spent at last."""
+    limits = GrammarLimits(burst_s=0.05, token_s=0.000_001)
+    with Grammars("server.scripted", {"model": "scripted"}, limits) as strict:
+        strict.prepare(TOKENIZER.size, [END])
+        with pytest.raises(RequestError, match="The grammar went beyond its limits"):
+            ramble(strict, grammar.from_lark("start: a{0,1000}\na: b{0,1000}\nb: /[xy]/"), 20_000)
+        assert follow(strict, grammar.from_regex("a"), "a") == "a$"
+
+
+def test_what_was_killed_while_it_was_kept_is_made_again(grammars: Grammars) -> None:
+    asked = grammar.from_regex("kept[0-9]")
+    assert follow(grammars, asked, "kept1") == "kept1$"
+    for pid in processes(grammars):
+        os.kill(pid, signal.SIGKILL)
+    while processes(grammars):
+        time.sleep(0.01)
+    assert follow(grammars, asked, "kept2") == "kept2$"
+
+
+def test_the_process_that_forks_is_started_again(paths: None) -> None:
+    with Grammars("server.scripted", {"model": "scripted"}) as mortal:
+        mortal.prepare(TOKENIZER.size, [END])
+        mortal._forks._process.kill()
+        mortal._forks._process.wait()
+        assert follow(mortal, grammar.from_regex("a"), "a") == "a$"
+
+
+def test_no_more_processes_are_kept_than_allowed(grammars: Grammars) -> None:
+    for index in range(MAX_KEPT + 3):
+        assert follow(grammars, grammar.from_regex(f"{index}x"), f"{index}x") == f"{index}x$"
+    while len(processes(grammars)) > MAX_KEPT:  # those that were let go end when they look
+        time.sleep(0.01)
+
+
+def test_its_processes_end_with_it(paths: None) -> None:
+    made = Grammars("server.scripted", {"model": "scripted"})
+    made.prepare(TOKENIZER.size, [END])
+    follow(made, grammar.from_regex("a"), "a")
+    kept = processes(made)
+    made.close()
+    while any(os.path.exists(f"/proc/{pid}") for pid in kept):
+        time.sleep(0.01)
