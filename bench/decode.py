@@ -5,6 +5,7 @@
 
 MODEL is a path or hub id, or a named shape with random weights (see bench/shapes.py). A context of N is reached by a
 prompt of N ids. The read bandwidth is measured in the same run, before and after; the better of the two is the ceiling.
+Energy is counted over greedy requests of their own, repeated for two seconds (bench/energy.py).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from energy import Energy, EnergyCounter, NoCounter, energy_of, open_counter
 from llamacpp import decode_speeds, q8_0_decode_speeds
 from measuring import (
     SAMPLED,
+    Timed,
     add_model_arguments,
     gpu_facts,
     integers,
@@ -47,6 +50,7 @@ class Measurement:
     gaps_s: list[float]
     bytes_per_token: int
     launches_per_request: float | None
+    energy: Energy
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -71,8 +75,9 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(
-    backend: Backend, context: int, tokens: int, requests: int, sampling: Sampling | None = None
-) -> Measurement:
+    backend: Backend, counter: EnergyCounter | NoCounter, context: int, tokens: int, requests: int,
+    sampling: Sampling | None = None,
+) -> Measurement:  # fmt: skip
     speeds, gaps = [], []
     prompt = prompt_of(context, backend.spec.vocab)
     sequence = backend.new_sequence()
@@ -80,13 +85,20 @@ def measure(
         backend, sequence, prompt, 0, tokens, sampling
     )  # warms up, and fills the KV that the others reuse
     before = launches(backend)
+
+    def request() -> Timed:
+        return run_request(backend, sequence, prompt, context - 1, tokens, sampling)
+
     for _ in range(requests):
-        timed = run_request(backend, sequence, prompt, context - 1, tokens, sampling)
+        timed = request()
         speeds.append(timed.tokens_per_second)
         gaps += timed.gaps_s
     after = launches(backend)
     counted = None if after is None or before is None else (after - before) / requests
-    return Measurement(context, speeds, gaps, backend.plan.token_bytes(context + tokens // 2), counted)
+    energy = energy_of(counter, lambda: len(request().times_ns))
+    return Measurement(
+        context, speeds, gaps, backend.plan.token_bytes(context + tokens // 2), counted, energy
+    )
 
 
 def peak_memory_bytes() -> int:
@@ -96,14 +108,17 @@ def peak_memory_bytes() -> int:
 
 def row(measurement: Measurement, bandwidth: float, sampled: Measurement | None) -> dict[str, Any]:
     speed = statistics.median(measurement.speeds)
-    found = {
+    found: dict[str, Any] = {
         "context": measurement.context,
         "tokens_per_second": spread(measurement.speeds),
         "bytes_per_token": measurement.bytes_per_token,
         "ceiling_tokens_per_second": bandwidth / measurement.bytes_per_token,
         "bandwidth_share": speed * measurement.bytes_per_token / bandwidth,
         "p99_over_p50": p99_over_p50(measurement.gaps_s),
+        "joules_per_token": measurement.energy.joules_per_token,
     }
+    if measurement.energy.missing:
+        found["joules_missing"] = measurement.energy.missing
     if measurement.launches_per_request is not None:
         found["launches_per_request"] = measurement.launches_per_request
     if sampled is not None:
@@ -136,6 +151,8 @@ def print_table(rows: Sequence[dict[str, Any]], others: dict[str, Any], bandwidt
             f"{r['context']:>8} {r['ceiling_tokens_per_second']:>9.1f} {speed['median']:>8.1f} {speed['min']:>7.1f}"
             f" {speed['max']:>7.1f} {100 * r['bandwidth_share']:>5.1f}% {r['p99_over_p50']:>8.3f}"
         )
+        if r["joules_per_token"] is not None:
+            print(f"{'':>8} {1e3 * r['joules_per_token']:.1f} millijoules a token")
         if "sampled_over_greedy" in r:
             print(f"{'':>8} sampled: {100 * r['sampled_over_greedy']:.1f}% of greedy")
     for name, speed in others.items():
@@ -158,10 +175,13 @@ def main() -> None:
     backend, path = load_model(options, max(options.contexts) + options.tokens)
     load_peak, facts = peak_memory_bytes(), gpu_facts(backend)
     before = read_bandwidth(backend)
+    counter, without = open_counter(backend.name), NoCounter("counted for greedy requests alone")
     arguments = options.tokens, options.requests
-    measured = [measure(backend, context, *arguments) for context in options.contexts]
+    measured = [measure(backend, counter, context, *arguments) for context in options.contexts]
     sampled = [
-        measure(backend, context, *arguments, SAMPLED) for context in options.contexts if options.sampled
+        measure(backend, without, context, *arguments, SAMPLED)
+        for context in options.contexts
+        if options.sampled
     ]
     bandwidth = max(before, read_bandwidth(backend))
     rows = [

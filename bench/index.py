@@ -109,6 +109,8 @@ def _row(item: dict[str, Any]) -> str:
 def _facts(item: dict[str, Any]) -> str:
     found = []
     for key, value in item.items():
+        if value is None:
+            continue
         name = key.replace("_", " ")
         if isinstance(value, dict) and _is_spread(value):
             found.append(f"{name} {_spread(value)}")
