@@ -6,6 +6,7 @@ MonotapeError            one sentence that says what is wrong, and a hint that s
 │   └── UnsupportedModel an architecture, or a field of it, that no family file describes
 ├── CheckpointError      a weight file that is missing, truncated, lying or not what the config says
 ├── RequestError         a prompt or sampling setting that cannot be served
+│   └── ContextOverflow  a prompt, or a prompt and its answer, that the context has no room for
 ├── ResourceError        memory or disk that is not there
 ├── PlanError            a plan that breaks one of its own rules (our mistake, not the user's)
 └── BackendError         what runs the plan
@@ -48,6 +49,17 @@ class CheckpointError(MonotapeError):
 
 class RequestError(MonotapeError):
     """A prompt or sampling setting that cannot be served."""
+
+
+class ContextOverflow(RequestError):
+    """A prompt, or a prompt and its answer, that the context has no room for. `exact` is false where the prompt has
+    `prompt_tokens` at least."""
+
+    def __init__(
+        self, message: str, hint: str, *, prompt_tokens: int, context: int, exact: bool = True
+    ) -> None:
+        super().__init__(message, hint)
+        self.prompt_tokens, self.context, self.exact = prompt_tokens, context, exact
 
 
 class ResourceError(MonotapeError):

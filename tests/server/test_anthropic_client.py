@@ -119,8 +119,29 @@ def test_billing_headers_do_not_reach_the_prompt(client: anthropic.Anthropic) ->
 def test_errors_have_the_classes_that_clients_catch(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         client.messages.create(model="claude", max_tokens=1, messages=[{"role": "user", "content": "x"}])
-    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
-        ask(client, "x", max_tokens=20_000)
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 8191 maximum"):
+        ask(client, "one word " * 9000, max_tokens=5)
+
+
+def test_models_have_the_shape_that_the_client_knows(
+    client: anthropic.Anthropic, smollm2: RunningServer
+) -> None:
+    listed = client.models.list()
+    assert [model.id for model in listed] == ["test/smollm2", "smollm2"] and not listed.has_more
+    first = listed.data[0]
+    assert (first.type, first.display_name, first.lifecycle) == ("model", "test/smollm2", "active")
+    assert first.max_input_tokens == 8192 and first.created_at.year > 2020
+    assert client.models.retrieve(MODEL) == next(model for model in listed if model.id == MODEL)
+    paged = client.models.list(limit=1)
+    assert paged.has_more and [model.id for model in paged] == ["test/smollm2", "smollm2"]
+    assert [model.id for model in client.models.list(before_id="smollm2")] == ["test/smollm2"]
+    with pytest.raises(anthropic.BadRequestError, match="limit is '0'"):
+        client.models.list(limit=0)
+    with pytest.raises(anthropic.NotFoundError, match="does not exist") as missing:
+        client.models.retrieve("claude")
+    assert missing.value.body["type"] == "error"  # type: ignore[index, call-overload]
+    plain = smollm2.get("/v1/models").json()
+    assert plain["object"] == "list" and plain["data"][0]["object"] == "model"
 
 
 def test_langchain(smollm2: RunningServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from monotape.server.messages_request import InputMessage, InputTool, MessagesRequest, Thinking, to_chat
@@ -126,3 +127,48 @@ def test_a_search_that_only_anthropic_runs_is_refused_by_name(scripted: RunningS
     response = scripted.post("/v1/messages", {"max_tokens": 9, "messages": messages, "tools": tools})
     assert response.status_code == 400
     assert "does not run 'web_search_20250305' tools" in response.json()["error"]["message"]
+
+
+def test_a_prompt_that_does_not_fit_is_named_as_anthropic_does(scripted: RunningServer) -> None:
+    """Claude Code reads both numbers off this sentence and compacts the conversation."""
+    for text, least in (("tape" * 30_000, ""), ("x" * 4_000_000, "at least ")):
+        body = {"max_tokens": 5, "messages": [{"role": "user", "content": text}]}
+        response = scripted.post("/v1/messages", body)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert re.fullmatch(rf"prompt is too long: {least}\d+ tokens > 19999 maximum", error["message"]), (
+            error
+        )
+        openai = scripted.post("/v1/chat/completions", {"messages": body["messages"]}).json()["error"]
+        assert openai["message"].startswith("This model's maximum context length is 20000 tokens.")
+
+
+def test_an_answer_longer_than_the_context_ends_with_it(scripted: RunningServer) -> None:
+    """Anthropic's API takes any max_tokens if the prompt fits, and says where the context ended the answer."""
+    room = 12
+    used = scripted.post(
+        "/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "say:"}]}
+    ).json()
+    per = (
+        scripted.post("/tokenize", {"prompt": "ab" * 100, "add_special_tokens": False}).json()["count"] / 100
+    )
+    text = "say:" + "ab" * int((20_000 - used["input_tokens"] - room) / per)
+    body: dict[str, Any] = {
+        "max_tokens": 32_000,
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+    }
+    count = scripted.post("/v1/messages/count_tokens", body).json()["input_tokens"]
+    assert 19_900 < count < 20_000
+    whole = scripted.post("/v1/messages", body).json()
+    assert whole["stop_reason"] == "model_context_window_exceeded"
+    assert whole["usage"]["output_tokens"] == 20_000 - count
+    streamed = scripted.post("/v1/messages", {**body, "stream": True}).text
+    assert '"stop_reason":"model_context_window_exceeded"' in streamed
+    short = scripted.post("/v1/messages", {**body, "max_tokens": 3}).json()
+    assert (short["stop_reason"], short["usage"]["output_tokens"]) == ("max_tokens", 3)
+    done = {"max_tokens": 32_000, "messages": [{"role": "user", "content": "say:short"}]}
+    assert scripted.post("/v1/messages", done).json()["stop_reason"] == "end_turn"
+    refused = scripted.post("/v1/chat/completions", {"max_tokens": 32_000, "messages": body["messages"]})
+    assert refused.status_code == 400  # OpenAI's interface says what does not fit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from monotape.backends.protocol import Job
 from monotape.engine.prompts import Prompt
 from monotape.engine.sampling_params import SamplingParams
-from monotape.errors import RequestError
+from monotape.errors import ContextOverflow
 
 if TYPE_CHECKING:
     from monotape.engine.constrained import Constraint
@@ -56,8 +56,10 @@ def room_for(prompt: Prompt, params: SamplingParams, context: int) -> int:
         if room > 0
         else f"Shorten the prompt to at most {context - 1} tokens, or load with a larger max_model_len."
     )
-    raise RequestError(
+    raise ContextOverflow(
         f"This model's maximum context length is {context} tokens. However, you requested {wanted} output "
         f"tokens and your prompt contains {len(prompt.ids)} input tokens.",
         fits,
+        prompt_tokens=len(prompt.ids),
+        context=context,
     )

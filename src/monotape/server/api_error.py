@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from monotape.errors import MonotapeError
+from monotape.errors import ContextOverflow, MonotapeError
 
 #: Type of error by status, in OpenAI's words and in Anthropic's.
 OPENAI_TYPES = {
@@ -19,7 +19,6 @@ ANTHROPIC_TYPES = {
     405: "invalid_request_error", 413: "request_too_large", 429: "rate_limit_error", 500: "api_error",
     503: "overloaded_error",
 }  # fmt: skip
-CONTEXT_WORDING = "This model's maximum context length is"
 
 
 class ApiError(Exception):
@@ -33,10 +32,12 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        anthropic_message: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = dict(headers or {})
+        self._anthropic_message = anthropic_message or message
 
     def openai(self) -> dict[str, Any]:
         error = {
@@ -47,7 +48,7 @@ class ApiError(Exception):
     def anthropic(self) -> dict[str, Any]:
         return {
             "type": "error",
-            "error": {"type": ANTHROPIC_TYPES[self.status], "message": self.message},
+            "error": {"type": ANTHROPIC_TYPES[self.status], "message": self._anthropic_message},
         }
 
 
@@ -62,11 +63,21 @@ def unsupported(param: str, why: str) -> ApiError:
 def from_engine_error(error: MonotapeError, known: frozenset[str] = frozenset()) -> ApiError:
     """A request that the engine refuses. The field it names, if it names one first, is the param."""
     message = f"{error.message} {error.hint}".strip()
-    if error.message.startswith(CONTEXT_WORDING):
-        return ApiError(400, message, code="context_length_exceeded", param="messages")
+    if isinstance(error, ContextOverflow):
+        return ApiError(
+            400, message, code="context_length_exceeded", param="messages",
+            anthropic_message=_too_long(error),
+        )  # fmt: skip
     named = re.match(r"[a-z_]+", error.message)
     param = named.group() if named and named.group() in known else None
     return bad_request(message, param)
+
+
+def _too_long(error: ContextOverflow) -> str:
+    """Anthropic's words, from which Claude Code learns that it must shorten a conversation, and by how much."""
+    least = "" if error.exact else "at least "
+    # One position at least is for the answer, so the longest prompt is one token shorter than the context.
+    return f"prompt is too long: {least}{error.prompt_tokens} tokens > {error.context - 1} maximum"
 
 
 def from_validation(message: str) -> ApiError:

@@ -12,14 +12,16 @@ from monotape.server import status
 from monotape.server.api_error import ApiError
 from monotape.server.chat import chat_completions
 from monotape.server.completions import completions
-from monotape.server.http import Dialect, Endpoint, Handler, send_error
+from monotape.server.dialect import dialect_of
+from monotape.server.http import Endpoint, Handler, send_error
 from monotape.server.messages import count_tokens, messages
 from monotape.server.messages_request import CountTokensRequest, MessagesRequest
+from monotape.server.models import model, models
 from monotape.server.openapi import document
 from monotape.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from monotape.server.responses import responses
 from monotape.server.responses_request import ResponsesRequest
-from monotape.server.security import Security, dialect_of
+from monotape.server.security import Security
 from monotape.server.service import Service
 
 
@@ -31,17 +33,16 @@ class Entry:
     path: str
     handler: Handler
     body: type | None = None
-    dialect: Dialect = "openai"
 
 
 ROUTES: tuple[Entry, ...] = (
     Entry("POST", "/v1/chat/completions", chat_completions, ChatRequest),
     Entry("POST", "/v1/completions", completions, CompletionRequest),
     Entry("POST", "/v1/responses", responses, ResponsesRequest),
-    Entry("POST", "/v1/messages", messages, MessagesRequest, "anthropic"),
-    Entry("POST", "/v1/messages/count_tokens", count_tokens, CountTokensRequest, "anthropic"),
-    Entry("GET", "/v1/models", status.models),
-    Entry("GET", "/v1/models/{model:path}", status.model),
+    Entry("POST", "/v1/messages", messages, MessagesRequest),
+    Entry("POST", "/v1/messages/count_tokens", count_tokens, CountTokensRequest),
+    Entry("GET", "/v1/models", models),
+    Entry("GET", "/v1/models/{model:path}", model),
     Entry("POST", "/tokenize", status.tokenize, TokenizeRequest),
     Entry("POST", "/detokenize", status.detokenize, DetokenizeRequest),
     Entry("GET", "/tokenizer_info", status.tokenizer_info),
@@ -64,7 +65,7 @@ ROUTES = (*ROUTES, Entry("GET", "/openapi.json", openapi))
 def build(service: Service) -> ASGIApp:
     """The whole server as one ASGI application."""
     routes = [
-        Route(entry.path, Endpoint(service, entry.handler, entry.body, entry.dialect), methods=[entry.method])
+        Route(entry.path, Endpoint(service, entry.handler, entry.body), methods=[entry.method])
         for entry in ROUTES
     ]
     allowed = _methods()
@@ -79,7 +80,7 @@ def build(service: Service) -> ASGIApp:
             error = ApiError(
                 405, message, code="method_not_allowed", headers={"allow": ", ".join(sorted(methods))}
             )
-            return await send_error(send, error, dialect_of(scope["path"]))
+            return await send_error(send, error, dialect_of(scope))
         await inner(scope, receive, send)
 
     inner.default = _not_found
@@ -97,4 +98,4 @@ def _methods() -> dict[str, set[str]]:
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     message = f"There is no route {scope['method']} {scope['path'][:200]}."
-    await send_error(send, ApiError(404, message, code="not_found"), dialect_of(scope["path"]))
+    await send_error(send, ApiError(404, message, code="not_found"), dialect_of(scope))

@@ -43,9 +43,12 @@ class Tools:
 
 
 async def prepare(
-    service: Service, request: ChatRequest, clock: Clock, *, counted: bool = False
+    service: Service, request: ChatRequest, clock: Clock, *, counted: bool = False, clamp: bool = False
 ) -> Conversation:
-    """Checks and renders a chat; everything that takes time happens in threads. To be counted it need not fit."""
+    """Checks and renders a chat; everything that takes time happens in threads. To be counted it need not fit.
+
+    `clamp`: only the prompt has to fit, and max_tokens becomes what is left.
+    """
     text, info = service.require_ready()
     refuse_unsupported(request)
     if request.chat_template is not None and not service.config.trust_request_chat_template:
@@ -67,7 +70,7 @@ async def prepare(
         raise from_engine_error(error, _MESSAGE_FIELDS) from None
     arguments = _arguments(service, request, tools)
     if not counted:
-        arguments = service.fit(ids, arguments)
+        arguments = service.fit(ids, arguments, clamp=clamp)
     reasoning = thinks(service.config.reasoning_parser, source)
     open_in_prompt = rendered.rstrip().endswith(THINK)
     several = request.parallel_tool_calls is not False

@@ -7,13 +7,14 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from monotape.errors import RequestError
 from monotape.server.api_error import ApiError, from_engine_error, from_validation
+from monotape.server.dialect import Dialect, dialect_of
 from monotape.server.engine_client import EngineFault
 from monotape.server.gate import Turn
 from monotape.server.service import Service, api_error
@@ -22,7 +23,6 @@ LOG = logging.getLogger("monotape.server")
 BODY_TIMEOUT_S = 60.0
 PING_S = 10.0
 PING = b": ping\n\n"
-Dialect = Literal["openai", "anthropic"]
 _encoder = msgspec.json.Encoder()
 
 
@@ -58,10 +58,8 @@ class ClientLeft(Exception):
 class Endpoint:
     """One route as an ASGI application."""
 
-    def __init__(
-        self, service: Service, handler: Handler, body: type | None = None, dialect: Dialect = "openai"
-    ) -> None:
-        self._service, self._handler, self._dialect = service, handler, dialect
+    def __init__(self, service: Service, handler: Handler, body: type | None = None) -> None:
+        self._service, self._handler = service, handler
         self._decoder: msgspec.json.Decoder[Any] | None = None if body is None else msgspec.json.Decoder(body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,7 +70,7 @@ class Endpoint:
             self._service.metrics.cancelled.inc()
             LOG.info("The client of %s left.", scope["path"])
         except ApiError as error:
-            await send_error(send, error, self._dialect)
+            await send_error(send, error, dialect_of(scope))
 
     async def _read(self, receive: Receive) -> Any:
         assert self._decoder is not None

@@ -36,10 +36,11 @@ async def messages(service: Service, request: MessagesRequest, scope: Scope) -> 
     clock = Clock()
     model = service.check_model(request.model)
     chat = to_chat(request)
-    conversation, turn = await service.line_up(clock, lambda: prepare(service, chat, clock))
+    conversation, turn = await service.line_up(clock, lambda: prepare(service, chat, clock, clamp=True))
+    clamped = conversation.work.arguments["max_tokens"] < request.max_tokens
     head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
     if request.stream:
-        return Stream(_stream(service, conversation, head, turn), failure, turn)
+        return Stream(_stream(service, conversation, head, turn, clamped), failure, turn)
     answer, blocks = conversation.new_answer(), Blocks()
     async with turn:
         clock.entered()
@@ -53,7 +54,7 @@ async def messages(service: Service, request: MessagesRequest, scope: Scope) -> 
     return {
         **head,
         "content": [_block(block) for block in blocks.all],
-        **_stop(done, blocks),
+        **_stop(done, blocks, clamped),
         "usage": _usage(done.stats),
         "metrics": clock.metrics(),
         "timings": clock.timings(),
@@ -86,10 +87,12 @@ def _empty(block: Block) -> dict[str, Any]:
     return _block(Block(block.index, block.kind))
 
 
-def _stop(done: wire.Done, blocks: Blocks) -> dict[str, Any]:
+def _stop(done: wire.Done, blocks: Blocks, clamped: bool) -> dict[str, Any]:
+    """`clamped`: the context had less room than was asked for, so it is the context that ends a long answer."""
     called = any(block.kind == "call" for block in blocks.all)
     if done.finish_reason == "length":
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
+        reason = "model_context_window_exceeded" if clamped else "max_tokens"
+        return {"stop_reason": reason, "stop_sequence": None}
     if called:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(done.stop_reason, str):
@@ -108,7 +111,7 @@ def _usage(stats: wire.Stats) -> dict[str, Any]:
 
 
 async def _stream(
-    service: Service, conversation: Conversation, head: dict[str, Any], turn: Turn
+    service: Service, conversation: Conversation, head: dict[str, Any], turn: Turn, clamped: bool
 ) -> AsyncGenerator[bytes, None]:
     work, answer, blocks = conversation.work, conversation.new_answer(), Blocks()
     usage = {
@@ -123,14 +126,14 @@ async def _stream(
             async for message in received:
                 if isinstance(message, wire.Done):
                     steps = [*blocks.feed(answer.end(message.text)), *blocks.end()]
-                    yield b"".join([*map(_event, steps), _last(message, blocks, work.clock)])
+                    yield b"".join([*map(_event, steps), _last(message, blocks, work.clock, clamped)])
                 elif events := b"".join(map(_event, blocks.feed(answer.feed(message.text)))):
                     yield events
 
 
-def _last(done: wire.Done, blocks: Blocks, clock: Clock) -> bytes:
+def _last(done: wire.Done, blocks: Blocks, clock: Clock, clamped: bool) -> bytes:
     delta = {
-        "type": "message_delta", "delta": _stop(done, blocks), "usage": _usage(done.stats),
+        "type": "message_delta", "delta": _stop(done, blocks, clamped), "usage": _usage(done.stats),
         "metrics": clock.metrics(), "timings": clock.timings(),
     }  # fmt: skip
     return sse(delta, "message_delta") + sse({"type": "message_stop"}, "message_stop")

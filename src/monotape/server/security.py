@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from monotape.server.api_error import ApiError
 from monotape.server.config import ServerConfig
-from monotape.server.http import Dialect, send_body, send_error
+from monotape.server.dialect import dialect_of
+from monotape.server.http import send_body, send_error
 from monotape.server.metrics import Metrics
 
 LOG = logging.getLogger("monotape.access")
@@ -60,7 +61,7 @@ class Security:
             else:
                 await self._app(scope, receive, answer)
         except ApiError as error:
-            await send_error(answer, error, dialect_of(scope["path"]))
+            await send_error(answer, error, dialect_of(scope))
         finally:
             path = scope["path"] if scope["path"] in self._routes else "other"
             self._metrics.requests.labels(path, str(status or 499)).inc()
@@ -122,10 +123,6 @@ class Security:
             (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
             (b"access-control-expose-headers", b"x-request-id, retry-after"),
         ]  # fmt: skip
-
-
-def dialect_of(path: str) -> Dialect:
-    return "anthropic" if path.startswith("/v1/messages") else "openai"
 
 
 def _authorization(value: bytes) -> list[bytes]:

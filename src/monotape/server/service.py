@@ -78,9 +78,15 @@ class Service:
             )  # fmt: skip
         return name or self.names[0]
 
-    def fit(self, prompt: list[int], arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments with max_tokens decided; an error when prompt and answer do not fit the context."""
+    def fit(self, prompt: list[int], arguments: dict[str, Any], *, clamp: bool = False) -> dict[str, Any]:
+        """The arguments with max_tokens decided; an error when prompt and answer do not fit the context.
+
+        `clamp`: an answer may be shorter than asked for, so only the prompt has to fit.
+        """
         _, info = self.require_ready()
+        if clamp:
+            room = max(1, info.context - len(prompt))
+            arguments = {**arguments, "max_tokens": min(arguments["max_tokens"], room)}
         for token_id in prompt:
             if token_id >= info.vocab:
                 raise ApiError(

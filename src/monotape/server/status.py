@@ -1,4 +1,4 @@
-"""The small routes: models, tokens, health, metrics, version and what the playground wants to know."""
+"""The small routes: tokens, health, metrics, version and what the playground wants to know."""
 
 from __future__ import annotations
 
@@ -53,26 +53,6 @@ async def page(service: Service, _: None, scope: Scope) -> Plain:
 
     headers = ((b"content-security-policy", PAGE_POLICY), (b"x-content-type-options", b"nosniff"))
     return Plain(playground().encode(), "text/html; charset=utf-8", headers)
-
-
-async def models(service: Service, _: None, scope: Scope) -> dict[str, Any]:
-    """Every name of the model that is served."""
-    """The names under which the model is served."""
-    return {"object": "list", "data": [_model(service, name) for name in service.names]}
-
-
-async def model(service: Service, _: None, scope: Scope) -> dict[str, Any]:
-    """One name of the model, with its context."""
-    """One of those names, and the length of its context."""
-    return _model(service, service.check_model(scope["path_params"]["model"]))
-
-
-def _model(service: Service, name: str) -> dict[str, Any]:
-    length = None if service.engine.info is None else service.engine.info.context
-    return {
-        "id": name, "object": "model", "created": service.created, "owned_by": "monotape",
-        "root": service.names[0], "max_model_len": length,
-    }  # fmt: skip
 
 
 async def tokenize(service: Service, request: TokenizeRequest, scope: Scope) -> dict[str, Any]:

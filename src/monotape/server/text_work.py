@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from monotape.engine.chat_template import ChatTemplate
 from monotape.engine.tokenizer import Tokenizer
-from monotape.errors import RequestError
-from monotape.server.api_error import CONTEXT_WORDING
+from monotape.errors import ContextOverflow, RequestError
 from monotape.server.model_source import Text
 
 T = TypeVar("T")
@@ -57,9 +56,13 @@ class TextWork:
         tokenizer = self._required()
         least = len(text) // self._longest
         if least > context:
-            raise RequestError(
-                f"{CONTEXT_WORDING} {context} tokens. However, your prompt contains at least {least} input tokens.",
+            raise ContextOverflow(
+                f"This model's maximum context length is {context} tokens. However, your prompt contains at least "
+                f"{least} input tokens.",
                 "Shorten the prompt.",
+                prompt_tokens=least,
+                context=context,
+                exact=False,
             )
         return await self.elsewhere(lambda: tokenizer.encode(text, add_special=add_special))
 
