@@ -202,9 +202,14 @@ def test_a_prompt_without_a_command(capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize("given", ["smolm2", "SmolLM2", "smollm-2", "SMOLLM2"])
-@pytest.mark.parametrize("command", [["run", "hi", "--model"], ["inspect"], ["pull"], ["rm"]])
+@pytest.mark.parametrize("command", [["run", "hi", "--model"], ["inspect"], ["pull"], ["rm"], ["serve"]])
 def test_a_model_that_is_nearly_right(capsys: Captured, command: list[str], given: str) -> None:
     assert "Did you mean 'smollm2'?" in complaint(capsys, *command, given)
+
+
+def test_a_choice_that_is_nearly_right(capsys: Captured) -> None:
+    assert "Did you mean 'serve'?" in complaint(capsys, "bench", "serv")
+    assert "Did you mean 'debug'? There are: debug, info" in complaint(capsys, "serve", "--log-level", "debg")
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_a_pipe_that_nobody_writes_to_is_waited_for_with_a_word(speaking: Path) 
         env={**os.environ, "PYTHONPATH": "src"},
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        assert b"waiting for the end of standard input" in process.stderr.readline()
+        assert b"waiting for text on standard input" in process.stderr.readline()
         process.communicate()
     assert process.returncode == 0
 

@@ -9,7 +9,7 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monotape.backends.protocol import Sampling
@@ -132,6 +132,7 @@ def test_ids_beyond_the_vocabulary_are_refused(fields: dict[str, Any]) -> None:
         SamplingParams(**fields).sampling(seed=0, vocab=11)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(
     st.dictionaries(
         st.sampled_from([*NUMBERS, *INTEGERS]), st.floats() | st.integers() | st.none() | st.text()

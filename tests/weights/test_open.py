@@ -50,10 +50,11 @@ def test_several_gguf_files_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("notes.txt", b"hello", r"is no model: it starts with b'hell'.*GGUF file, or a Hugging Face folder"),
+        ("notes.txt", b"hello", r"is no model: it starts with 'hell'.*GGUF file, or a Hugging Face folder"),
         ("empty.txt", b"", "is no model"),
+        ("data", b"\x00\xffab", "it starts with the bytes 00 ff 61 62"),
         ("m.gguf", b"", "is empty"),
-        ("m.gguf", b"<html>Not found</html>....", "is no GGUF file: it starts with b'<htm'"),
+        ("m.gguf", b"<html>Not found</html>....", "is no GGUF file: it starts with '<htm'"),
         ("pytorch_model.bin", b"PK\x03\x04", "is a pickle file.*save the model as safetensors"),
         ("model.pth", b"\x80\x02", "is a pickle file"),
     ],

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-from monotape.errors import MonotapeError, UsageError, nearest
+from monotape.errors import MonotapeError, UsageError, near, nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -14,6 +14,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message[0].upper()}{message[1:]}.", f"See `{self.prog} --help`.")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            meant = near(str(value), known)
+            what = "/".join(action.option_strings) or str(action.metavar)
+            hint = f"Did you mean '{meant}'? " if meant else ""
+            raise UsageError(
+                f"'{value}' is no {what} of {self.prog}.", f"{hint}There are: {', '.join(known)}."
+            )
 
     def check_flags(self, unknown: Sequence[str]) -> None:
         if unknown:

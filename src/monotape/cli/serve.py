@@ -123,6 +123,7 @@ def main(options: argparse.Namespace) -> int:
         options = _with_file(options)
     options.model = _model(options)
     _check(options)
+    _check_name(options.model)
     if options.quantization:
         options.dtype = options.quantization
     logging.basicConfig(
@@ -156,6 +157,15 @@ def _model(options: argparse.Namespace) -> str:
         raise UsageError(f"Two models are asked for: {named} and {flag}.", "Give one of them.")
     model: str = flag or named or DEFAULT_MODEL
     return model
+
+
+def _check_name(model: str) -> None:
+    """A name that cannot be is refused here, before there is a server that would say it among its logs."""
+    from monotape.weights.hub import hub_name
+    from monotape.weights.open import local_path
+
+    if local_path(model) is None:
+        hub_name(model)
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -26,7 +26,8 @@ def read_text() -> str:
     try:
         if piped() and not select.select([sys.stdin], [], [], PATIENCE_S)[0]:
             print(
-                "monotape: waiting for the end of standard input; `< /dev/null` gives none.", file=sys.stderr
+                "monotape: waiting for text on standard input, until it ends; `< /dev/null` gives none.",
+                file=sys.stderr,
             )
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

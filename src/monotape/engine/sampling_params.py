@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,7 +118,11 @@ class SamplingParams:
 
 
 def _refused(name: str, value: object, allowed: str) -> RequestError:
-    shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+    try:  # as JSON writes it: most values come from a request or a flag
+        shown = json.dumps(value) if isinstance(value, list | tuple | dict | bool) else repr(value)
+    except (TypeError, ValueError):
+        shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     return RequestError(f"{name} is {shown}.", f"It must be {allowed}.")
 
 

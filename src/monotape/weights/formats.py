@@ -16,3 +16,9 @@ def require_readable(source: str, name: str, stored: str) -> None:
             f"{source}: tensor {name} is stored as {stored}, which Monotape does not read.",
             f"Convert it to one of {', '.join(sorted(READABLE_FORMATS))}.",
         )
+
+
+def shown_bytes(start: bytes) -> str:
+    """The first bytes of a file, for a message: as text where they are, else in hexadecimal."""
+    text = start.decode("ascii", "replace")
+    return f"'{text}'" if text.isprintable() and text.isascii() else f"the bytes {start.hex(' ')}"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from struct import Struct
 
 from monotape.errors import CheckpointError
-from monotape.weights.formats import GGUF_MAGIC
+from monotape.weights.formats import GGUF_MAGIC, shown_bytes
 from monotape.weights.mapped import MappedFile
 
 _U32, _U64, _START, _LAST = Struct("<I"), Struct("<Q"), Struct("<4sIQQ"), Struct("<IQ")
@@ -103,7 +103,9 @@ def read_header(mapped: MappedFile) -> GgufHeader:
 
 def _require_version(mapped: MappedFile, magic: bytes, version: int) -> None:
     if magic != GGUF_MAGIC:
-        raise CheckpointError(f"{mapped.path} is no GGUF file: it starts with {magic!r}.", "Check the path.")
+        raise CheckpointError(
+            f"{mapped.path} is no GGUF file: it starts with {shown_bytes(magic)}.", "Check the path."
+        )
     if version in (2, 3):
         return
     if version & 0xFFFF == 0 and version != 0:

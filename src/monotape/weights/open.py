@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from monotape.errors import CheckpointError
 from monotape.weights.checkpoint import Checkpoint
-from monotape.weights.formats import GGUF_MAGIC
+from monotape.weights.formats import GGUF_MAGIC, shown_bytes
 from monotape.weights.safetensors_folder import SafetensorsFolder
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         )
     if path.suffix in _PICKLES:
         raise CheckpointError(f"{path} is a pickle file.", _CONVERT)
-    raise CheckpointError(f"{path} is no model: it starts with {start!r}.", _ACCEPTED)
+    raise CheckpointError(f"{path} is no model: it starts with {shown_bytes(start)}.", _ACCEPTED)
 
 
 def _gguf(path: Path) -> GgufFile:
