@@ -55,6 +55,14 @@ def test_codex_gets_toml_that_names_the_responses_api(url: str, capsys: Captured
     assert "model_context_window=40960" in command
 
 
+def test_claude_code_waits_for_a_slow_machine(url: str, capsys: Captured) -> None:
+    """With its own limits it drops the stream after 300 seconds; both have to be set for it to wait longer."""
+    (command,) = steps("claude-code", url, capsys)
+    given = dict(re.findall(r"export (\w+)=(\S+)", command))
+    assert given["CLAUDE_STREAM_IDLE_TIMEOUT_MS"] == given["API_TIMEOUT_MS"] == "3600000"
+    assert given["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "10240"
+
+
 def test_opencode_and_aider_get_json_with_the_limits(url: str, capsys: Captured) -> None:
     provider = json.loads(steps("opencode", url, capsys)[0])["provider"]["monotape"]
     assert provider["options"] == {"baseURL": f"{url}/v1", "apiKey": NO_KEY}
