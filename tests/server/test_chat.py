@@ -218,6 +218,25 @@ def test_timings_of_every_token_on_request(scripted: RunningServer) -> None:
     assert chunks[-2]["timings"]["predicted_n"] == 21
 
 
+def test_the_progress_of_reading_the_prompt_on_request(scripted: RunningServer) -> None:
+    text = f"{'a long way to read ' * 40} prefill=1800 say:hi"
+    chunks = stream(scripted, text, return_progress=True, stream_options={"include_usage": True})
+    told = [chunk["prompt_progress"] for chunk in chunks[:-1] if "prompt_progress" in chunk]
+    total = chunks[-2]["usage"]["prompt_tokens"]
+    assert len(told) >= 2 and {step["total"] for step in told} == {total}
+    assert told[0]["processed"] == told[0]["cache"] == chunks[-2]["timings"]["cache_n"]
+    assert sorted({step["processed"] for step in told}) == list(
+        dict.fromkeys(step["processed"] for step in told)
+    )
+    assert total >= told[-1]["processed"] > told[0]["cache"]
+    assert all(chunk["choices"] == [] for chunk in chunks[:-1] if "prompt_progress" in chunk)
+    places = [place for place, chunk in enumerate(chunks[:-1]) if "prompt_progress" in chunk]
+    assert said(chunks) == "hi" and said(chunks[: places[-1] + 2]) == ""  # all of it before the first token
+    assert not any(
+        "prompt_progress" in chunk for chunk in stream(scripted, text)[:-1]
+    )  # only where it is wanted
+
+
 def test_a_request_id_is_echoed_or_made(scripted: RunningServer) -> None:
     assert scripted.get("/version", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     made = scripted.get("/version", headers={"x-request-id": "no spaces, please"}).headers["x-request-id"]
@@ -253,6 +272,7 @@ def test_the_small_routes(scripted: RunningServer) -> None:
     assert scripted.get("/health").json() == {"status": "ok"}
     info = scripted.get("/monotape/info").json()
     assert info["model"] == "scripted" and info["context"] == 20_000 and info["backend"] == "scripted"
+    assert info["sampling"]["temperature"] >= 0 and "top_p" in info["sampling"]
     assert info["bandwidth_bytes_per_second"] is None and info["bytes_per_token"]["kv_per_position"] > 0
     assert [phase["phase"] for phase in info["startup"]][-3:] == [
         "warm-up token",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -25,6 +26,7 @@ async def chat_completions(service: Service, request: ChatRequest, scope: Scope)
     """Answers a conversation, whole or streamed; tools, structured output, log-probabilities, reasoning."""
     clock, head = begin(service, request.model, "chatcmpl", "chat.completion")
     conversation, turn = await service.line_up(clock, lambda: prepare(service, request, clock))
+    conversation.work.progress = bool(request.stream and request.return_progress)
     if request.stream:
         return Stream(_ChatStream(service, request, conversation, head, turn).events(), failure, turn)
     async with turn:
@@ -113,7 +115,7 @@ class _ChatStream:
     async def _completion(self, index: int) -> AsyncGenerator[bytes, None]:
         conversation, service = self._conversation, self._service
         answer = conversation.new_answer()
-        self._tokens = 0
+        self._tokens, cached = 0, None
         async with contextlib.aclosing(service.complete(conversation.work, index)) as messages:  # type: ignore[type-var]
             async for message in messages:
                 if isinstance(message, wire.Done):
@@ -121,9 +123,20 @@ class _ChatStream:
                         index, message, answer
                     )
                     return
+                if message.read is not None:
+                    cached = message.read if cached is None else cached
+                    yield self._reading(message.read, cached)
+                    continue
                 self._tokens += len(message.token_ids)
                 if chunks := self._deltas(index, answer.feed(message.text), message):
                     yield chunks
+
+    def _reading(self, read: int, cached: int) -> bytes:
+        """A chunk that says how much of the prompt has been read, under llama.cpp's names."""
+        work = self._conversation.work
+        took_ms = (time.monotonic_ns() - work.clock.started_ns) / 1e6
+        progress = {"total": len(work.prompt), "cache": cached, "processed": read, "time_ms": round(took_ms)}
+        return sse({**self._head, "choices": [], "prompt_progress": progress})
 
     def _deltas(self, index: int, events: list[Event], piece: wire.Piece | None) -> bytes:
         """One chunk for what is said, one for each step of a tool call."""

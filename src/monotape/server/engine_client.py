@@ -110,7 +110,12 @@ class Engine:
         await asyncio.to_thread(self._end_process)
 
     def generate(
-        self, prompt: list[int], params: dict[str, Any], grammar: Grammar | None, interval: int | None
+        self,
+        prompt: list[int],
+        params: dict[str, Any],
+        grammar: Grammar | None,
+        interval: int | None,
+        progress: bool = False,
     ) -> Run:
         """Starts a completion; only one at a time."""
         assert self._run is None, "the gate lets one through"
@@ -119,7 +124,7 @@ class Engine:
         self._ids += 1
         self._run = run = Run(self._ids, self._timeout_s + PROMPT_TOKEN_S * len(prompt), self._send)
         self._last_step = time.monotonic()
-        self._send(wire.Generate(run.id, prompt, params, grammar, interval))
+        self._send(wire.Generate(run.id, prompt, params, grammar, interval, progress))
         return run
 
     async def compile(self, grammar: Grammar) -> None:

@@ -45,6 +45,7 @@ class EngineProcess:
         self._running: int | None = None
         self._stream: TextStream | None = None
         self._progress = 0
+        self._reported: int | None = None  # the completion whose client wants to know how its prompt is read
         self._grammars = grammars
         self._compilers = ThreadPoolExecutor(COMPILERS, "grammar")
         self._compiling: dict[int, Future[None]] = {}
@@ -73,9 +74,13 @@ class EngineProcess:
     def beat(self) -> None:
         while True:
             with self._lock:  # a stream is looked at only while its backend is sure to be there
-                read = 0 if self._stream is None else self._stream.filled
-                beat = wire.Beat(self._running, self._progress + read)
+                stream, job_id = self._stream, self._running
+                read = 0 if stream is None else stream.filled
+                beat = wire.Beat(job_id, self._progress + read)
+                told = stream is not None and job_id == self._reported and not stream.times_ns
             self._outbox.put(beat)
+            if told and job_id is not None:
+                self._outbox.put(wire.Piece(job_id, "", [], 0, None, read))
             time.sleep(wire.BEAT_S)
 
     def run(self) -> NoReturn:
@@ -149,6 +154,9 @@ class EngineProcess:
             self._outbox.begin(job.interval)
             cached = stream.completion.stats.cached_tokens
             self._outbox.put(wire.Started(job.id, started_ns, cached, stream.cache_miss))
+            if job.progress:
+                self._outbox.put(wire.Piece(job.id, "", [], 0, None, cached))
+                self._reported = job.id
             last = self._play(job.id, stream)
             completion = stream.completion
             scores = prompt_scores(stream.output)

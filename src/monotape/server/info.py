@@ -17,7 +17,8 @@
       "launches": 1,                        kernel launches a request takes; null on a CPU
       "token_timeline": null,               or [{"stage": "qkv", "start_us": 0.0, "us": 1.5}, ...]: the stages of
                                             one token, layer after layer, from the device's clock
-      "startup": [{"phase": "weights", "seconds": 1.7}, ...]
+      "startup": [{"phase": "weights", "seconds": 1.7}, ...],
+      "sampling": {"temperature": 0.7, ...}  what fields that a request leaves out become
     }
 
 The ceiling at a context of n positions is bandwidth / (weights + n * kv_per_position).
@@ -35,6 +36,11 @@ names, `timings` llama.cpp's. In a stream both are in the chunk with the finish 
 
 `prompt_n` counts the prompt tokens that were computed and `cache_n` those that were not. Chunks sent while the answer
 is being made have only `predicted_n` and `predicted_ms` (from the first token on) in `timings`.
+
+With `"return_progress": true`, as in llama.cpp, a stream says how far its prompt has been read: twice a second until
+the first token comes, a chunk without choices has `prompt_progress`. `processed` counts the `cache` too:
+
+    "prompt_progress": {"total": 9300, "cache": 512, "processed": 4096, "time_ms": 2150}
 """
 
 from __future__ import annotations
@@ -150,9 +156,12 @@ def stages_of(records: Any, names: Sequence[str]) -> list[StageTime]:
     ]
 
 
-def info_object(model: str, info: ModelInfo, version: str, startup: list[PhaseTime]) -> dict[str, Any]:
+def info_object(
+    model: str, info: ModelInfo, version: str, startup: list[PhaseTime], sampling: dict[str, Any]
+) -> dict[str, Any]:
     """The body of the answer."""
     shown: dict[str, Any] = {"model": model, **msgspec.to_builtins(info)}
     shown["version"] = version
     shown["startup"] = msgspec.to_builtins(startup)
+    shown["sampling"] = sampling
     return shown

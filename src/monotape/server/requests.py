@@ -99,6 +99,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     response_format: ResponseFormat | None = None
     timings_per_token: bool | None = None
+    return_progress: bool | None = None
     use_beam_search: Any | UnsetType = UNSET
     length_penalty: Any | UnsetType = UNSET
     bad_words: Any | UnsetType = UNSET

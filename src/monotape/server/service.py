@@ -41,6 +41,7 @@ class Work:
     arguments: dict[str, Any]  # of SamplingParams
     grammar: Grammar | None = None
     clock: Clock = field(default_factory=Clock)
+    progress: bool = False  # whether pieces say how much of the prompt has been read, before any token
 
 
 class Service:
@@ -152,7 +153,9 @@ class Service:
         if not self.engine.ready.is_set() and self.engine.failure is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.engine.ready.wait(), RESTART_WAIT_S)
-        run = self.engine.generate(work.prompt, arguments, work.grammar, self.config.stream_interval)
+        run = self.engine.generate(
+            work.prompt, arguments, work.grammar, self.config.stream_interval, work.progress
+        )
         try:
             async for message in run:
                 if isinstance(message, wire.Started):

@@ -44,7 +44,7 @@ async def metrics(service: Service, _: None, scope: Scope) -> Plain:
 async def info(service: Service, _: None, scope: Scope) -> dict[str, Any]:
     """What the playground shows about the model and the machine; info.py documents the shape."""
     found = service.require_ready()[1]
-    return info_object(service.names[0], found, __version__, service.engine.startup)
+    return info_object(service.names[0], found, __version__, service.engine.startup, service.engine.defaults)
 
 
 async def page(service: Service, _: None, scope: Scope) -> Plain:

@@ -22,6 +22,7 @@ class Generate(msgspec.Struct, tag=True):
     params: dict[str, Any]
     grammar: Grammar | None = None
     interval: int | None = None  # tokens in a message; None: as many as come within a few milliseconds
+    progress: bool = False  # whether pieces without text say how much of the prompt has been read
 
 
 class Compile(msgspec.Struct, tag=True):
@@ -97,6 +98,9 @@ class Piece(msgspec.Struct, tag=True):
     token_ids: list[int]
     decode_ns: int  # from the first token to the last of these, on the backend's clock
     chosen: list[Chosen] | None = None
+    read: int | None = (
+        None  # tokens of the prompt, cached ones included, in a piece that comes before any token
+    )
 
 
 class Stats(msgspec.Struct):
