@@ -44,6 +44,10 @@ class Script:
     timeline: bool = True
     bandwidth: float | None = BANDWIDTH
     story: str = STORY
+    once: bool = False  # the story ends the answer, instead of beginning again
+    late_s: float = (
+        0.0  # how long the last tokens are on their way, which the engine's clock knows nothing of
+    )
     requests: list[dict[str, Any]] = field(default_factory=list)
     cancelled: int = 0
     finished: int = 0
@@ -66,15 +70,19 @@ def info(script: Script) -> dict[str, Any]:
 
 
 def pieces(story: str) -> Iterator[str]:
-    """The tokens of the story, over and over: a word with the white space before it."""
+    """The tokens of the story: a word with the white space before it."""
+    word = ""
+    for character in story:
+        if character in " \n" and word.strip():
+            yield word
+            word = ""
+        word += character
+    yield word
+
+
+def endless(story: str) -> Iterator[str]:
     while True:
-        word = ""
-        for character in story:
-            if character in " \n" and word.strip():
-                yield word
-                word = ""
-            word += character
-        yield word
+        yield from pieces(story)
 
 
 class Answer:
@@ -82,10 +90,18 @@ class Answer:
 
     def __init__(self, script: Script, body: dict[str, Any]) -> None:
         self.script = script
-        self.limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 120)
+        usual = 1_000_000 if script.once else 120
+        self.limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or usual)
         self.prompt = sum(len(str(message["content"]).split()) + 4 for message in body["messages"])
         self.cached = max(0, self.prompt - len(str(body["messages"][-1]["content"]).split()) - 4)
         self.live = bool(body.get("timings_per_token"))
+        last = body["messages"][-1]
+        begun = str(last["content"]) if last["role"] == "assistant" else ""
+        self.story = script.story.removeprefix(begun)
+        self.ends = script.once and len(list(pieces(self.story))) <= self.limit
+        if script.once:
+            self.limit = min(self.limit, len(list(pieces(self.story))))
+        self.progress = bool(body.get("return_progress"))
         self.started = time.perf_counter()
 
     def event(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
@@ -121,12 +137,21 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }  # fmt: skip
 
+    def reading(self) -> Iterator[dict[str, Any]]:
+        """The prompt, read in four steps, and said to be where the client wants to know."""
+        for step in range(4):
+            if self.progress and self.script.dialect == "monotape":
+                processed = self.cached + (self.prompt - self.cached) * step // 4
+                figures = {"total": self.prompt, "cache": self.cached, "processed": processed, "time_ms": 1.0}
+                yield {**self.event({}), "choices": [], "prompt_progress": figures}
+            time.sleep(self.script.prefill_s / 4)
+
     def events(self, *, breaks: bool) -> Iterator[dict[str, Any]]:
         """What is sent, at the moment at which it is."""
-        time.sleep(self.script.prefill_s)
-        first_at = time.perf_counter()
         yield self.event({"role": "assistant", "content": ""})
-        source, sent = pieces(self.script.story), 0
+        yield from self.reading()
+        first_at = time.perf_counter()
+        source, sent = endless(self.story), 0
         while sent < self.limit:
             due = 1 + int((time.perf_counter() - first_at) * self.script.tokens_per_second)
             fresh = min(self.limit, due) - sent
@@ -134,6 +159,8 @@ class Answer:
                 time.sleep(self.script.chunk_s)
                 continue
             sent += fresh
+            if sent == self.limit:
+                time.sleep(self.script.late_s)
             so_far = {"predicted_n": sent, "predicted_ms": 1000 * (sent - 1) / self.script.tokens_per_second}
             live = {"timings": so_far} if self.live and self.script.dialect == "monotape" else {}
             yield self.event({"content": "".join(next(source) for _ in range(fresh))}, **live)
@@ -144,7 +171,7 @@ class Answer:
                 return
         decode_s = (sent - 1) / self.script.tokens_per_second
         figures = self.figures(sent, decode_s, first_at - self.started)
-        yield self.event({}, "length", **figures)
+        yield self.event({}, "stop" if self.ends else "length", **figures)
         yield {**self.event({}), "choices": [], "usage": self.usage(sent), **figures}
 
 

@@ -7,82 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from monotape.server.playground import SCRIPTS, page
+from monotape.server.playground import FOLDER, SCRIPTS, page
 from monotape.server.playground.agents import Target, agents
-from server.fake_openai import Script, running
+from server.browsing import Open, browser, limit, needs_browser, say, visit
+from server.fake_openai import Script
 from server.running import scripted_server
 
 pytest.importorskip("playwright", reason="the playwright package drives the browser: pip install '.[dev]'")
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on PATH: install one, for example `apt install chromium`"
-)
-Open = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def visit(browser: Browser) -> Iterator[Open]:
-    """Opens the page of a scripted server. Whatever the page complains about, or asks of others, is a failure."""
-    with ExitStack() as stack:
-        complaints: list[str] = []
-
-        def opened(
-            script: Script, *, size: tuple[int, int] = (1200, 800), path: str = "/", ready: bool = True
-        ) -> Page:
-            url = stack.enter_context(running(script))
-            context = browser.new_context(
-                viewport={"width": size[0], "height": size[1]},
-                permissions=["clipboard-read", "clipboard-write"],
-            )
-            stack.callback(context.close)
-            shown = context.new_page()
-            shown.set_default_timeout(15_000)
-            shown.on("pageerror", lambda error: complaints.append(str(error)))
-            shown.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
-            shown.on("request", lambda request: _stays(request.url, url, complaints))
-            shown.goto(url + path)
-            if ready:
-                expect(shown.locator("#plate")).to_contain_text(script.model)
-            return shown
-
-        yield opened
-        assert complaints == []
-
-
-def _stays(asked: str, url: str, complaints: list[str]) -> None:
-    if not asked.startswith((url, "data:", "blob:")):
-        complaints.append(f"asked for {asked}")
-
-
-def say(shown: Page, text: str) -> None:
-    shown.fill("#prompt", text)
-    shown.press("#prompt", "Enter")
-
-
-def limit(shown: Page, tokens: int) -> None:
-    """Sets the longest answer."""
-    if shown.locator("#settings").get_attribute("open") is None:
-        shown.click("#settings summary")
-    shown.fill("#max-tokens", str(tokens))
+__all__ = ["browser", "visit"]  # pytest finds fixtures by their names
 
 
 def test_the_page_is_one_file_that_needs_nothing_else() -> None:
@@ -91,8 +29,9 @@ def test_the_page_is_one_file_that_needs_nothing_else() -> None:
     assert all(name.removesuffix(".js") for name in SCRIPTS)
     attributes = re.findall(r"\s(?:src|href|srcset|action|data)=[\"']([^\"']*)", whole.split("<script")[0])
     assert attributes and all(value.startswith(("#", "data:")) for value in attributes)
-    assert not re.search(r"@import|url\(|importScripts|\bimport\(", whole)
-    assert len(whole) < 120_000
+    own = [(FOLDER / name).read_text() for name in ("style.css", "markdown.css", *SCRIPTS)]
+    assert not any(re.search(r"@import|url\(|importScripts|\bimport\(", text) for text in own)
+    assert len(whole) < 350_000
     assert page() is whole  # put together once
 
 
@@ -108,7 +47,7 @@ def test_chat_streams_an_answer_and_says_what_it_measured(visit: Open) -> None:
     shown = visit(script)
     for fact in ("smollm2", "q8", "8,192", "scripted, 2 workers"):
         expect(shown.locator("#plate")).to_contain_text(fact)
-    shown.click("text=Settings")
+    shown.click("#settings summary")
     shown.fill("#temperature", "0.5")
     shown.fill("#max-tokens", "77")
     shown.fill("#system", "Be brief.")
@@ -214,6 +153,42 @@ def test_the_race_replays_the_same_tokens_and_says_so(visit: Open) -> None:
     expect(shown.locator("#verdict")).to_contain_text("Extrapolated")
 
 
+def clocks(shown: Page) -> tuple[str, str]:
+    """What the clocks of both lanes say."""
+    return shown.inner_text("#lane-live-time"), shown.inner_text("#lane-replay-time")
+
+
+@needs_browser
+def test_the_clocks_of_a_race_agree_with_its_verdict(visit: Open) -> None:
+    """Tokens that are long on their way count by the engine's clock, on both; and so does a speed chosen later."""
+    shown = visit(Script(tokens_per_second=600, late_s=1.5))
+    shown.click("#tab-race")
+    shown.locator("#race-rate").fill("300")
+    shown.click("#race-start")
+    expect(shown.locator("#verdict-line")).to_contain_text("600 tokens: 1.0 s here, 2.0 s at 300 tok/s.")
+    assert clocks(shown) == ("1.0", "2.0")
+    expect(shown.locator("#lane-live-speed")).to_have_text("600")
+    shown.locator("#race-rate").fill("150")
+    expect(shown.locator("#verdict-line")).to_contain_text("600 tokens: 1.0 s here, 4.0 s at 150 tok/s.")
+    assert clocks(shown) == ("1.0", "4.0")
+    expect(shown.locator("#verdict-line")).to_contain_text("4.0 times as fast as the replay.")
+
+
+@needs_browser
+def test_a_race_that_is_stopped_has_the_verdict_of_its_clock(visit: Open) -> None:
+    shown = visit(Script(tokens_per_second=200))
+    shown.click("#tab-race")
+    shown.click("#race-start")
+    expect(shown.locator("#lane-live-text")).to_contain_text("somebody laughing")
+    shown.click("#race-start:text('Stop')")
+    expect(shown.locator("#verdict")).to_be_visible()
+    live, replay = clocks(shown)
+    tokens = shown.inner_text("#lane-live-tokens")
+    expect(shown.locator("#verdict-line")).to_contain_text(
+        f"{tokens} tokens: {live} s here, {replay} s at 100 tok/s. 2.0 times"
+    )
+
+
 @needs_browser
 def test_a_race_that_is_lost_is_said_to_be_lost(visit: Open) -> None:
     shown = visit(Script(tokens_per_second=40))
@@ -249,7 +224,7 @@ def test_a_reload_keeps_the_conversation_and_its_figures(visit: Open) -> None:
     expect(shown.locator("#tab-timeline")).to_have_attribute("aria-selected", "true")
     expect(shown.locator("#phases")).to_contain_text("prefill")
     shown.click("#tab-chat")
-    assert shown.inner_text(".message.user") == "Remember <b>me</b>."
+    assert shown.inner_text(".message.user .text") == "Remember <b>me</b>."
     assert (shown.inner_text(".message.assistant .text"), shown.inner_text(".strip span")) == (text, strip)
     shown.click("#clear")
     expect(shown.locator(".message")).to_have_count(0)
@@ -278,6 +253,8 @@ def test_everything_can_be_reached_with_the_keyboard(visit: Open) -> None:
     press("End")
     expect(shown.locator("#view-connect")).to_be_visible()
     press("Tab")
+    expect(focused).to_have_id("theme")
+    press("Tab")
     expect(focused).to_have_text("Codex")
     press("Tab")
     press("Enter")
@@ -304,7 +281,6 @@ def test_nothing_sticks_out_on_a_small_screen(visit: Open, width: int) -> None:
         assert shown.evaluate("document.documentElement.scrollWidth") <= width, name
     shown.click("#tab-chat")
     expect(shown.locator("#send")).to_be_in_viewport()
-    expect(shown.locator("#dial")).to_be_visible()
 
 
 @needs_browser

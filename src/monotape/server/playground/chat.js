@@ -1,81 +1,20 @@
-// The conversation: sending, streaming, stopping, and a strip of figures under each answer that stays.
+// The conversation that is shown: asking, streaming, stopping, and keeping every step of it at once.
 
 const STARTERS = [
   "Why is the sky blue?",
   "Write a haiku about a tape recorder.",
   "Explain a hash map to a ten-year-old.",
 ];
+const SAVE_MS = 400; // how often an answer under way is kept
+const LEAVING_MS = 120; // how long a page that is being left may still run
 
-const chat = { messages: memory.get("messages", []), last: memory.get("last", null), sending: false };
-
-function settings() {
-  const found = {};
-  for (const [name, id] of [
-    ["temperature", "temperature"],
-    ["max_tokens", "max-tokens"],
-    ["seed", "seed"],
-  ]) {
-    if (byId(id).value !== "") found[name] = Number(byId(id).value);
-  }
-  return found;
-}
-
-function strip(summary) {
-  const { figures, finish } = summary;
-  const parts = [`${speedText(figures.speed)} tok/s`];
-  if (figures.speed && figures.ceiling) {
-    parts.push(`${((100 * figures.speed) / figures.ceiling).toFixed(0)} % of light`);
-  }
-  parts.push(
-    `first token ${milliseconds(figures.ttft ?? figures.seenTtft)}`,
-    `${count(figures.produced)} tokens`,
-  );
-  if (figures.prompt != null) {
-    parts.push(`prompt ${count(figures.prompt)}${figures.cached ? `, ${count(figures.cached)} cached` : ""}`);
-  }
-  const ending = { stopped: "stopped", length: "ended at its length", error: "broken off" }[finish];
-  if (ending) parts.push(ending);
-  return parts.join(" · ");
-}
-
-function addMessage({ role, content, thoughts, summary }) {
-  byId("empty").hidden = true;
-  const body = element("div", { class: "text" });
-  const message = element("article", {
-    class: `message ${role}`,
-    "aria-label": role === "user" ? "You" : "Answer",
-  });
-  const thinking = element(
-    "details",
-    { class: "thoughts", hidden: true },
-    element("summary", {}, "Thinking"),
-    element("div"),
-  );
-  message.append(thinking, body);
-  byId("log").append(message);
-  const view = { message, body, text: new TextView(body), thinking };
-  if (role === "user") body.append(element("p", {}, content));
-  else showAnswer(view, { text: content, thoughts: thoughts ?? "" });
-  if (summary) finishMessage(view, { content, summary });
-  return view;
-}
-
-function showAnswer(view, answer) {
-  view.text.show(answer.text);
-  view.thinking.hidden = !answer.thoughts;
-  if (answer.thoughts) view.thinking.lastElementChild.textContent = answer.thoughts;
-}
-
-function finishMessage(view, { content, summary }) {
-  const line = element("footer", { class: "strip" }, element("span", {}, strip(summary)));
-  if (content) line.append(copyButton(() => content, "answer"));
-  view.message.append(line);
-}
-
-function follow() {
-  const log = byId("log");
-  if (log.scrollHeight - log.scrollTop - log.clientHeight < 160) log.scrollTop = log.scrollHeight;
-}
+const chat = {
+  conversation: new Conversation(),
+  last: memory.get("last", null),
+  sending: false,
+  views: [],
+  keep: null, // keeps the answer under way at once
+};
 
 // At most one drawing a frame, however fast tokens come.
 function perFrame(draw) {
@@ -97,55 +36,181 @@ function summarise(answer) {
   return { figures: { ...figures, ceiling: ceilingAt(meanContext(figures) ?? 0) }, finish: answer.finish };
 }
 
-async function sendMessage(text) {
-  const { messages } = chat;
-  messages.push({ role: "user", content: text });
-  addMessage(messages.at(-1));
-  byId("log").scrollTop = byId("log").scrollHeight;
-  const view = addMessage({ role: "assistant", content: "" });
-  view.message.classList.add("live");
-  setSending(true);
+function addView(index) {
+  byId("empty").hidden = true;
+  const view = new MessageView(index);
+  chat.views.push(view);
+  return view;
+}
+
+// Draws the whole path anew.
+function showConversation() {
+  byId("log").replaceChildren(byId("empty"));
+  chat.views = [];
+  chat.conversation.path().forEach(addView);
+  byId("empty").hidden = chat.views.length > 0;
+  showUnanswered();
+  showTitle();
+  followAgain();
+}
+
+// A question without an answer (a reload came between) can be asked again.
+function showUnanswered() {
+  const index = chat.conversation.path().at(-1);
+  if (index === undefined || chat.sending || chat.conversation.nodes[index].role !== "user") return;
+  const button = element(
+    "button",
+    { type: "button", class: "quiet boxed unanswered", onclick: () => answerTo(index) },
+    "No answer came. Ask again",
+  );
+  byId("log").append(button);
+}
+
+function showTitle() {
+  const { conversation } = chat;
+  byId("title").textContent = conversation.nodes.length ? conversation.name() : UNTITLED;
+  for (const id of ["export-markdown", "export-json"]) byId(id).disabled = !conversation.nodes.length;
+  showList();
+}
+
+function messagesTo(conversation, index) {
+  return conversation.pathTo(index).map((at) => {
+    const node = conversation.nodes[at];
+    return { role: node.role, content: node.role === "user" ? contentWithFiles(node) : node.content };
+  });
+}
+
+/* Asks for the answer at `index`, which is there already, empty or begun. `begun` is what it continues. Every few
+   moments, and when the page goes, what has come is kept. Gives what went wrong, if anything. */
+async function stream(conversation, index, messages, extra, begun = "") {
+  const node = conversation.nodes[index];
+  const own = () => chat.conversation === conversation; // else another one is shown meanwhile
+  const view = chat.views.find((found) => found.index === index);
+  let latest = null;
+  let saved = performance.now();
+  chat.keep = () => {
+    if (!latest) return;
+    Object.assign(node, { content: begun + latest.text, thoughts: latest.thoughts || node.thoughts });
+    conversation.save();
+    saved = performance.now();
+  };
   const draw = perFrame((answer) => {
-    showAnswer(view, answer);
+    if (!own() || answer.endAt != null) return;
+    view.show(answer, begun);
     showInstruments(answer);
     follow();
   });
-  let answer = null;
   let failure = null;
+  let answer = null;
+  view.article.classList.add("live");
+  view.foot.remove();
+  view.show({ text: "", thoughts: "" }, begun);
+  followAgain();
+  setSending(true);
   try {
-    const system = byId("system").value.trim();
-    const asked = messages.map(({ role, content }) => ({ role, content }));
-    answer = await ask(system ? [{ role: "system", content: system }, ...asked] : asked, settings(), draw);
+    answer = await ask([...systemMessages(), ...messages], { ...settings(), ...extra }, (so_far) => {
+      latest = so_far;
+      draw(so_far);
+      if (performance.now() - saved > SAVE_MS) chat.keep();
+    });
   } catch (error) {
+    // A page that goes sees its connection break. It does not live to see this moment pass, and takes nothing back.
+    await new Promise((resolve) => setTimeout(resolve, LEAVING_MS));
     failure = error;
     answer = error.answer ?? null;
     if (answer) answer.finish = "error";
   }
-  view.message.classList.remove("live");
+  chat.keep = null;
   setSending(false);
-  if (chat.messages === messages) settle(view, answer, failure, text); // else it was cleared meanwhile
+  if (answer && (answer.text || answer.thoughts)) {
+    const thoughts = answer.thoughts || node.thoughts || "";
+    Object.assign(node, { content: begun + answer.text, thoughts, summary: summarise(answer) });
+    remember(answer);
+  }
+  return failure;
 }
 
-function settle(view, answer, failure, text) {
-  const said = answer && (answer.text || answer.thoughts);
-  if (said) {
-    const summary = summarise(answer);
-    chat.messages.push({ role: "assistant", content: answer.text, thoughts: answer.thoughts, summary });
-    showAnswer(view, answer);
-    finishMessage(view, chat.messages.at(-1).content ? chat.messages.at(-1) : { content: "", summary });
-    remember(answer);
-  } else {
-    view.message.remove();
-    chat.messages.pop(); // the question goes back to where it was typed, so that nothing is lost
-    byId("log").lastElementChild?.remove();
-    if (!byId("prompt").value) byId("prompt").value = text;
-    byId("empty").hidden = chat.messages.length > 0;
-  }
-  memory.set("messages", chat.messages);
+function setFailure(failure) {
   showInstruments(chat.last);
   if (failure) showFailure(failure);
-  resize(byId("prompt"));
   follow();
+}
+
+/* Another answer to the question at `parent`. When nothing comes it is taken back, as far as nothing else was there
+   before; gives whether something came. */
+async function answerTo(parent) {
+  if (chat.sending) return false;
+  const { conversation } = chat;
+  hideFailure();
+  const before = conversation.chosen[parent];
+  const index = conversation.add(parent, { role: "assistant", content: "" });
+  conversation.save();
+  showConversation();
+  const failure = await stream(conversation, index, messagesTo(conversation, parent), {});
+  const came = Boolean(conversation.nodes[index].summary);
+  if (!came) conversation.takeBack(before);
+  conversation.save();
+  if (chat.conversation === conversation) {
+    if (came) chat.views.at(-1).finish();
+    else showConversation();
+    showTitle();
+    setFailure(failure);
+  }
+  showList();
+  return came;
+}
+
+/* A question that gets no answer goes back to where it was typed, so that nothing is lost. Where something else is being
+   typed already, or where it is another version of a question, it stays and can be asked again. */
+async function askQuestion(parent, text, files) {
+  const { conversation } = chat;
+  const edited = conversation.chosen[parent] !== undefined;
+  const node = files.length ? { role: "user", content: text, files } : { role: "user", content: text };
+  const index = conversation.add(parent, node);
+  if (await answerTo(index)) return;
+  const busy = byId("prompt").value || attached.files.length;
+  if (edited || busy || chat.conversation !== conversation) return;
+  conversation.takeBack();
+  if (conversation.nodes.length) conversation.save();
+  else forgetConversation(conversation.id);
+  showConversation();
+  setDraft(text);
+  setFiles(files);
+}
+
+function regenerate(index) {
+  answerTo(chat.conversation.nodes[index].parent);
+}
+
+async function resend(index, text) {
+  if (chat.sending) return;
+  const { parent, files } = chat.conversation.nodes[index];
+  await askQuestion(parent, text, files ?? []);
+}
+
+// Goes on with an answer that was cut off. Trailing blanks are dropped: templates drop them too.
+async function continueAnswer(view) {
+  if (chat.sending) return;
+  hideFailure();
+  const { conversation } = chat;
+  const node = conversation.nodes[view.index];
+  const begun = node.content.trimEnd();
+  const messages = messagesTo(conversation, view.index);
+  messages.at(-1).content = begun;
+  if (node.thoughts) messages.at(-1).reasoning_content = node.thoughts;
+  const extra = { continue_final_message: true, add_generation_prompt: false };
+  const failure = await stream(conversation, view.index, messages, extra, begun);
+  conversation.save();
+  if (chat.conversation !== conversation) return;
+  view.finish();
+  setFailure(failure);
+}
+
+function showVersion(index) {
+  if (chat.sending) return;
+  chat.conversation.choose(index);
+  chat.conversation.save();
+  showConversation();
 }
 
 // What the other views show, and what survives a reload.
@@ -160,6 +225,7 @@ function setSending(sending) {
   chat.sending = sending;
   byId("send").textContent = sending ? "Stop" : "Send";
   byId("log").setAttribute("aria-busy", sending);
+  byId("view-chat").classList.toggle("sending", sending);
 }
 
 function resize(area) {
@@ -167,17 +233,35 @@ function resize(area) {
   area.style.height = `${Math.min(area.scrollHeight + 2, 240)}px`;
 }
 
-function startChat() {
+function setDraft(text) {
+  byId("prompt").value = text;
+  lasting.set("draft", text);
+  resize(byId("prompt"));
+}
+
+// Shows another conversation, or a new one. What is being made for this one is stopped, and kept.
+function openConversation(conversation) {
+  chat.keep?.();
+  stop();
+  hideFailure();
+  chat.conversation = conversation;
+  memory.set("current", conversation.nodes.length ? conversation.id : null);
+  showConversation();
+}
+
+function startComposer() {
   const area = byId("prompt");
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     if (chat.sending) return stop();
     const text = area.value.trim();
-    if (!text) return area.focus();
+    const { files } = attached;
+    if (!text && !files.length) return area.focus();
     hideFailure();
-    area.value = "";
-    resize(area);
-    sendMessage(text);
+    setDraft("");
+    setFiles([]);
+    memory.set("current", chat.conversation.id);
+    askQuestion(chat.conversation.path().at(-1) ?? ROOT, text, files);
   });
   for (const field of [area, byId("race-prompt")]) {
     field.addEventListener("input", () => resize(field));
@@ -187,7 +271,17 @@ function startChat() {
       if (!activity.controller) field.form.requestSubmit();
     });
   }
-  byId("clear").addEventListener("click", clearChat);
+  area.addEventListener("input", () => lasting.set("draft", area.value));
+  setDraft(lasting.get("draft", ""));
+}
+
+function startChat() {
+  startComposer();
+  addEventListener("pagehide", () => chat.keep?.());
+  byId("clear").addEventListener("click", () => {
+    openConversation(new Conversation());
+    byId("prompt").focus();
+  });
   byId("starters").append(
     ...STARTERS.map((text) =>
       element(
@@ -196,8 +290,7 @@ function startChat() {
           type: "button",
           class: "pill",
           onclick: () => {
-            area.value = text;
-            resize(area);
+            setDraft(text);
             byId("composer").requestSubmit();
           },
         },
@@ -205,16 +298,5 @@ function startChat() {
       ),
     ),
   );
-  chat.messages.forEach(addMessage);
-  byId("log").scrollTop = byId("log").scrollHeight;
-}
-
-function clearChat() {
-  stop();
-  hideFailure();
-  chat.messages = [];
-  memory.set("messages", []);
-  byId("log").replaceChildren(byId("empty"));
-  byId("empty").hidden = false;
-  byId("prompt").focus();
+  openConversation(loadConversation(memory.get("current", null)) ?? new Conversation());
 }

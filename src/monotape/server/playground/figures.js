@@ -20,9 +20,10 @@ function milliseconds(value) {
 }
 
 function duration(seconds) {
-  if (seconds < 60) return `${seconds.toFixed(1)} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 59.95) return `${seconds.toFixed(1)} s`;
+  const whole = Math.round(seconds);
+  const minutes = Math.floor(whole / 60);
+  if (minutes < 60) return `${minutes} min ${whole % 60} s`;
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
@@ -43,8 +44,10 @@ function ceilingAt(positions) {
 function figuresOf(answer) {
   const { timings, metrics, usage } = answer;
   const fresh = timings?.prompt_n ?? null;
-  const cached = timings?.cache_n ?? usage?.prompt_tokens_details?.cached_tokens ?? null;
-  const prompt = usage?.prompt_tokens ?? (fresh == null ? null : fresh + (cached ?? 0));
+  const cached =
+    timings?.cache_n ?? usage?.prompt_tokens_details?.cached_tokens ?? answer.reading?.cache ?? null;
+  const prompt =
+    usage?.prompt_tokens ?? (fresh == null ? (answer.reading?.total ?? null) : fresh + (cached ?? 0));
   const produced = usage?.completion_tokens ?? timings?.predicted_n ?? null;
   const final = metrics?.decode_tokens_per_second ?? null;
   return {

@@ -111,6 +111,27 @@ function showInstruments(answer) {
   byId("itl99").textContent = milliseconds(figures.itl99);
   showContext(figures);
   showLight(figures.speed ?? null, ceiling);
+  byId("panel-line").textContent = panelLine(figures, ceiling);
+}
+
+// All that is left of the instruments where they are folded.
+function panelLine(figures, ceiling) {
+  if (figures.speed == null) return "Instruments";
+  const parts = [`${speedText(figures.speed)} tok/s`];
+  if (ceiling) parts.push(`${((100 * figures.speed) / ceiling).toFixed(0)} % of light`);
+  const used = (figures.prompt ?? 0) + (figures.produced ?? 0);
+  if (server.info?.context) parts.push(`${count(used)} of ${count(server.info.context)} tokens`);
+  return parts.join(" · ");
+}
+
+// On a small screen the instruments are folded until somebody wants them; beside the chat they are always open.
+function startPanel() {
+  const narrow = matchMedia("(max-width: 899px)");
+  const panel = byId("panel");
+  const fold = () => (panel.open = !narrow.matches || memory.get("panel", false));
+  narrow.addEventListener("change", fold);
+  panel.addEventListener("toggle", () => narrow.matches && memory.set("panel", panel.open));
+  fold();
 }
 
 function showContext(figures) {
@@ -165,6 +186,6 @@ function showPlate() {
     ...facts.map(([name, value]) => element("span", {}, element("b", {}, name), ` ${value}`)),
   );
   byId("foot").textContent =
-    `Monotape ${info.version} · KV ${info.kv_dtype ?? DASH} · the page keeps its conversation in this tab only`;
+    `Monotape ${info.version} · KV ${info.kv_dtype ?? DASH} · conversations are kept in this browser only`;
   byId("lane-live-name").textContent = `${info.model}, ${info.dtype}, ${info.backend}`;
 }

@@ -31,10 +31,7 @@ function startTabs() {
 // What went wrong, in words, and what to do about it.
 function advice(error) {
   if (error.status === 401)
-    return [
-      "This server needs a key.",
-      "Enter the one it was started with. It stays in this tab.",
-    ];
+    return ["This server needs a key.", "Enter the one it was started with. It stays in this tab."];
   const later = error.retryAfter ? ` It says to try again in ${error.retryAfter} s.` : "";
   if (error.status === 429)
     return ["The server is busy.", `It answers one request at a time, and its queue is full.${later}`];
@@ -42,18 +39,29 @@ function advice(error) {
     return ["The engine is not ready.", `${error.message} It may still be loading, or be on its way back.`];
   if (error.code === "context_length_exceeded")
     return ["The conversation is too long.", `${error.message}. Start a new one, or shorten the message.`];
+  if (error instanceof SettingError) return ["A setting makes no sense.", error.message];
   if (error.status) return [`The server refused (${error.status}).`, error.message];
   return [error.message, "What was written so far is kept. Try again in a moment."];
 }
 
 function showFailure(error) {
   const [title, text] = advice(error);
+  if (error.status === 401) showNotice(title, text, null, keyForm());
+  else showNotice(title, text);
+}
+
+// `action` is the label and the effect of a button; `form` stands in its place.
+function showNotice(title, text, action = null, form = null) {
   const children = [element("strong", {}, title), element("span", {}, text)];
-  if (error.status === 401) children.push(keyForm());
-  else
-    children.push(
-      element("button", { type: "button", class: "quiet boxed", onclick: hideFailure }, "Dismiss"),
-    );
+  const act = () => {
+    hideFailure();
+    action[1]();
+  };
+  if (action)
+    children.push(element("button", { type: "button", class: "quiet boxed", onclick: act }, action[0]));
+  children.push(
+    form ?? element("button", { type: "button", class: "quiet boxed", onclick: hideFailure }, "Dismiss"),
+  );
   byId("notice").replaceChildren(...children);
   byId("notice").hidden = false;
 }
@@ -92,6 +100,7 @@ async function introduce() {
   try {
     await loadInfo();
     showPlate();
+    showDefaults();
     if (absent) hideFailure();
     absent = false;
   } catch (error) {
@@ -128,9 +137,25 @@ function takeKey() {
   history.replaceState(null, "", location.pathname);
 }
 
+// Said once: every further attempt to keep something would fail the same way.
+lasting.failed = () => {
+  lasting.failed = null;
+  showNotice(
+    "This browser keeps no more.",
+    "Its storage is full or switched off, so a reload may lose what comes now. Export and delete some conversations.",
+  );
+};
+
 takeKey();
+startTheme();
 startTabs();
 startKeys();
+startSettings();
+startAttach();
+startScroll();
+startPanel();
+startList();
+startExport();
 startChat();
 startRace();
 startTimeline();

@@ -3,7 +3,7 @@
 const FAR = 50000; // tokens of the extrapolation
 const RACE_TOKENS = 600;
 
-const race = { answer: null, running: false, drawing: false, skipped: false };
+const race = { answer: null, running: false, drawing: false, skipped: false, done: false };
 
 function replayRate() {
   return Number(byId("race-rate").value);
@@ -22,6 +22,19 @@ function charactersAt(answer, tokens) {
   return answer.text.length;
 }
 
+// The live lane's figures, all by the engine's clock: tokens, the seconds from the first to the last, and their speed.
+function liveFigures(answer) {
+  const last = answer.chunks.at(-1);
+  const tokens = answer.usage?.completion_tokens ?? answer.timings?.predicted_n ?? last.tokens ?? 0;
+  const engineMs = answer.timings?.predicted_ms ?? last.engineMs;
+  const seconds = (engineMs ?? last.time - answer.firstAt) / 1000;
+  return { tokens, seconds, speed: seconds > 0 && tokens > 1 ? (tokens - 1) / seconds : null };
+}
+
+function replayFigures(tokens, rate) {
+  return { tokens, seconds: Math.max(0, tokens - 1) / rate, speed: rate };
+}
+
 function showLane(name, { text, tokens, seconds, speed, share }) {
   const box = byId(`lane-${name}-text`);
   if (box.textContent !== text) {
@@ -38,29 +51,23 @@ function drawRace(now) {
   const { answer } = race;
   if (answer?.firstAt == null) return race.running;
   const rate = replayRate();
-  const last = answer.chunks.at(-1);
-  const made = last.tokens ?? 0;
   const live = answer.endAt == null;
+  const figures = liveFigures(answer);
+  const made = figures.tokens;
   const goal = live ? RACE_TOKENS : made;
-  showLane("live", {
-    text: answer.text,
-    tokens: made,
-    seconds: (last.time - answer.firstAt) / 1000,
-    speed: figuresOf(answer).speed,
-    share: made / goal,
-  });
+  showLane("live", { ...figures, text: answer.text, share: made / goal });
   const elapsed = (now - answer.firstAt) / 1000;
   // A replay can only show tokens that exist: where the engine is slower than the replay, the replay waits for it.
-  const replayed = race.skipped && !live ? made : Math.min(made, 1 + Math.floor(elapsed * rate));
+  const due = Math.min(made, 1 + Math.max(0, Math.floor(elapsed * rate)));
+  const replayed = (race.skipped || race.done) && !live ? made : due;
   const done = !live && replayed >= made;
   showLane("replay", {
-    text: answer.text.slice(0, charactersAt(answer, replayed)),
-    tokens: replayed,
-    seconds: done ? (made - 1) / rate : Math.min(elapsed, (replayed - 1) / rate + 1 / rate),
-    speed: rate,
+    ...replayFigures(replayed, rate),
+    text: done ? answer.text : answer.text.slice(0, charactersAt(answer, replayed)),
     share: replayed / goal,
   });
-  if (done) showVerdict();
+  if (done) showVerdict(figures, rate);
+  race.done = done;
   return race.running || !done;
 }
 
@@ -72,16 +79,14 @@ function runFrames() {
   });
 }
 
-function showVerdict() {
-  const { answer } = race;
-  const speed = figuresOf(answer).speed;
-  const made = answer.chunks.at(-1).tokens;
-  if (!speed || made < 2) return;
-  const rate = replayRate();
-  const [here, there] = [(made - 1) / speed, (made - 1) / rate];
+// Made of the very figures that the lanes show, so that clock and verdict cannot differ.
+function showVerdict(live, rate) {
+  const { tokens, seconds, speed } = live;
+  if (!speed) return;
   const factor = speed / rate;
   byId("verdict-line").textContent =
-    `${count(made)} tokens: ${duration(here)} here, ${duration(there)} at ${rate} tok/s. ` +
+    `${count(tokens)} tokens: ${duration(seconds)} here, ${duration(replayFigures(tokens, rate).seconds)} at ` +
+    `${rate} tok/s. ` +
     (factor >= 1
       ? `${factor.toFixed(1)} times as fast as the replay.`
       : `The replay is ${(1 / factor).toFixed(1)} times as fast.`);
@@ -98,7 +103,7 @@ function setRacing(running) {
 }
 
 async function startRun(text) {
-  Object.assign(race, { answer: null, running: true, drawing: true, skipped: false });
+  Object.assign(race, { answer: null, running: true, drawing: true, skipped: false, done: false });
   byId("verdict").hidden = true;
   for (const name of ["live", "replay"]) {
     showLane(name, {
@@ -135,7 +140,7 @@ function startRace() {
     byId("race-rate-text").textContent = `${rate.value} tok/s`;
     byId("lane-replay-name").textContent = `the same tokens at ${rate.value} tok/s, not another engine`;
     byId("lane-replay-speed").textContent = rate.value;
-    if (!race.running && race.answer) showVerdict();
+    if (race.done) drawRace(performance.now()); // its clock and the verdict, at the new speed
   });
   byId("race-form").addEventListener("submit", (event) => {
     event.preventDefault();

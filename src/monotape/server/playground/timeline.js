@@ -146,10 +146,7 @@ function traceOf(answer) {
 }
 
 function startTimeline() {
-  byId("trace").addEventListener("click", () => {
-    const blob = new Blob([JSON.stringify(traceOf(chat.last))], { type: "application/json" });
-    const link = element("a", { href: URL.createObjectURL(blob), download: "monotape-trace.json" });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  });
+  byId("trace").addEventListener("click", () =>
+    download("monotape-trace.json", "application/json", JSON.stringify(traceOf(chat.last))),
+  );
 }

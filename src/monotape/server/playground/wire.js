@@ -1,24 +1,5 @@
 // Speaks to the server: one question at a time, its answer as it comes, and errors as something a person can read.
 
-const byId = (id) => document.getElementById(id);
-
-const memory = {
-  get(name, fallback) {
-    try {
-      return JSON.parse(sessionStorage.getItem(`monotape.${name}`)) ?? fallback;
-    } catch {
-      return fallback;
-    }
-  },
-  set(name, value) {
-    try {
-      sessionStorage.setItem(`monotape.${name}`, JSON.stringify(value));
-    } catch {
-      // A full or forbidden storage only means that a reload forgets.
-    }
-  },
-};
-
 const server = { info: null, key: memory.get("key", "") };
 
 class ServerError extends Error {
@@ -114,6 +95,7 @@ async function ask(messages, settings, onChunk) {
     timings: null,
     metrics: null,
     finish: null,
+    reading: null, // how much of the prompt has been read, while it is
     sentAt: performance.now(),
     wallClock: Date.now(),
     firstAt: null,
@@ -125,6 +107,7 @@ async function ask(messages, settings, onChunk) {
     stream: true,
     stream_options: { include_usage: true },
     timings_per_token: true,
+    return_progress: true,
     ...settings,
   };
   try {
@@ -159,6 +142,7 @@ function take(answer, time, data) {
   answer.text += text;
   answer.thoughts += thought;
   if (choice?.finish_reason) answer.finish = choice.finish_reason;
+  if (data.prompt_progress) answer.reading = data.prompt_progress;
   if (data.usage) answer.usage = data.usage;
   if (data.metrics) answer.metrics = data.metrics;
   if (data.timings) answer.timings = { ...answer.timings, ...data.timings };
