@@ -104,7 +104,8 @@ def test_end_of_text_is_collected_from_every_file() -> None:
         ({"repetition_penalty": 1.1}, ["smollm2"], 0.2, 0.9, "SmolLM2's authors"),
         ({"temperature": 0.6}, ["smollm2"], 0.6, 1.0, "model's files"),
         ({"top_k": 20}, [], 1.0, 1.0, "model's files"),
-        ({"do_sample": False}, ["smollm2"], 0.0, 1.0, "greedy, from the model's files"),
+        ({"do_sample": False}, ["smollm2"], 0.0, 1.0, "model's files"),
+        ({"do_sample": False, "temperature": 1.0, "top_p": 1.0}, [], 0.0, 1.0, "model's files"),
         ({"do_sample": True}, [], 0.7, 0.9, "Monotape's own"),
     ],
 )

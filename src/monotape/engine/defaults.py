@@ -44,8 +44,12 @@ def default_sampling(generation_config: Mapping[str, Any], names: Iterable[str] 
         if generation_config.get(field) is not None
     }
     source = "from the model's files"
-    if not any(name in chosen for name in _TRUNCATING):
-        more, source = _unsaid(generation_config, names)
+    if (
+        generation_config.get("do_sample") is False
+    ):  # the other fields then say nothing, and files still list them
+        chosen["temperature"] = 0.0
+    elif not any(name in chosen for name in _TRUNCATING):
+        more, source = _unsaid(names)
         chosen |= more
     try:
         return DefaultSampling(SamplingParams(**chosen), source)
@@ -53,9 +57,7 @@ def default_sampling(generation_config: Mapping[str, Any], names: Iterable[str] 
         raise CheckpointError(f"generation_config.json cannot be used: {error.message}", error.hint) from None
 
 
-def _unsaid(generation_config: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, float], str]:
-    if generation_config.get("do_sample") is False:  # written down only by authors who mean it
-        return {"temperature": 0.0}, "greedy, from the model's files"
+def _unsaid(names: Iterable[str]) -> tuple[dict[str, float], str]:
     called = " ".join(names).lower()
     for name, settings in BY_AUTHORS.items():
         if name.lower() in called:
