@@ -92,7 +92,7 @@ def test_a_person_gets_a_table(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["train"], "Argument serve: invalid choice"), (["serve", "--requests", "0"], "--requests is 0"),
+        (["train"], "monotape bench does not understand 'train'"), (["serve", "--requests", "0"], "--requests is 0"),
         (["serve", "--url", "http://127.0.0.1:9"], "No server answers"),
     ],
 )  # fmt: skip

@@ -19,11 +19,10 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
             meant = near(str(value), known)
-            what = "/".join(action.option_strings) or str(action.metavar)
             hint = f"Did you mean '{meant}'? " if meant else ""
-            raise UsageError(
-                f"'{value}' is no {what} of {self.prog}.", f"{hint}There are: {', '.join(known)}."
-            )
+            flag = f"{action.option_strings[-1]} of " if action.option_strings else ""
+            message = f"{flag}{self.prog} does not understand '{value}'."
+            raise UsageError(message, f"{hint}There are: {', '.join(known)}.")
 
     def check_flags(self, unknown: Sequence[str]) -> None:
         if unknown:
