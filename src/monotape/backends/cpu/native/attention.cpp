@@ -18,9 +18,17 @@ bool Worker::attention(int layer, const Rows& rows) {
       kernels_.combine(shared_.partials.data() + head * shared_.blocks * shared_.partial_stride, blocks,
                        shared_.partial_stride, model_.head_dim, shared_.attended.data() + head * model_.head_dim);
   } else {
-    for (int item = index_; item < rows.count * model_.kv_heads; item += model_.workers) {
-      if (quits()) return false;
-      attend_row(layer, item / model_.kv_heads, rows.position + item / model_.kv_heads, item % model_.kv_heads);
+    // (KV head, row) pairs are dealt out to all workers; a worker takes its rows of a head some at a time.
+    for (int kv_head = 0; kv_head < model_.kv_heads; kv_head++) {
+      int chosen[kRowsAttended], count = 0;
+      for (int row = 0; row < rows.count; row++) {
+        if ((kv_head * rows.count + row) % model_.workers == index_) chosen[count++] = row;
+        if (count == kRowsAttended || (count && row + 1 == rows.count)) {
+          if (quits()) return false;
+          attend_rows(layer, rows, kv_head, chosen, count);
+          count = 0;
+        }
+      }
     }
   }
   return meet(Stage::output);
@@ -43,26 +51,47 @@ void Worker::share_decode_attention(int layer, int position) {
   }
 }
 
-// Many rows: one worker takes a row's KV head from the first block to the last.
-void Worker::attend_row(int layer, int row, int position, int kv_head) {
-  const int first = first_position(layer, position) / model_.kv_block, last = position / model_.kv_block;
-  const size_t head = static_cast<size_t>(kv_head) * shared_.group;
-  const float* q = shared_.query.data() + row * shared_.query_stride + head * model_.head_dim;
-  for (int block = first; block <= last; block++)
-    attend_block(layer, q, kv_head, position, block, partials_.data() + (block - first) * shared_.partial_stride);
-  float* out = shared_.attended.data() + row * shared_.query_stride + head * model_.head_dim;
-  for (int g = 0; g < shared_.group; g++)
-    kernels_.combine(partials_.data() + g * shared_.blocks * shared_.partial_stride, last - first + 1,
-                     shared_.partial_stride, model_.head_dim, out + g * model_.head_dim);
+// Many rows: keys and values of a block are widened once for all of them.
+void Worker::attend_rows(int layer, const Rows& rows, int kv_head, const int* chosen, int count) {
+  const int dim = model_.head_dim, kv_block = model_.kv_block, group = shared_.group;
+  const size_t head = static_cast<size_t>(kv_head) * group, row_partials = group * shared_.blocks * shared_.partial_stride;
+  const int newest = rows.position + chosen[count - 1];
+  const int first = first_position(layer, rows.position + chosen[0]) / kv_block;
+  for (int block = first; block <= newest / kv_block; block++) {
+    const int begin = block * kv_block, values = (std::min(begin + kv_block, newest + 1) - begin) * dim;
+    kernels_.widen_kv(model_.kv_format, kv_at(shared_.keys, layer, kv_head, begin), values, wide_keys_.data());
+    kernels_.widen_kv(model_.kv_format, kv_at(shared_.values, layer, kv_head, begin), values, wide_values_.data());
+    for (int i = 0; i < count; i++) {
+      const int position = rows.position + chosen[i], seen = first_position(layer, position);
+      const int start = std::max(begin, seen), end = std::min(begin + kv_block, position + 1);
+      if (start >= end) continue;
+      kernels_.attend(Format::f32, shared_.query.data() + chosen[i] * shared_.query_stride + head * dim, group, dim,
+                      wide_keys_.data() + (start - begin) * dim, wide_values_.data() + (start - begin) * dim, end - start,
+                      scores_.data(), partials_.data() + i * row_partials + (block - seen / kv_block) * shared_.partial_stride,
+                      shared_.blocks * shared_.partial_stride);
+    }
+  }
+  for (int i = 0; i < count; i++) {
+    const int position = rows.position + chosen[i];
+    const int blocks = position / kv_block - first_position(layer, position) / kv_block + 1;
+    float* out = shared_.attended.data() + chosen[i] * shared_.query_stride + head * dim;
+    for (int g = 0; g < group; g++)
+      kernels_.combine(partials_.data() + i * row_partials + g * shared_.blocks * shared_.partial_stride, blocks,
+                       shared_.partial_stride, dim, out + g * dim);
+  }
+}
+
+uint8_t* Worker::kv_at(void* cache, int layer, int kv_head, int position) const {
+  const size_t head = static_cast<size_t>(layer) * model_.kv_heads + kv_head;
+  const size_t at = (head * shared_.job.kv_capacity + position) * model_.head_dim;
+  return static_cast<uint8_t*>(cache) + at * value_bytes(model_.kv_format);
 }
 
 void Worker::attend_block(int layer, const float* q, int kv_head, int position, int block, float* partials) {
   const int start = std::max(block * model_.kv_block, first_position(layer, position));
   const int end = std::min((block + 1) * model_.kv_block, position + 1);
-  const size_t head = static_cast<size_t>(layer) * model_.kv_heads + kv_head;
-  const size_t at = (head * shared_.job.kv_capacity + start) * model_.head_dim * value_bytes(model_.kv_format);
-  kernels_.attend(model_.kv_format, q, shared_.group, model_.head_dim, static_cast<uint8_t*>(shared_.keys) + at,
-                  static_cast<uint8_t*>(shared_.values) + at, end - start, scores_.data(), partials,
+  kernels_.attend(model_.kv_format, q, shared_.group, model_.head_dim, kv_at(shared_.keys, layer, kv_head, start),
+                  kv_at(shared_.values, layer, kv_head, start), end - start, scores_.data(), partials,
                   shared_.blocks * shared_.partial_stride);
 }
 

@@ -11,6 +11,11 @@ namespace monotape {
 // In memory: peak, sum, then head_dim accumulated values.
 constexpr int kPartialHeader = 2;
 
+// Activation rows that share one pass over a tile in prefill.
+constexpr int kPanelRows = 4;
+constexpr int whole_panels(int rows) { return (rows + kPanelRows - 1) / kPanelRows * kPanelRows; }
+
+constexpr size_t kQ8BlockBytes = kTileRows * (kQ8Block + 2);
 constexpr size_t value_bytes(Format format) { return format == Format::f32 ? 4 : 2; }
 // plan/types.py: Format.tile_bytes
 constexpr size_t tile_bytes(Format format, int padded_k) {
@@ -21,22 +26,31 @@ constexpr size_t tile_bytes(Format format, int padded_k) {
 struct Kernels {
   const char* name;
 
-  // Bytes of one prepared row of k values: float formats keep float32, q8 keeps 16-bit integers with scales.
+  // Bytes of one prepared row of k values, and of a panel of kPanelRows of them: float formats keep float32, q8 keeps
+  // 16-bit integers with scales.
   size_t (*prepared_bytes)(Format format, int padded_k);
+  size_t (*panel_bytes)(Format format, int padded_k);
   // Turns a row of activations into what multiply() reads; values past k become zeros.
   void (*prepare)(Format format, const float* x, int k, int padded_k, uint8_t* prepared);
-  // y[row][8 * tile + lane] = sum over k. The order of that sum depends on k alone, never on `rows` or `tiles`.
-  void (*multiply)(Format format, const uint8_t* tiles, int count, int padded_k, const uint8_t* prepared,
-                   size_t prepared_stride, int rows, float* y, size_t y_stride);
+  // The same for row `row` of a panel, which multiply_panels() reads. x null: zeros, for rows that are not there.
+  void (*prepare_in_panel)(Format format, const float* x, int k, int padded_k, int row, uint8_t* panel);
+  // y[8 * tile + lane] = sum over k. The order of that sum depends on k alone.
+  void (*multiply)(Format format, const uint8_t* tiles, int count, int padded_k, const uint8_t* prepared, float* y);
+  // The same for each row of some panels, with the same bits: y[row * y_stride + 8 * tile + lane]. Writes
+  // whole_panels(rows) rows.
+  void (*multiply_panels)(Format format, const uint8_t* tiles, int count, int padded_k, const uint8_t* panels,
+                          size_t panel_stride, int rows, float* y, size_t y_stride);
   // One row of a tile matrix as float32 (a tied embedding), or of a row-major table (an untied one).
   void (*unpack_tile_row)(Format format, const uint8_t* tile, int lane, int k, float* row);
   void (*unpack_table_row)(Format format, const uint8_t* table, int64_t row, int k, int padded_k, float* out);
 
   // out = x / rms(x) * gain
   void (*normalise)(const float* x, const float* gain, int count, float eps, float* out);
-  // out[i] = silu(gate[i]) * up[i] for 8 values
-  void (*gated_tile)(const float* gate, const float* up, float* out);
+  // out[row * out_stride + i] = silu(gate[i]) * up[i] for 8 values of each row; products: 8 of gate, then 8 of up, a row
+  void (*gate_rows)(const float* products, int rows, float* out, size_t out_stride);
   void (*store_kv)(Format format, const float* x, int count, void* out);
+  // Keys or values as float32, which attend() reads with Format::f32: the same bits, without widening them each time.
+  void (*widen_kv)(Format format, const void* values, int count, float* out);
   // Partial results of `group` query heads (q, scaled, [group][head_dim]) over `count` positions of one KV head.
   void (*attend)(Format format, const float* q, int group, int head_dim, const void* keys, const void* values,
                  int count, float* scores, float* partials, size_t partial_stride);

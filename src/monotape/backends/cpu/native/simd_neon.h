@@ -33,13 +33,36 @@ static inline f32x8 min(f32x8 a, f32x8 b) { return {vminq_f32(a.lo, b.lo), vminq
 static inline f32x8 fma(f32x8 a, f32x8 b, f32x8 c) {
   return {vfmaq_f32(c.lo, a.lo, b.lo), vfmaq_f32(c.hi, a.hi, b.hi)};
 }
-static inline f32x8 round(f32x8 a) { return {vrndnq_f32(a.lo), vrndnq_f32(a.hi)}; }
-static inline float32x4_t power_of_two(float32x4_t n) {
-  return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
+// a * 2^n, where n is the lowest bits of b and the result is a normal number
+static inline float32x4_t add_to_exponent(float32x4_t a, float32x4_t b) {
+  return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a), vshlq_n_s32(vreinterpretq_s32_f32(b), 23)));
 }
-static inline f32x8 power_of_two(f32x8 n) { return {power_of_two(n.lo), power_of_two(n.hi)}; }
+static inline f32x8 add_to_exponent(f32x8 a, f32x8 b) { return {add_to_exponent(a.lo, b.lo), add_to_exponent(a.hi, b.hi)}; }
 static inline float sum(f32x8 a) { return vaddvq_f32(vaddq_f32(a.lo, a.hi)); }
 static inline float peak(f32x8 a) { return vmaxvq_f32(vmaxq_f32(a.lo, a.hi)); }
+
+// The sums of four, side by side; the additions are those of sum().
+static inline float32x4_t half_sum(f32x8 a) { return vaddq_f32(a.lo, a.hi); }
+static inline void store_sums(f32x8 a, f32x8 b, f32x8 c, f32x8 d, float* out) {
+  vst1q_f32(out, vpaddq_f32(vpaddq_f32(half_sum(a), half_sum(b)), vpaddq_f32(half_sum(c), half_sum(d))));
+}
+
+// Four factors side by side: a multiply-add takes one of them, so that nothing is broadcast.
+struct Factors {
+  float32x4_t v;
+};
+static inline Factors load_factors(const float* p) { return {vld1q_f32(p)}; }
+template <int I>
+static inline f32x8 fma_by(f32x8 a, Factors b, f32x8 c) {
+  return {vfmaq_laneq_f32(c.lo, a.lo, b.v, I), vfmaq_laneq_f32(c.hi, a.hi, b.v, I)};
+}
+
+// Rounds eight values between -2^15 and 2^15: added to 1.5 * 2^23 a value has its integer in the lowest bits.
+static inline void store_integers(int16_t* p, f32x8 a) {
+  const float32x4_t offset = vdupq_n_f32(12582912.0f);
+  const int32x4_t lo = vreinterpretq_s32_f32(vaddq_f32(a.lo, offset)), hi = vreinterpretq_s32_f32(vaddq_f32(a.hi, offset));
+  vst1q_s16(p, vcombine_s16(vmovn_s32(lo), vmovn_s32(hi)));
+}
 
 // 32 activations as 16-bit integers, x = 256 * high + low with both in int8 range, and their scale. Two 8-bit dot
 // products then give the exact 16-bit one.
@@ -48,44 +71,38 @@ struct Q8Block {
   float scale;
   float unused[3];
 };
-static inline void split_integers(const int16_t* x, Q8Block& block) {
-  for (int i = 0; i < 32; i++) {
-    const int high = (x[i] + 128) >> 8;
-    block.high[i] = static_cast<int8_t>(high);
-    block.low[i] = static_cast<int8_t>(x[i] - high * 256);
+static inline void put_row(const int16_t* x, float scale, Q8Block& block) {
+  for (int i = 0; i < 32; i += 8) {
+    vst1_s8(block.high + i, vrshrn_n_s16(vld1q_s16(x + i), 8));
+    vst1_s8(block.low + i, vmovn_s16(vld1q_s16(x + i)));
   }
+  block.scale = scale;
 }
 
-template <int R, int J>
-static inline void q8_quad(const int8_t* w, const int8x16_t* high, const int8x16_t* low, int32x4_t (*acc)[4]) {
+template <int J>
+static inline void q8_quad(const int8_t* w, int8x16_t high, int8x16_t low, int32x4_t* acc) {
   const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16);
-  for (int r = 0; r < R; r++) {
-    acc[r][0] = vdotq_laneq_s32(acc[r][0], w0, high[r], J);
-    acc[r][1] = vdotq_laneq_s32(acc[r][1], w1, high[r], J);
-    acc[r][2] = vdotq_laneq_s32(acc[r][2], w0, low[r], J);
-    acc[r][3] = vdotq_laneq_s32(acc[r][3], w1, low[r], J);
-  }
+  acc[0] = vdotq_laneq_s32(acc[0], w0, high, J);
+  acc[1] = vdotq_laneq_s32(acc[1], w1, high, J);
+  acc[2] = vdotq_laneq_s32(acc[2], w0, low, J);
+  acc[3] = vdotq_laneq_s32(acc[3], w1, low, J);
 }
 
-template <int R>
-static inline void q8_block(const int8_t* w, const Q8Block* const* x, f32x8* dots) {
-  int32x4_t acc[R][4];
-  for (int r = 0; r < R; r++)
-    for (int i = 0; i < 4; i++) acc[r][i] = vdupq_n_s32(0);
+// Integer dot products of a block of 8 rows ([k / 4][row][4] int8) with the same block of an activation row.
+static inline f32x8 q8_block(const int8_t* w, const Q8Block& x) {
+  int32x4_t acc[4];
+  for (int i = 0; i < 4; i++) acc[i] = vdupq_n_s32(0);
   for (int half = 0; half < 2; half++) {
-    int8x16_t high[R], low[R];
-    for (int r = 0; r < R; r++) {
-      high[r] = vld1q_s8(x[r]->high + 16 * half);
-      low[r] = vld1q_s8(x[r]->low + 16 * half);
-    }
-    q8_quad<R, 0>(w + 128 * half, high, low, acc);
-    q8_quad<R, 1>(w + 128 * half + 32, high, low, acc);
-    q8_quad<R, 2>(w + 128 * half + 64, high, low, acc);
-    q8_quad<R, 3>(w + 128 * half + 96, high, low, acc);
+    const int8x16_t high = vld1q_s8(x.high + 16 * half), low = vld1q_s8(x.low + 16 * half);
+    q8_quad<0>(w + 128 * half, high, low, acc);
+    q8_quad<1>(w + 128 * half + 32, high, low, acc);
+    q8_quad<2>(w + 128 * half + 64, high, low, acc);
+    q8_quad<3>(w + 128 * half + 96, high, low, acc);
   }
-  for (int r = 0; r < R; r++)
-    dots[r] = {vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(acc[r][0], 8), acc[r][2])),
-               vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(acc[r][1], 8), acc[r][3]))};
+  return {vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(acc[0], 8), acc[2])),
+          vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(acc[1], 8), acc[3]))};
 }
 
 }  // namespace monotape::MONOTAPE_ISA
+
+#include "panel_neon.h"

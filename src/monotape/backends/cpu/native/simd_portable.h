@@ -30,15 +30,9 @@ static inline f32x8 div(f32x8 a, f32x8 b) { return lanes([&](int i) { return a.v
 static inline f32x8 max(f32x8 a, f32x8 b) { return lanes([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
 static inline f32x8 min(f32x8 a, f32x8 b) { return lanes([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
 static inline f32x8 fma(f32x8 a, f32x8 b, f32x8 c) { return lanes([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
-static inline f32x8 round(f32x8 a) { return lanes([&](int i) { return std::nearbyint(a.v[i]); }); }
-// 2^n for whole n in [-126, 127]
-static inline f32x8 power_of_two(f32x8 n) {
-  return lanes([&](int i) {
-    uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23;
-    float f;
-    std::memcpy(&f, &bits, 4);
-    return f;
-  });
+// a * 2^n, where n is the lowest bits of b and the result is a normal number
+static inline f32x8 add_to_exponent(f32x8 a, f32x8 b) {
+  return lanes([&](int i) { return bits_to_f32(f32_to_bits(a.v[i]) + (f32_to_bits(b.v[i]) << 23)); });
 }
 static inline float sum(f32x8 a) {
   return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
@@ -49,24 +43,48 @@ static inline float peak(f32x8 a) {
   return m;
 }
 
+// The sums of four, side by side.
+static inline void store_sums(f32x8 a, f32x8 b, f32x8 c, f32x8 d, float* out) {
+  out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
+}
+
+struct Factors {
+  const float* p;
+};
+static inline Factors load_factors(const float* p) { return {p}; }
+template <int I>
+static inline f32x8 fma_by(f32x8 a, Factors b, f32x8 c) {
+  return fma(a, broadcast(b.p[I]), c);
+}
+
+// Rounds eight values between -2^15 and 2^15.
+static inline void store_integers(int16_t* p, f32x8 a) {
+  for (int i = 0; i < 8; i++) p[i] = static_cast<int16_t>(std::nearbyint(a.v[i]));
+}
+
 // 32 activations as 16-bit integers and their scale.
 struct Q8Block {
   int16_t x[32];
   float scale;
   float unused[3];
 };
-static inline void split_integers(const int16_t* x, Q8Block& block) { std::memcpy(block.x, x, sizeof block.x); }
+static inline void put_row(const int16_t* x, float scale, Q8Block& block) {
+  std::memcpy(block.x, x, sizeof block.x);
+  block.scale = scale;
+}
 
 // Integer dot products of a block of 8 rows ([k / 4][row][4] int8) with the same block of R activation rows.
 template <int R>
-static inline void q8_block(const int8_t* w, const Q8Block* const* x, f32x8* dots) {
+static inline void q8_block(const int8_t* w, const Q8Block* x, f32x8* dots) {
   for (int r = 0; r < R; r++) {
     int32_t acc[8] = {};
     for (int k4 = 0; k4 < 8; k4++)
       for (int row = 0; row < 8; row++)
-        for (int j = 0; j < 4; j++) acc[row] += w[k4 * 32 + row * 4 + j] * x[r]->x[k4 * 4 + j];
+        for (int j = 0; j < 4; j++) acc[row] += w[k4 * 32 + row * 4 + j] * x[r].x[k4 * 4 + j];
     dots[r] = lanes([&](int i) { return static_cast<float>(acc[i]); });
   }
 }
 
 }  // namespace monotape::MONOTAPE_ISA
+
+#include "panel_rows.h"

@@ -26,6 +26,7 @@ Shared::Shared(const Model& m, const Kernels& k, Collective* c, Patience patienc
   const int head_width = c && c->head_input() == HeadInput::concatenate ? m.width * c->ranks() : m.width;
   const int widest = static_cast<int>(round_up(std::max({head_width, q_rows, m.ffn}), kQ8Block));
   prepared_stride = k.prepared_bytes(m.weight_format, widest);
+  panel_stride = k.panel_bytes(m.weight_format, widest);
   partial_stride = m.head_dim + kPartialHeader;
   blocks = (m.context + m.kv_block - 1) / m.kv_block;
   residual.resize(m.chunk * width_stride);
@@ -34,7 +35,7 @@ Shared::Shared(const Model& m, const Kernels& k, Collective* c, Patience patienc
   activation.resize(m.chunk * ffn_stride);
   logits.resize(round_up(c && m.rank == 0 ? c->vocab() : m.vocab, kTileRows) + kTileRows);
   partials.resize(m.heads * blocks * partial_stride);
-  prepared.resize(m.chunk * prepared_stride);
+  panels.resize(whole_panels(m.chunk) / kPanelRows * panel_stride);
 }
 
 Worker::Worker(Shared& shared, int index)
@@ -43,9 +44,11 @@ Worker::Worker(Shared& shared, int index)
   const size_t unit = std::max<size_t>(round_up(m.head_dim, kTileRows), 2 * kTileRows);
   prepared_.resize(shared.prepared_stride);
   normalised_.resize(std::max({shared.width_stride, shared.ffn_stride, shared.query_stride}));
-  product_.resize(m.chunk * unit);
+  product_.resize(whole_panels(m.chunk) * unit);
   scores_.resize(shared.group * round_up(m.kv_block, kTileRows));
-  partials_.resize(shared.group * shared.blocks * shared.partial_stride);
+  partials_.resize(kRowsAttended * shared.group * shared.blocks * shared.partial_stride);
+  wide_keys_.resize(m.kv_block * m.head_dim);
+  wide_values_.resize(m.kv_block * m.head_dim);
   if (shared.collective) combined_.resize(static_cast<size_t>(m.width) * shared.collective->ranks());
 }
 
@@ -110,25 +113,33 @@ bool Worker::embed(const Rows& rows) {
   return meet(Stage::qkv);
 }
 
-void Worker::prepare_row(const float* x, const float* gain, int k, int padded_k, uint8_t* out) {
-  if (gain) {
-    kernels_.normalise(x, gain, k, model_.norm_eps, normalised_.data());
-    x = normalised_.data();
-  }
-  kernels_.prepare(model_.weight_format, x, k, padded_k, out);
+const float* Worker::normalised(const float* x, const float* gain, int k) {
+  if (!gain) return x;
+  kernels_.normalise(x, gain, k, model_.norm_eps, normalised_.data());
+  return normalised_.data();
 }
 
 bool Worker::prepare(Stage stage, const float* x, size_t stride, const float* gain, int k, int rows, Input& input) {
   input.padded_k = padded(k);
   if (rows == 1) {
     input.rows = prepared_.data();
-    prepare_row(x, gain, k, input.padded_k, prepared_.data());
+    kernels_.prepare(model_.weight_format, normalised(x, gain, k), k, input.padded_k, prepared_.data());
     return true;
   }
-  input.rows = shared_.prepared.data();
-  for (int r = index_; r < rows; r += model_.workers)
-    prepare_row(x + r * stride, gain, k, input.padded_k, shared_.prepared.data() + r * shared_.prepared_stride);
+  input.rows = shared_.panels.data();
+  for (int first = index_ * kPanelRows; first < rows; first += model_.workers * kPanelRows)
+    for (int r = 0; r < kPanelRows; r++) {
+      const float* row = first + r < rows ? normalised(x + (first + r) * stride, gain, k) : nullptr;
+      kernels_.prepare_in_panel(model_.weight_format, row, k, input.padded_k, r,
+                                shared_.panels.data() + first / kPanelRows * shared_.panel_stride);
+    }
   return meet(stage);
+}
+
+void Worker::product(const uint8_t* tiles, int count, const Input& input, int rows) {
+  if (rows == 1) return kernels_.multiply(model_.weight_format, tiles, count, input.padded_k, input.rows, product_.data());
+  kernels_.multiply_panels(model_.weight_format, tiles, count, input.padded_k, input.rows, shared_.panel_stride, rows,
+                           product_.data(), count * kTileRows);
 }
 
 // RMSNorm, then q, k and v. The owner of a head also normalises and rotates it; k and v go straight into the KV.
@@ -143,8 +154,7 @@ bool Worker::qkv(int layer, const Rows& rows) {
   const size_t unit_bytes = head_tiles * tile_bytes(model_.weight_format, input.padded_k);
   for (int unit = owned.first / head_tiles; unit < (owned.first + owned.count) / head_tiles; unit++, tape += unit_bytes) {
     if (quits()) return false;
-    kernels_.multiply(model_.weight_format, tape, head_tiles, input.padded_k, input.rows, shared_.prepared_stride,
-                      rows.count, product_.data(), head_tiles * kTileRows);
+    product(tape, head_tiles, input, rows.count);
     finish_head(layer, unit, rows);
   }
   return meet(Stage::qkv);
@@ -193,8 +203,7 @@ bool Worker::add_to_residual(Stage stage, int layer, const Input& input, int row
   if (shared_.collective && stopped()) return false;
   for (int t = 0; t < owned.count; t++, tape += tile_bytes(model_.weight_format, input.padded_k)) {
     if (quits()) return false;
-    kernels_.multiply(model_.weight_format, tape, 1, input.padded_k, input.rows, shared_.prepared_stride, rows,
-                      product_.data(), kTileRows);
+    product(tape, 1, input, rows);
     if (shared_.collective) {
       share_tile(module, (owned.first + t) * kTileRows, rows);
       continue;
@@ -225,12 +234,8 @@ bool Worker::gate_up(int layer, const Rows& rows) {
   const size_t pair_bytes = 2 * tile_bytes(model_.weight_format, input.padded_k);
   for (int pair = owned.first / 2; pair < (owned.first + owned.count) / 2; pair++, tape += pair_bytes) {
     if (quits()) return false;
-    kernels_.multiply(model_.weight_format, tape, 2, input.padded_k, input.rows, shared_.prepared_stride, rows.count,
-                      product_.data(), 2 * kTileRows);
-    for (int r = 0; r < rows.count; r++) {
-      const float* gate = product_.data() + r * 2 * kTileRows;
-      kernels_.gated_tile(gate, gate + kTileRows, shared_.activation.data() + r * shared_.ffn_stride + pair * kTileRows);
-    }
+    product(tape, 2, input, rows.count);
+    kernels_.gate_rows(product_.data(), rows.count, shared_.activation.data() + pair * kTileRows, shared_.ffn_stride);
   }
   return meet(Stage::gate_up);
 }
@@ -255,8 +260,7 @@ bool Worker::head(int row, float* out) {
   if (!prepare(Stage::head, x, 0, gain, k, 1, input)) return false;
   const Span& owned = span(Stage::head);
   const uint8_t* tape = model_.tapes[index_] + owned.offset;
-  kernels_.multiply(model_.weight_format, tape, owned.count, input.padded_k, input.rows, shared_.prepared_stride, 1,
-                    out + owned.first * kTileRows, 0);
+  kernels_.multiply(model_.weight_format, tape, owned.count, input.padded_k, input.rows, out + owned.first * kTileRows);
   return (!shared_.collective || gather_logits(out)) && meet(Stage::head);
 }
 

@@ -30,15 +30,18 @@ struct Shared {
 
   int q_rows, kv_rows, group;                  // group: query heads that share a KV head
   size_t width_stride, query_stride, ffn_stride;  // floats a row
-  size_t prepared_stride;                      // bytes a row, of the widest input
+  size_t prepared_stride, panel_stride;        // bytes a row, and a panel of rows, of the widest input
   size_t partial_stride, blocks;               // floats a partial result; KV blocks in a whole context
   std::vector<float> residual, query, attended, activation, logits;
   std::vector<float> partials;                 // [heads][blocks][partial]: decode, where workers share a head's blocks
-  std::vector<uint8_t> prepared;               // [chunk] rows: prefill, where workers share the preparing
+  std::vector<uint8_t> panels;                 // of a chunk's rows: prefill, where workers share the preparing
   int32_t next_token = 0;                      // known to worker 0, read by all after they meet
   std::atomic<int32_t> filled{0};              // positions of the prompt whose KV this rank has, all layers of it
   Finish finish = Finish::running;
 };
+
+// Rows for which a worker widens the KV of a head once.
+constexpr int kRowsAttended = 8;
 
 // The rows of one pass: consecutive tokens of the sequence.
 struct Rows {
@@ -70,7 +73,7 @@ class Worker {
 
  private:
   struct Input {
-    const uint8_t* rows;
+    const uint8_t* rows;  // one row alone, or panels
     int padded_k;
   };
 
@@ -85,13 +88,17 @@ class Worker {
   // Normalises (gain != null) and prepares the rows of a stage's input. One row: everybody does it alone, which is
   // cheaper than meeting. Many rows: everybody does some, then all meet.
   bool prepare(Stage stage, const float* x, size_t stride, const float* gain, int k, int rows, Input& input);
-  void prepare_row(const float* x, const float* gain, int k, int padded_k, uint8_t* out);
+  const float* normalised(const float* x, const float* gain, int k);
+  // Multiplies `count` tiles with all rows of an input; the results land in product_, `count` tiles a row.
+  void product(const uint8_t* tiles, int count, const Input& input, int rows);
   void finish_head(int layer, int unit, const Rows& rows);
   void rotate(float* head, int position) const;
   bool add_to_residual(Stage stage, int layer, const Input& input, int rows);
   void share_decode_attention(int layer, int position);
-  void attend_row(int layer, int row, int position, int kv_head);
+  void attend_rows(int layer, const Rows& rows, int kv_head, const int* chosen, int count);
   void attend_block(int layer, const float* q, int kv_head, int position, int block, float* partials);
+  // Keys or values of a KV head from `position` on.
+  uint8_t* kv_at(void* cache, int layer, int kv_head, int position) const;
   int first_position(int layer, int position) const;
   bool quits();
   const Span& span(Stage stage) const { return shared_.model.spans[index_ * kStages + static_cast<int>(stage)]; }
@@ -114,7 +121,9 @@ class Worker {
   const Kernels& kernels_;
   int index_;
   std::vector<uint8_t> prepared_;              // one row
-  std::vector<float> normalised_, product_, scores_, partials_, combined_;
+  std::vector<float> normalised_, product_, scores_, combined_;
+  std::vector<float> partials_;                // [row][query head of a group][block]: of the rows attended together
+  std::vector<float> wide_keys_, wide_values_; // one block of positions in float32
   uint32_t sends_ = 0, heads_ = 0, agreements_ = 0;  // numbers of the last words of each kind
   int modules_ = 0;                            // of this job
   int64_t looks_ = 0;                          // of this job
