@@ -24,8 +24,7 @@ bool Worker::attention(int layer, const Rows& rows) {
       for (int row = 0; row < rows.count; row++) {
         if ((kv_head * rows.count + row) % model_.workers == index_) chosen[count++] = row;
         if (count == kRowsAttended || (count && row + 1 == rows.count)) {
-          if (quits()) return false;
-          attend_rows(layer, rows, kv_head, chosen, count);
+          if (!attend_rows(layer, rows, kv_head, chosen, count)) return false;
           count = 0;
         }
       }
@@ -52,7 +51,7 @@ void Worker::share_decode_attention(int layer, int position) {
 }
 
 // Many rows: keys and values of a block are widened once for all of them.
-void Worker::attend_rows(int layer, const Rows& rows, int kv_head, const int* chosen, int count) {
+bool Worker::attend_rows(int layer, const Rows& rows, int kv_head, const int* chosen, int count) {
   const int dim = model_.head_dim, kv_block = model_.kv_block, group = shared_.group;
   const size_t head = static_cast<size_t>(kv_head) * group, row_partials = group * shared_.blocks * shared_.partial_stride;
   const int newest = rows.position + chosen[count - 1];
@@ -65,6 +64,7 @@ void Worker::attend_rows(int layer, const Rows& rows, int kv_head, const int* ch
       const int position = rows.position + chosen[i], seen = first_position(layer, position);
       const int start = std::max(begin, seen), end = std::min(begin + kv_block, position + 1);
       if (start >= end) continue;
+      if (quits()) return false;
       kernels_.attend(Format::f32, shared_.query.data() + chosen[i] * shared_.query_stride + head * dim, group, dim,
                       wide_keys_.data() + (start - begin) * dim, wide_values_.data() + (start - begin) * dim, end - start,
                       scores_.data(), partials_.data() + i * row_partials + (block - seen / kv_block) * shared_.partial_stride,
@@ -79,6 +79,7 @@ void Worker::attend_rows(int layer, const Rows& rows, int kv_head, const int* ch
       kernels_.combine(partials_.data() + i * row_partials + g * shared_.blocks * shared_.partial_stride, blocks,
                        shared_.partial_stride, dim, out + g * dim);
   }
+  return true;
 }
 
 uint8_t* Worker::kv_at(void* cache, int layer, int kv_head, int position) const {

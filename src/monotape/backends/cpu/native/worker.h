@@ -95,7 +95,7 @@ class Worker {
   void rotate(float* head, int position) const;
   bool add_to_residual(Stage stage, int layer, const Input& input, int rows);
   void share_decode_attention(int layer, int position);
-  void attend_rows(int layer, const Rows& rows, int kv_head, const int* chosen, int count);
+  bool attend_rows(int layer, const Rows& rows, int kv_head, const int* chosen, int count);
   void attend_block(int layer, const float* q, int kv_head, int position, int block, float* partials);
   // Keys or values of a KV head from `position` on.
   uint8_t* kv_at(void* cache, int layer, int kv_head, int position) const;
