@@ -89,8 +89,9 @@ class RunningServer:
 
 @contextlib.contextmanager
 def scripted_server(source: str = "server.scripted", **settings: Any) -> Iterator[RunningServer]:
-    """A server whose model is scripted.py's. `engine` holds settings of the engine."""
+    """A server whose model is scripted.py's. `engine` holds settings of the engine, `limits` of connections."""
     engine = settings.pop("engine", {"model": "scripted"})
+    limits = settings.pop("limits", None)
     command = [
         sys.executable,
         "-m",
@@ -98,6 +99,7 @@ def scripted_server(source: str = "server.scripted", **settings: Any) -> Iterato
         source,
         json.dumps({"port": 0, **settings}),
         json.dumps(engine),
+        *([] if limits is None else [json.dumps(limits)]),
     ]
     with _process(command, engine["model"]) as server:
         yield server

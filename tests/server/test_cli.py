@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -118,6 +119,7 @@ def test_every_setting_of_the_server_has_a_flag() -> None:
 
 def test_a_port_in_use_and_missing_certificates_are_explained() -> None:
     from monotape.errors import ResourceError, UsageError
+    from monotape.server.limits import Limits
     from monotape.server.run import listen, make_server
 
     with listen(ServerConfig(port=0)) as taken, pytest.raises(ResourceError, match="cannot be had"):
@@ -126,7 +128,7 @@ def test_a_port_in_use_and_missing_certificates_are_explained() -> None:
     async def app(*_: Any) -> None: ...
 
     with pytest.raises(UsageError, match="The TLS key or certificate cannot be read"):
-        make_server(app, ServerConfig(ssl_keyfile="no.key", ssl_certfile="no.crt"))
+        make_server(app, ServerConfig(ssl_keyfile="no.key", ssl_certfile="no.crt"), asyncio.Event(), Limits())
 
 
 def test_health_is_503_until_the_model_has_made_a_token() -> None:

@@ -147,7 +147,7 @@ def test_an_unknown_model_is_404(scripted: RunningServer, path: str) -> None:
     assert response.status_code == 404
     error = response.json()["error"]
     assert (error["code"], error["param"], error["type"]) == ("model_not_found", "model", "not_found_error")
-    assert error["message"] == "The model 'gpt-5' does not exist. Served: scripted."
+    assert error["message"].startswith("The model 'gpt-5' does not exist. Served: scripted. Start the server")
     assert scripted.get("/v1/models/gpt-5").status_code == 404
     anthropic = scripted.post(MESSAGES, {**body, "max_tokens": 1})
     assert anthropic.status_code == 404 and anthropic.json()["error"]["type"] == "not_found_error"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,12 +80,36 @@ def test_a_browser_is_asked_for_the_key(locked: RunningServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "", "127.0.0.1.evil.example"]
-)
+    "host",
+    ["evil.example", "evil.example:8000", "localhost.evil.example", "", "127.0.0.1.evil.example", "[::1]evil.com",
+     "localhost:80@evil.com", "localhost:evil.com", "localhost/evil.com", "evil.com#localhost", "localhost evil.com",
+     "[localhost]", "[::1", "::1]", "localhost:", "localhost:80:80", "localhost,evil.com", "localhost:123456"],
+)  # fmt: skip
 def test_other_hosts_are_refused(scripted: RunningServer, host: str) -> None:
     response = scripted.get("/version", headers={"host": host})
     assert response.status_code in (400, 403)
     assert scripted.get("/health", headers={"host": "evil.example"}).status_code == 403
+
+
+@pytest.mark.parametrize("names", [("localhost", "evil.example"), ("evil.example", "localhost")])
+@pytest.mark.parametrize("header", ["Host", "Origin"])
+def test_a_header_that_is_checked_comes_once(
+    scripted: RunningServer, locked: RunningServer, header: str, names: tuple[str, str]
+) -> None:
+    """Of two, one would be checked and the other might be believed elsewhere."""
+    for server in (scripted, locked):
+        given = [f"{header}: {name if header == 'Host' else f'http://{name}'}" for name in names]
+        rest = ["Host: localhost"] if header == "Origin" else []
+        head = "\r\n".join(
+            ["GET /version HTTP/1.1", *given, *rest, f"X-Api-Key: {KEY}", "Connection: close", "", ""]
+        )
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(head.encode())
+            with client.makefile("rb") as stream:
+                answer = stream.read()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert f"more than one {header} header".encode() in answer
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1:1", "[::1]:80"])
@@ -93,7 +118,15 @@ def test_local_hosts_are_served(scripted: RunningServer, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://localhost.evil.example", "http://[", "file://"]
+    "origin",
+    [
+        "https://evil.example",
+        "null",
+        "http://localhost.evil.example",
+        "http://[",
+        "file://",
+        "http://localhost:80@evil.com",
+    ],
 )
 def test_other_origins_are_refused(scripted: RunningServer, origin: str) -> None:
     response = scripted.post("/v1/chat/completions", {}, headers={"origin": origin})

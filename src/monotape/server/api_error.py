@@ -11,8 +11,8 @@ from monotape.errors import ContextOverflow, MonotapeError
 #: Type of error by status, in OpenAI's words and in Anthropic's.
 OPENAI_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error", 500: "server_error",
-    503: "server_error",
+    405: "invalid_request_error", 408: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error",
+    431: "invalid_request_error", 500: "server_error", 503: "server_error",
 }  # fmt: skip
 ANTHROPIC_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",

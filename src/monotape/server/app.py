@@ -9,6 +9,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from monotape.server import status
+from monotape.server.access_log import note_error
 from monotape.server.api_error import ApiError
 from monotape.server.chat import chat_completions
 from monotape.server.completions import completions
@@ -80,6 +81,7 @@ def build(service: Service) -> ASGIApp:
             error = ApiError(
                 405, message, code="method_not_allowed", headers={"allow": ", ".join(sorted(methods))}
             )
+            note_error(scope, error)
             return await send_error(send, error, dialect_of(scope))
         await inner(scope, receive, send)
 
@@ -97,5 +99,10 @@ def _methods() -> dict[str, set[str]]:
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    message = f"There is no route {scope['method']} {scope['path'][:200]}."
-    await send_error(send, ApiError(404, message, code="not_found"), dialect_of(scope))
+    """Says what is there instead, for routes that applications expect of a server like this one."""
+    error = ApiError(404, f"There is no route {scope['method']} {scope['path'][:200]}.", code="not_found")
+    if scope["path"].rpartition("/")[2] in ("embeddings", "embed"):
+        message = "This engine does not make embeddings; it answers with text. Use another server for them."
+        error = ApiError(404, message, code="embeddings_not_supported")
+    note_error(scope, error)
+    await send_error(send, error, dialect_of(scope))

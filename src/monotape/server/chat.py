@@ -24,7 +24,7 @@ from monotape.server.usage import finish_reason, openai_usage, token_logprobs
 
 async def chat_completions(service: Service, request: ChatRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a conversation, whole or streamed; tools, structured output, log-probabilities, reasoning."""
-    clock, head = begin(service, request.model, "chatcmpl", "chat.completion")
+    clock, head = begin(service, scope, request, "chatcmpl", "chat.completion")
     conversation, turn = await service.line_up(clock, lambda: prepare(service, request, clock))
     conversation.work.progress = bool(request.stream and request.return_progress)
     if request.stream:

@@ -36,7 +36,7 @@ class Prepared:
 
 async def completions(service: Service, request: CompletionRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Continues one prompt or several, given as text or token ids; echo, log-probabilities, suffix."""
-    clock, head = begin(service, request.model, "cmpl", "text_completion")
+    clock, head = begin(service, scope, request, "cmpl", "text_completion")
     prepared, turn = await service.line_up(clock, lambda: _prepare(service, request, clock))
     if request.stream:
         return Stream(_stream(service, request, prepared, head, turn), failure, turn)

@@ -25,10 +25,16 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = _setting(
         (), "names that requests may give; more than one after commas", metavar="NAME,..."
     )
+    any_model_name: bool = _setting(
+        False, "answer whatever model a request names, for applications that have a name built in"
+    )
     api_key: str | None = _setting(
         None, "key that every request but /health must bring; better in MONOTAPE_API_KEY", metavar="KEY"
     )
     max_queue: int = _setting(16, "requests that may wait; more are answered with 429", metavar="N")
+    max_connections: int = _setting(
+        512, "connections at a time; idle ones give way to new ones before any is refused", metavar="N"
+    )
     stream_interval: int | None = _setting(
         None, "tokens in one chunk of a stream (default: what comes within 5 ms)", metavar="N"
     )
@@ -55,10 +61,19 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         bounds = {"port": (0, 65535), "max_queue": (0, 10_000), "max_body_bytes": (1024, 1 << 30)}
-        bounds |= {"engine_timeout": (1, 86_400), "grammar_timeout": (1, 3600)}
+        bounds |= {
+            "engine_timeout": (1, 86_400),
+            "grammar_timeout": (1, 3600),
+            "max_connections": (8, 100_000),
+        }
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise UsageError(f"{name} is {getattr(self, name)}.", f"It must be from {low} to {high}.")
+        if self.max_connections < self.max_queue + 8:
+            raise UsageError(
+                f"max_connections is {self.max_connections}, but {self.max_queue} requests may wait (max_queue).",
+                f"Every one of them has a connection: use at least {self.max_queue + 8}.",
+            )
         if self.stream_interval is not None and not 1 <= self.stream_interval <= 1024:
             raise UsageError(f"stream_interval is {self.stream_interval}.", "It must be from 1 to 1024.")
         for name, known in (("tool_call_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):

@@ -41,9 +41,12 @@ class Run:
         self._messages: asyncio.Queue[wire.Started | wire.Piece | wire.Done | EngineFault] = asyncio.Queue()
         self._ended = asyncio.Event()
         self.limit_s = limit_s
+        self.done: wire.Done | None = None
 
     def put(self, message: wire.Started | wire.Piece | wire.Done | EngineFault) -> None:
         self._messages.put_nowait(message)
+        if isinstance(message, wire.Done):
+            self.done = message
         if isinstance(message, wire.Done | EngineFault):
             self._ended.set()
 

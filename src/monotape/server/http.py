@@ -13,17 +13,23 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from monotape.errors import RequestError
+from monotape.server.access_log import note_error, printable
 from monotape.server.api_error import ApiError, from_engine_error, from_validation
+from monotape.server.bodies import Body, ClientLeft
 from monotape.server.dialect import Dialect, dialect_of
 from monotape.server.engine_client import EngineFault
 from monotape.server.gate import Turn
 from monotape.server.service import Service, api_error
 
 LOG = logging.getLogger("monotape.server")
-BODY_TIMEOUT_S = 60.0
 PING_S = 10.0
 PING = b": ping\n\n"
 _encoder = msgspec.json.Encoder()
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +57,6 @@ Answer = dict[str, Any] | Stream | Plain
 Handler = Callable[[Service, Any, Scope], Awaitable[Answer]]
 
 
-class ClientLeft(Exception):
-    """The connection was closed before the answer was complete."""
-
-
 class Endpoint:
     """One route as an ASGI application."""
 
@@ -63,22 +65,21 @@ class Endpoint:
         self._decoder: msgspec.json.Decoder[Any] | None = None if body is None else msgspec.json.Decoder(body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = Body(self._service.bodies)
         try:
-            request = None if self._decoder is None else await self._read(receive)
-            await _unless_client_leaves(receive, self._answer(request, scope, send))
+            request = None if self._decoder is None else self._decoded(await body.read(receive))
+            await self._unless_client_leaves(receive, self._answer(request, scope, send))
         except ClientLeft:
             self._service.metrics.cancelled.inc()
-            LOG.info("The client of %s left.", scope["path"])
+            scope["state"]["left"] = True
         except ApiError as error:
+            note_error(scope, error)
             await send_error(send, error, dialect_of(scope))
+        finally:
+            body.release()
 
-    async def _read(self, receive: Receive) -> Any:
+    def _decoded(self, body: bytes) -> Any:
         assert self._decoder is not None
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await _body(receive, self._service.config.max_body_bytes)
-        except TimeoutError:
-            raise ApiError(400, "The body did not arrive in time.", code="timeout") from None
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
@@ -91,7 +92,7 @@ class Endpoint:
             answer = await self._handler(self._service, request, scope)
             if isinstance(answer, Stream):
                 try:
-                    await _send_stream(send, answer)
+                    await self._send_stream(send, answer, scope)
                 finally:
                     answer.turn.leave()
             elif isinstance(answer, Plain):
@@ -102,77 +103,79 @@ class Endpoint:
             raise from_engine_error(error) from None
         except EngineFault as error:
             raise api_error(error) from None
-        except (ApiError, asyncio.CancelledError):
+        except ApiError:
+            raise
+        except asyncio.CancelledError:
+            if self._service.closing.is_set():
+                raise _closing() from None
             raise
         except Exception:
-            LOG.exception("A request to %s failed.", scope["path"])
+            LOG.exception("A request to %s failed.", printable(scope["path"]))
             raise ApiError(
                 500, "The server made a mistake; its log says which.", code="internal_error"
             ) from None
 
+    async def _unless_client_leaves(self, receive: Receive, work: Any) -> None:
+        """Does the work. Cancels it when the connection closes, or when the server must end before it is done."""
+        task = asyncio.ensure_future(work)
+        watcher = asyncio.ensure_future(_disconnected(receive))
+        closing = asyncio.ensure_future(self._service.closing.wait())
+        try:
+            await asyncio.wait({task, watcher, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if closing.done() and not task.done() and not watcher.done():
+                task.cancel()  # it says so to its client, which may take a moment
+                await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ApiError):
+                    await task
+                raise ClientLeft
+            await task
+        finally:
+            for unfinished in (task, watcher, closing):
+                unfinished.cancel()
 
-async def _body(receive: Receive, limit: int) -> bytes:
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")
-        if not message.get("more_body"):
-            return b"".join(parts)
+    async def _send_stream(self, send: Send, stream: Stream, scope: Scope) -> None:
+        """Sends events as they come, and a comment when nothing has come for a while."""
+
+        async def fail(error: ApiError) -> None:
+            note_error(scope, error)
+            await send({"type": "http.response.body", "body": stream.failure(error), "more_body": True})
+
+        pause = Pause()
+        async with contextlib.aclosing(stream.events) as events:
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            pings = asyncio.ensure_future(_ping(send, pause))
+            try:
+                async for event in events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    pause.broken = True
+            except (ApiError, EngineFault, RequestError) as error:
+                await fail(_as_api(error))
+            except asyncio.CancelledError:
+                if not self._service.closing.is_set():
+                    raise
+                await fail(_closing())
+            except Exception:
+                LOG.exception("A stream failed.")
+                await fail(
+                    ApiError(500, "The server made a mistake; its log says which.", code="internal_error")
+                )
+            finally:
+                pings.cancel()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _unless_client_leaves(receive: Receive, work: Any) -> None:
-    """Does the work, or cancels it when the connection closes."""
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            raise ClientLeft
-        await task
-    finally:
-        for unfinished in (task, watcher):
-            unfinished.cancel()
+def _closing() -> ApiError:
+    return ApiError(
+        503, "The server is being shut down before this answer is complete. Ask again in a moment.",
+        code="server_shutdown", headers={"retry-after": "5"},
+    )  # fmt: skip
 
 
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _send_stream(send: Send, stream: Stream) -> None:
-    """Sends events as they come, and a comment when nothing has come for a while."""
-    headers = [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ]
-    pause = Pause()
-    async with contextlib.aclosing(stream.events) as events:
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        pings = asyncio.ensure_future(_ping(send, pause))
-        try:
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-                pause.broken = True
-        except (ApiError, EngineFault, RequestError) as error:
-            await send(
-                {"type": "http.response.body", "body": stream.failure(_as_api(error)), "more_body": True}
-            )
-        except Exception:
-            LOG.exception("A stream failed.")
-            mistake = ApiError(500, "The server made a mistake; its log says which.", code="internal_error")
-            await send({"type": "http.response.body", "body": stream.failure(mistake), "more_body": True})
-        finally:
-            pings.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _as_api(error: ApiError | EngineFault | RequestError) -> ApiError:

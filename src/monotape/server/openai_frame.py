@@ -6,18 +6,24 @@ import secrets
 import time
 from typing import Any
 
+from starlette.types import Scope
+
 from monotape.server.api_error import ApiError
 from monotape.server.http import sse
+from monotape.server.requests import Sampled
 from monotape.server.service import Service
 from monotape.server.timing import Clock
 
 DONE = b"data: [DONE]\n\n"
 
 
-def begin(service: Service, model: str | None, prefix: str, kind: str) -> tuple[Clock, dict[str, Any]]:
+def begin(
+    service: Service, scope: Scope, request: Sampled, prefix: str, kind: str
+) -> tuple[Clock, dict[str, Any]]:
     """The clock of a request that may be answered, and the head of its answer."""
-    clock = Clock()
-    name = service.check_model(model)
+    clock = Clock.of(scope)
+    clock.answers = request.n or 1
+    name = service.check_model(request.model)
     identity = f"{prefix}-{secrets.token_hex(12)}"
     return clock, {"id": identity, "object": kind, "created": int(time.time()), "model": name}
 

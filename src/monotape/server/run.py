@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import math
 import signal
 import socket
 import sys
@@ -20,16 +21,18 @@ from monotape.engine.config import EngineConfig
 from monotape.errors import ResourceError, UsageError
 from monotape.server.app import build
 from monotape.server.config import ServerConfig
+from monotape.server.connection import limited
 from monotape.server.engine_client import Engine
 from monotape.server.info import PhaseTime
+from monotape.server.limits import Limits, allow_open_files
 from monotape.server.metrics import Metrics
 from monotape.server.service import Service
 from monotape.server.text_work import TextWork
 
 SOURCE = "monotape.server.model_source"
 LOG = logging.getLogger("monotape.server")
-KEEP_ALIVE_S = 75
 SHUTDOWN_S = 5
+LAST_WORDS_S = 2  # for the error that ends an answer to reach its client
 
 
 @contextlib.asynccontextmanager
@@ -82,13 +85,20 @@ async def _announce(
 
 
 def serve(
-    config: ServerConfig, engine_config: EngineConfig, source: str = SOURCE, out: TextIO | None = None
+    config: ServerConfig,
+    engine_config: EngineConfig,
+    source: str = SOURCE,
+    out: TextIO | None = None,
+    limits: Limits | None = None,
 ) -> int:
     """Serves until a signal ends it; 1 when the model could not be loaded."""
-    return asyncio.run(_serve(config, engine_config, source, out or sys.stderr))
+    limits = limits or Limits(connections=config.max_connections)
+    return asyncio.run(_serve(config, engine_config, source, out or sys.stderr, limits))
 
 
-async def _serve(config: ServerConfig, engine_config: EngineConfig, source: str, out: TextIO) -> int:
+async def _serve(
+    config: ServerConfig, engine_config: EngineConfig, source: str, out: TextIO, limits: Limits
+) -> int:
     began = time.monotonic()
     listener = listen(config)
     scheme = "https" if config.ssl_certfile else "http"
@@ -100,7 +110,7 @@ async def _serve(config: ServerConfig, engine_config: EngineConfig, source: str,
         print(f"{service.names[0]} is ready at {address}", file=out, flush=True)
 
     async with running_service(config, engine_config, source, announce) as service:
-        server = make_server(build(service), config)
+        server = make_server(build(service), config, service.closing, limits)
         print(f"Listening at {address}; loading {service.names[0]} ...", file=out, flush=True)
         watch = asyncio.ensure_future(_end_on_failure(service, server))
         await server.serve(sockets=[listener])
@@ -133,15 +143,16 @@ def listen(config: ServerConfig) -> socket.socket:
     return listener
 
 
-def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
+def make_server(app: ASGIApp, config: ServerConfig, closing: asyncio.Event, limits: Limits) -> uvicorn.Server:
+    allow_open_files(limits)
     try:
         settings = uvicorn.Config(
             app, lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=SHUTDOWN_S, ws="none",
+            http=limited(limits), ws="none", timeout_keep_alive=math.ceil(limits.idle_s),
             ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile,
         )  # fmt: skip
         settings.load()
-        return _Server(settings)
+        return _Server(settings, closing)
     except OSError as error:
         raise UsageError(
             f"The TLS key or certificate cannot be read: {error}.", "Check both files."
@@ -150,6 +161,10 @@ def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
 
 class _Server(uvicorn.Server):
     """Ends in good order on a signal, where uvicorn would let the signal end the process."""
+
+    def __init__(self, settings: uvicorn.Config, closing: asyncio.Event) -> None:
+        super().__init__(settings)
+        self._closing = closing
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -162,6 +177,26 @@ class _Server(uvicorn.Server):
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answers have SHUTDOWN_S to end by themselves; then they end with an error; then connections are cut."""
+        ending = asyncio.ensure_future(self._end_answers())
+        await super().shutdown(sockets)
+        await ending
+
+    async def _end_answers(self) -> None:
+        await self._wait(SHUTDOWN_S, unless=lambda: self.force_exit)
+        self._closing.set()
+        await self._wait(LAST_WORDS_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await self._wait(LAST_WORDS_S)  # for what they leave behind
+
+    async def _wait(self, seconds: float, unless: Callable[[], bool] = lambda: False) -> None:
+        """Until nothing is being answered, and no longer than so."""
+        until = time.monotonic() + seconds
+        while self.server_state.tasks and time.monotonic() < until and not unless():
+            await asyncio.sleep(0.05)
 
 
 def startup_table(phases: list[PhaseTime], total_s: float) -> str:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import logging
 import re
 import secrets
 import time
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from monotape.server.access_log import log_request, note_error
 from monotape.server.api_error import ApiError
 from monotape.server.config import ServerConfig
 from monotape.server.dialect import dialect_of
 from monotape.server.http import send_body, send_error
 from monotape.server.metrics import Metrics
 
-LOG = logging.getLogger("monotape.access")
 OPEN_ROUTES = ("/health",)
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_SINGLE = (b"host", b"origin")
+#: A name or an address, an IPv6 one in brackets, and perhaps a port: RFC 9110, 7.2. Nothing before or after it.
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[\w.-]+)(:\d{1,5})?", re.ASCII | re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _CORS_HEADERS = b"authorization, content-type, x-api-key, x-request-id, anthropic-version"
 Headers = dict[bytes, bytes]
@@ -61,15 +62,18 @@ class Security:
             else:
                 await self._app(scope, receive, answer)
         except ApiError as error:
+            note_error(scope, error)
             await send_error(answer, error, dialect_of(scope))
         finally:
             path = scope["path"] if scope["path"] in self._routes else "other"
             self._metrics.requests.labels(path, str(status or 499)).inc()
-            LOG.info(
-                "%s %s %s %.0f ms", scope["method"], path, status or "left", 1e3 * (time.monotonic() - began)
-            )
+            log_request(scope, status, time.monotonic() - began)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
+        names = [name for name, _ in scope["headers"]]
+        for name in _SINGLE:  # of two, the one that is checked need not be the one that counts elsewhere
+            if names.count(name) > 1:
+                raise ApiError(400, f"The request has more than one {name.decode().title()} header.")
         self._check_host(headers)
         self._check_origin(headers)
         length = headers.get(b"content-length", b"0")
@@ -89,15 +93,21 @@ class Security:
         if self._key is not None and not self._config.allowed_hosts:
             return
         host = headers.get(b"host", b"").decode("latin-1")
-        if _host_name(host) not in self._hosts:
-            raise ApiError(403, f"The Host '{host[:200]}' is not allowed here.", code="host_not_allowed")
+        if (name := _host_name(host)) not in self._hosts:
+            hint = (
+                f"Start the server with --allowed-hosts {name} to allow it." if name else "It is not a name."
+            )
+            raise ApiError(
+                403, f"The Host '{host[:200]}' is not allowed here. {hint}", code="host_not_allowed"
+            )
 
     def _check_origin(self, headers: Headers) -> None:
         origin = headers.get(b"origin")
         if origin is None or self._allows(origin) or _same_origin(origin, headers.get(b"host", b"")):
             return
         shown = origin.decode("latin-1")[:200]
-        raise ApiError(403, f"The Origin '{shown}' is not allowed here.", code="origin_not_allowed")
+        hint = f"Start the server with --allowed-origins {shown} to allow it."
+        raise ApiError(403, f"The Origin '{shown}' is not allowed here. {hint}", code="origin_not_allowed")
 
     def _allows(self, origin: bytes) -> bool:
         return "*" in self._config.allowed_origins or origin.decode("latin-1") in self._config.allowed_origins
@@ -139,14 +149,13 @@ def _authorization(value: bytes) -> list[bytes]:
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower() if host.count(":") <= 1 else host.lower()
+    """The name in a Host header, without port and brackets; "" for what is none."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else found["name"].strip("[]").lower()
 
 
 def _same_origin(origin: bytes, host: bytes) -> bool:
-    try:
-        return urlsplit(origin.decode("latin-1")).netloc.lower() == host.decode("latin-1").lower() != ""
-    except ValueError:
-        return False
+    """Whether the page came from this server. An Origin has a scheme and a host, and nothing else."""
+    scheme, _, place = origin.decode("latin-1").lower().partition("://")
+    name = host.decode("latin-1").lower()
+    return scheme in ("http", "https") and place == name and _host_name(name) != ""

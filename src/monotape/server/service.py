@@ -16,6 +16,7 @@ from monotape.engine.request import room_for
 from monotape.errors import RequestError
 from monotape.server import wire
 from monotape.server.api_error import ApiError, bad_request, from_engine_error
+from monotape.server.bodies import Bodies
 from monotape.server.config import ServerConfig
 from monotape.server.engine_client import Engine, EngineFault
 from monotape.server.gate import Gate, QueueFull, Turn
@@ -51,7 +52,9 @@ class Service:
         self.config, self.engine, self.metrics = config, engine, metrics
         self.names = served_names(model, config.served_model_name)
         self.gate = Gate(config.max_queue)
+        self.bodies = Bodies(config.max_body_bytes)
         self.text: TextWork | None = None
+        self.closing = asyncio.Event()  # answers that are not complete end now, with an error
         self.created = int(time.time())
 
     @property
@@ -72,9 +75,10 @@ class Service:
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; 404 for a model that is not served here."""
-        if name is not None and name not in self.names:
+        if name is not None and name not in self.names and not self.config.any_model_name:
             raise ApiError(
-                404, f"The model '{name[:200]}' does not exist. Served: {', '.join(self.names)}.",
+                404, f"The model '{name[:200]}' does not exist. Served: {', '.join(self.names)}. Start the server with "
+                "--served-model-name to add names, or with --any-model-name to take every one.",
                 code="model_not_found", param="model",
             )  # fmt: skip
         return name or self.names[0]
@@ -159,7 +163,7 @@ class Service:
         try:
             async for message in run:
                 if isinstance(message, wire.Started):
-                    self._started(message, clock, len(work.prompt))
+                    self._started(message, clock)
                     continue
                 if isinstance(message, wire.Done):
                     clock.done.append(message.stats)
@@ -167,11 +171,13 @@ class Service:
                 yield message
         finally:
             await _to_the_end(run.close())
+            if run.done is not None and run.done.finish_reason == "abort":  # its client has left
+                clock.done.append(run.done.stats)
 
-    def _started(self, message: wire.Started, clock: Clock, prompt_tokens: int) -> None:
+    def _started(self, message: wire.Started, clock: Clock) -> None:
         clock.started_ns = clock.started_ns or message.time_ns
         if message.miss is not None:
-            LOG.info("No cached prefix for %d prompt tokens: %s.", prompt_tokens, message.miss)
+            clock.miss = message.miss
             self.metrics.missed(message.miss)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +20,38 @@ class Clock:
     queued_ns: int = 0  # how long it waited
     reserved_ns: int = 0  # when it began to wait
     started_ns: int = 0  # when the engine began
+    answers: int = 1  # to each prompt
+    miss: str | None = None  # why nothing of the prompt was cached
     done: list[wire.Stats] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, scope: MutableMapping[str, Any]) -> Clock:
+        """A request's clock, kept where the log finds it."""
+        clock: Clock = scope["state"].setdefault("clock", cls())
+        return clock
 
     def reserved(self) -> None:
         self.reserved_ns = time.monotonic_ns()
 
     def entered(self) -> None:
         self.queued_ns = time.monotonic_ns() - self.reserved_ns
+
+    def summary(self) -> str:
+        """For the log: tokens, the time to the first of them as the client has seen it, and the speed of the rest."""
+        prompts = self.done[:: self.answers]
+        cached = sum(part.cached_tokens for part in prompts)
+        why = f" ({self.miss})" if self.miss and not cached else ""
+        figures = self.metrics()
+        parts = [
+            f"prompt {sum(part.prompt_tokens for part in prompts)}",
+            f"cached {cached}{why}",
+            f"answer {sum(part.new_tokens for part in self.done)} tokens",
+        ]
+        if (first_ms := figures["time_to_first_token_ms"]) is not None:
+            parts.append(f"first after {first_ms:.0f} ms")
+        if (speed := figures["decode_tokens_per_second"] or figures["tokens_per_second"]) is not None:
+            parts.append(f"{speed:.1f} tok/s")
+        return ", ".join(parts)
 
     def metrics(self) -> dict[str, Any]:
         """vLLM's names, and the decode speed by itself."""
