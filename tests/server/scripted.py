@@ -23,7 +23,7 @@ from monotape.backends.protocol import Job, KvSequence
 from monotape.engine.config import EngineConfig
 from monotape.engine.llm import LLM
 from monotape.engine.tokenizer import Tokenizer
-from monotape.errors import CheckpointError, DeadlineFault, NumericalFault
+from monotape.errors import CheckpointError, DeadlineFault, ModelError, NumericalFault, ResourceError
 from monotape.server.model_source import Text
 from monotape.weights.checkpoint import TextAssets
 from token_source import SourceGeneration, SourceSequence, TokenSource
@@ -128,6 +128,22 @@ def _have(accident: str) -> None:
     raise DeadlineFault("Worker 1 waited too long for worker 0 in stage qkv.", "Nothing to be done.")
 
 
+def _refuse(why: str) -> None:
+    """What the file says about why the model cannot be loaded; an empty one only makes it wait."""
+    faults = {
+        "away": CheckpointError("model.safetensors is not there.", "Put it back."),
+        "full": ResourceError("The model takes 9 GB, and 8 are free.", "Free some."),
+        "memory": MemoryError(), "disk": OSError(5, "Input/output error"),
+        "other": ModelError("config.json describes another model.", "Restart the server."),
+    }  # fmt: skip
+    if why == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if why == "crash":
+        os._exit(139)
+    if why:
+        raise faults[why]
+
+
 def _tokenizer() -> Tokenizer:
     tokenizer = Tokenizer.from_assets(TextAssets(vocabulary=byte_level()))
     assert tokenizer is not None
@@ -145,6 +161,7 @@ def load_llm(config: EngineConfig, phase: Callable[[str], None]) -> LLM:
         time.sleep(2.0)
     gate = Path(config.model)  # a model that is the path of a file cannot be loaded while the file is there
     while gate.is_absolute() and gate.exists():
+        _refuse(gate.read_text())
         time.sleep(0.01)
     vocabulary = byte_level()
     tokenizer = _tokenizer()

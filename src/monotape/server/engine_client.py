@@ -18,11 +18,11 @@ from monotape.engine.spawn import spawn
 from monotape.server import wire
 from monotape.server.grammar import Grammar
 from monotape.server.info import ModelInfo, PhaseTime
+from monotape.server.restarts import Restarts, died_of
 
 LOG = logging.getLogger("monotape.server")
 BEAT_TIMEOUT_S = 10.0  # a process that says nothing for so long hangs
 PROMPT_TOKEN_S = 0.05  # what a prompt's tokens add to the time without a new token that counts as a hang
-MAX_FAILED_STARTS = 3
 
 
 class EngineFault(Exception):
@@ -84,7 +84,12 @@ class Engine:
         self.startup: list[PhaseTime] = []
         self.ready = asyncio.Event()
         self.failure: str | None = None  # why it will not be started again
+        self.failed = asyncio.Event()
+        self.retry_at: float | None = (
+            None  # when it will be, on the monotonic clock, after a start that failed
+        )
         self.restarts = 0
+        self._cause: wire.LoadFailed | None = None  # what the last process said about its end
         self._run: Run | None = None
         self._compiling: dict[int, asyncio.Future[None]] = {}
         self._ids = 0
@@ -149,24 +154,40 @@ class Engine:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.frame(message))
 
+    def fail(self, reason: str) -> None:
+        """Gives up for good."""
+        self.failure = self.failure or reason
+        self.failed.set()
+
     async def _supervise(self) -> None:
-        failed = 0
+        restarts = Restarts()
         while True:
+            self._cause = None
             was_ready = await self._live()
-            failed = 0 if was_ready else failed + 1
-            reason = "The engine process ended unexpectedly; it is being restarted."
-            if self._run is not None:
-                self._end_run(EngineFault("engine", reason))
-            for compiled in self._compiling.values():
-                if not compiled.done():
-                    compiled.set_exception(EngineFault("engine", reason))
-            if self.failure is None and failed >= MAX_FAILED_STARTS:
-                self.failure = f"The engine process died {failed} times while loading."
-            if self.failure is not None:
-                LOG.error("The engine is not started again: %s", self.failure)
+            self._end_all(
+                EngineFault("engine", "The engine process ended unexpectedly; it is being restarted.")
+            )
+            exit_code = None if self._process is None else self._process.returncode
+            pause = restarts.after(was_ready, self._cause, exit_code)
+            if isinstance(pause, str):
+                LOG.error("The engine is not started again: %s", pause)
+                self.fail(pause)
                 return
             self.restarts += 1
-            LOG.warning("The engine process ended; starting it again (restart %d).", self.restarts)
+            why = died_of(exit_code) if self._cause is None else self._cause.message
+            LOG.warning(
+                "The engine process ended (%s); starting it again in %.0f s (restart %d).",
+                why, pause, self.restarts,
+            )  # fmt: skip
+            self.retry_at = time.monotonic() + pause
+            await asyncio.sleep(pause)
+
+    def _end_all(self, fault: EngineFault) -> None:
+        """Whatever the process was asked for will not come."""
+        self._end_run(fault)
+        for compiled in self._compiling.values():
+            if not compiled.done():
+                compiled.set_exception(fault)
 
     async def _live(self) -> bool:
         """One process from its start to its end. True: it had become ready."""
@@ -226,9 +247,10 @@ class Engine:
             self._on_phase(message.phase)
         elif isinstance(message, wire.Ready):
             self.info, self.defaults = message.info, message.defaults
+            self.retry_at = None
             self.ready.set()
         elif isinstance(message, wire.LoadFailed):
-            self.failure = f"{message.message} {message.hint}".strip()
+            self._cause = message
 
     def _compiled(self, message: wire.Compiled) -> None:
         compiled = self._compiling.get(message.id)

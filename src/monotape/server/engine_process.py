@@ -22,7 +22,14 @@ from monotape.engine.config import EngineConfig
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
 from monotape.engine.stream import TextStream
-from monotape.errors import BackendError, MonotapeError, NumericalFault, RequestError, ResourceError
+from monotape.errors import (
+    BackendError,
+    CheckpointError,
+    MonotapeError,
+    NumericalFault,
+    RequestError,
+    ResourceError,
+)
 from monotape.server import wire
 from monotape.server.completion import chosen_of, prompt_scores, stats_of
 from monotape.server.grammar import Grammar
@@ -231,6 +238,16 @@ def recommended(llm: LLM) -> dict[str, Any]:
     return {name: getattr(given, name) for name in names}
 
 
+def load_failed(error: MonotapeError | OSError | MemoryError, model: str) -> wire.LoadFailed:
+    """Files may come back and memory may become free. What a model is, and what was asked of it, stays."""
+    if not isinstance(error, MonotapeError):
+        what = "There is too little memory" if isinstance(error, MemoryError) else str(error)
+        return wire.LoadFailed(f"The model cannot be loaded: {what}.", "", lasting=False)
+    away = os.path.isabs(model) and not os.path.exists(model)
+    lasting = not away and not isinstance(error, CheckpointError | ResourceError | BackendError)
+    return wire.LoadFailed(error.message, error.hint, lasting)
+
+
 def main(descriptor: int) -> int:
     connection = socket.socket(fileno=descriptor)
     stream: BinaryIO = connection.makefile("rb")
@@ -238,8 +255,8 @@ def main(descriptor: int) -> int:
     outbox = Outbox(connection)
     try:
         llm, grammars = load(configuration, outbox)
-    except MonotapeError as error:
-        outbox.put(wire.LoadFailed(error.message, error.hint))
+    except (MonotapeError, OSError, MemoryError) as error:
+        outbox.put(load_failed(error, configuration["engine"]["model"]))
         outbox.close()
         return 2
     engine = EngineProcess(llm, outbox, grammars)

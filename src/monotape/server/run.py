@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib
 import logging
 import math
@@ -26,8 +27,9 @@ from monotape.server.engine_client import Engine
 from monotape.server.info import PhaseTime
 from monotape.server.limits import Limits, allow_open_files
 from monotape.server.metrics import Metrics
-from monotape.server.service import Service
+from monotape.server.service import Service, served_names
 from monotape.server.text_work import TextWork
+from monotape.weights.open import local_path
 
 SOURCE = "monotape.server.model_source"
 LOG = logging.getLogger("monotape.server")
@@ -40,12 +42,16 @@ async def running_service(
     config: ServerConfig, engine_config: EngineConfig, source: str, on_ready: Callable[[Service], None]
 ) -> AsyncIterator[Service]:
     """The service with its engine process; both end with the block."""
+    names = served_names(engine_config.model, config.served_model_name)
+    if (path := local_path(engine_config.model)) is not None:
+        # A file that is away for a moment must not become the name of a model on the hub.
+        engine_config = dataclasses.replace(engine_config, model=str(path.absolute()))
     metrics = Metrics()
     engine = Engine(
         engine_config, source, config.engine_timeout,
         lambda phase: LOG.info("%s: %.2f s", phase.phase, phase.seconds), config.grammar_timeout,
     )  # fmt: skip
-    service = Service(config, engine_config.model, engine, metrics)
+    service = Service(config, names, engine, metrics)
     metrics.watch(
         running=lambda: service.gate.running,
         waiting=lambda: service.gate.waiting,
@@ -71,7 +77,7 @@ async def _load_text(service: Service, config: EngineConfig, source: str) -> Non
         Exception
     ) as error:  # whatever it is, /health must say so; the engine process reports most of them too
         LOG.error("The tokenizer cannot be loaded: %s", error)
-        service.engine.failure = service.engine.failure or f"The tokenizer cannot be loaded: {error}"
+        service.engine.fail(f"The tokenizer cannot be loaded: {error}")
         return
     service.text = text
 
@@ -123,11 +129,9 @@ async def _serve(
 
 
 async def _end_on_failure(service: Service, server: uvicorn.Server) -> None:
-    """A model that never loaded is a reason to end; an engine that dies later is answered with 503."""
-    while service.engine.failure is None and not service.healthy:
-        await asyncio.sleep(0.1)
-    if service.engine.failure is not None:
-        server.should_exit = True
+    """Where another try cannot help the server ends, so that its supervisor acts."""
+    await service.engine.failed.wait()
+    server.should_exit = True
 
 
 def listen(config: ServerConfig) -> socket.socket:

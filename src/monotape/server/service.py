@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -48,9 +49,10 @@ class Work:
 class Service:
     """The server without HTTP."""
 
-    def __init__(self, config: ServerConfig, model: str, engine: Engine, metrics: Metrics) -> None:
-        self.config, self.engine, self.metrics = config, engine, metrics
-        self.names = served_names(model, config.served_model_name)
+    def __init__(
+        self, config: ServerConfig, names: tuple[str, ...], engine: Engine, metrics: Metrics
+    ) -> None:
+        self.config, self.names, self.engine, self.metrics = config, names, engine, metrics
         self.gate = Gate(config.max_queue)
         self.bodies = Bodies(config.max_body_bytes)
         self.text: TextWork | None = None
@@ -63,13 +65,15 @@ class Service:
 
     def require_ready(self) -> tuple[TextWork, ModelInfo]:
         """The parts that every request needs; 503 while they are not there."""
-        if self.engine.failure is not None:
-            raise ApiError(503, f"The model cannot be served: {self.engine.failure}", code="engine_failed")
+        if self.engine.failure is not None:  # the log says why; it may name paths of this machine
+            raise ApiError(503, "The model cannot be served; the server is ending.", code="engine_failed")
         if self.text is None or self.engine.info is None or not self.engine.ready.is_set():
             what = "is being restarted" if self.engine.restarts else "is loading"
+            left_s = max(1, math.ceil((self.engine.retry_at or 0.0) - time.monotonic()))
+            when = "in a moment" if left_s == 1 else f"in {left_s} s"
             raise ApiError(
-                503, f"The engine {what}. Try again in a moment.", code="engine_unavailable",
-                headers={"retry-after": "1"},
+                503, f"The engine {what}. Try again {when}.", code="engine_unavailable",
+                headers={"retry-after": str(left_s)},
             )  # fmt: skip
         return self.text, self.engine.info
 

@@ -64,6 +64,7 @@ class LoadFailed(msgspec.Struct, tag=True):
 
     message: str
     hint: str
+    lasting: bool = True  # another try would end the same way
 
 
 class Beat(msgspec.Struct, tag=True):
