@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from monotape.server.access_log import printable
+from monotape.server.prefill_log import PrefillLog
 from server.running import RunningServer, scripted_server
 
 CHAT = "/v1/chat/completions"
@@ -90,6 +91,33 @@ def test_a_403_names_the_option_it_is_about(
     assert refused.status_code == 403
     assert f"Start the server with {option} to allow it." in refused.json()["error"]["message"]
     assert option in lines(logged, f"refused-{name}")[0]
+
+
+def test_a_prompt_that_takes_long_shows_how_far_it_is(logged: RunningServer) -> None:
+    question = "prefill=7000 say:read" + "x" * 3000
+    logged.post(CHAT, {"messages": [{"role": "user", "content": question}]}, headers={"x-request-id": "long"})
+    (line,) = lines(logged, "long")
+    shown = [line for line in logged.lines if "Prompt: " in line]
+    found = re.search(
+        r"Prompt: (\d+) of (\d+) tokens read \((\d+) cached\), (\d+) % after \d+ s, \d+ tok/s", shown[0]
+    )
+    assert found, shown
+    filled, prompt, cached, share = map(int, found.groups())
+    assert cached < filled < prompt and share == round(100 * filled / prompt)
+    assert f"prompt {prompt}, cached {cached}" in line
+
+
+def test_prefill_lines_come_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    log = PrefillLog(1000, 200, 50.0)
+    for now, filled in ((51.0, 250), (55.0, 400), (56.0, 450), (60.5, 600)):
+        log.look(now, filled)
+    log.look(66.0, 200)
+    assert [record.message for record in caplog.records] == [
+        "Prompt: 400 of 1000 tokens read (200 cached), 40 % after 5 s, 40 tok/s.",
+        "Prompt: 600 of 1000 tokens read (200 cached), 60 % after 10 s, 38 tok/s.",
+        "Prompt: 1000 tokens (200 cached) are being read, for 16 s so far.",
+    ]
 
 
 def test_no_client_writes_lines_of_its_own(logged: RunningServer) -> None:

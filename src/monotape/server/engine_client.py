@@ -18,6 +18,7 @@ from monotape.engine.spawn import spawn
 from monotape.server import wire
 from monotape.server.grammar import Grammar
 from monotape.server.info import ModelInfo, PhaseTime
+from monotape.server.prefill_log import PrefillLog
 from monotape.server.restarts import Restarts, died_of
 
 LOG = logging.getLogger("monotape.server")
@@ -36,8 +37,11 @@ class EngineFault(Exception):
 class Run:
     """One completion under way. Iterating gives its messages; closing it early cancels it."""
 
-    def __init__(self, run_id: int, limit_s: float, send: Callable[[wire.ToEngine], None]) -> None:
-        self.id, self._send = run_id, send
+    def __init__(
+        self, run_id: int, prompt_tokens: int, limit_s: float, send: Callable[[wire.ToEngine], None]
+    ) -> None:
+        self.id, self._prompt_tokens, self._send = run_id, prompt_tokens, send
+        self._prefill: PrefillLog | None = None  # while its prompt is being read
         self._messages: asyncio.Queue[wire.Started | wire.Piece | wire.Done | EngineFault] = asyncio.Queue()
         self._ended = asyncio.Event()
         self.limit_s = limit_s
@@ -45,10 +49,19 @@ class Run:
 
     def put(self, message: wire.Started | wire.Piece | wire.Done | EngineFault) -> None:
         self._messages.put_nowait(message)
+        if isinstance(message, wire.Started):
+            self._prefill = PrefillLog(self._prompt_tokens, message.cached, time.monotonic())
+        elif not isinstance(message, wire.Piece) or message.read is None:  # the prompt has been read
+            self._prefill = None
         if isinstance(message, wire.Done):
             self.done = message
         if isinstance(message, wire.Done | EngineFault):
             self._ended.set()
+
+    def beat(self, filled: int) -> None:
+        """The engine is alive; `filled` tokens of the prompt have been read."""
+        if self._prefill is not None:
+            self._prefill.look(time.monotonic(), filled)
 
     async def __aiter__(self) -> AsyncIterator[wire.Started | wire.Piece | wire.Done]:
         while True:
@@ -130,7 +143,9 @@ class Engine:
         if not self.ready.is_set():
             raise EngineFault("engine", self.failure or "The engine is starting.")
         self._ids += 1
-        self._run = run = Run(self._ids, self._timeout_s + PROMPT_TOKEN_S * len(prompt), self._send)
+        self._run = run = Run(
+            self._ids, len(prompt), self._timeout_s + PROMPT_TOKEN_S * len(prompt), self._send
+        )
         self._last_step = time.monotonic()
         self._send(wire.Generate(run.id, prompt, params, grammar, interval, progress))
         return run
@@ -242,6 +257,8 @@ class Engine:
         elif isinstance(message, wire.Beat):
             if message.progress != self._progress:  # tokens that are held back are progress too
                 self._progress, self._last_step = message.progress, now
+            if self._run is not None and self._run.id == message.running:
+                self._run.beat(message.filled)
         elif isinstance(message, wire.Phase):
             self.startup.append(message.phase)
             self._on_phase(message.phase)

@@ -83,7 +83,7 @@ class EngineProcess:
             with self._lock:  # a stream is looked at only while its backend is sure to be there
                 stream, job_id = self._stream, self._running
                 read = 0 if stream is None else stream.filled
-                beat = wire.Beat(job_id, self._progress + read)
+                beat = wire.Beat(job_id, self._progress + read, read)
                 told = stream is not None and job_id == self._reported and not stream.times_ns
             self._outbox.put(beat)
             if told and job_id is not None:
@@ -241,7 +241,7 @@ def recommended(llm: LLM) -> dict[str, Any]:
 def load_failed(error: MonotapeError | OSError | MemoryError, model: str) -> wire.LoadFailed:
     """Files may come back and memory may become free. What a model is, and what was asked of it, stays."""
     if not isinstance(error, MonotapeError):
-        what = "There is too little memory" if isinstance(error, MemoryError) else str(error)
+        what = "there is too little memory" if isinstance(error, MemoryError) else str(error)
         return wire.LoadFailed(f"The model cannot be loaded: {what}.", "", lasting=False)
     away = os.path.isabs(model) and not os.path.exists(model)
     lasting = not away and not isinstance(error, CheckpointError | ResourceError | BackendError)

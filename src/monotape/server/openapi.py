@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 _ERRORS = {
     "400": "The request is not valid, or asks for what is not supported.", "401": "The key is missing or wrong.",
     "403": "The Host or the Origin is not allowed.", "404": "There is no such model.",
-    "413": "The body is too large.", "429": "Too many requests are waiting; see Retry-After.",
+    "408": "The request did not arrive in time.", "413": "The body is too large.",
+    "429": "Too many requests are waiting; see Retry-After.",
+    "431": "The headers are too large.",
     "500": "The model failed.", "503": "The engine is loading or being restarted.",
 }  # fmt: skip
 _TEXT_ANSWERS = {"/metrics": "text/plain", "/": "text/html"}

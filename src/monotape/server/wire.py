@@ -72,6 +72,7 @@ class Beat(msgspec.Struct, tag=True):
 
     running: int | None
     progress: int
+    filled: int = 0  # of the running one's prompt: tokens whose KV is there, cached ones included
 
 
 class Started(msgspec.Struct, tag=True):
