@@ -31,6 +31,14 @@ def children(pid: int) -> dict[int, str]:
     return found
 
 
+def descendants(pid: int) -> dict[int, str]:
+    """Its children and theirs, and so on."""
+    found = children(pid)
+    for child in list(found):
+        found |= descendants(child)
+    return found
+
+
 def wait_for_end(*pids: int, seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while left := [pid for pid in pids if alive(pid)]:

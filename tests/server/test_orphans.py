@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from monotape.server import engine_process
-from processes import alive, children, need_proc, wait_for_end
+from processes import alive, descendants, need_proc, wait_for_end
 from server.running import RunningServer, scripted_server
 
 CHAT = "/v1/chat/completions"
@@ -32,9 +32,13 @@ def doomed(**settings: Any) -> Iterator[tuple[RunningServer, list[int]]]:
                 os.kill(pid, signal.SIGKILL)
 
 
-def kill(server: RunningServer, pids: list[int], wanted: int) -> None:
-    pids += children(server.process.pid)
-    assert len(pids) == wanted, children(server.process.pid)
+def kill(server: RunningServer, pids: list[int], *wanted: str) -> None:
+    """Kills the server when all wanted processes are there; then none of them may stay."""
+    found = descendants(server.process.pid)
+    while not all(any(name in command for command in found.values()) for name in wanted):
+        assert server.process.poll() is None
+        found = descendants(server.process.pid)
+    pids += found
     server.process.kill()
     server.process.wait()
     wait_for_end(*pids)
@@ -50,7 +54,7 @@ def test_killed_in_the_middle_of_a_stream() -> None:
             lines = stream.iter_lines()
             while '"content":"w' not in next(lines):
                 pass
-            kill(server, pids, 2)
+            kill(server, pids, "engine_process", "template_child", "grammar_process")
 
 
 def test_killed_while_the_model_loads(tmp_path: Path) -> None:
@@ -58,9 +62,7 @@ def test_killed_while_the_model_loads(tmp_path: Path) -> None:
     gate.touch()
     with doomed(engine={"model": str(gate)}) as (server, pids):
         assert server.get("/health").status_code == 503
-        while len(children(server.process.pid)) < 2:  # the engine, and the template's
-            assert server.process.poll() is None
-        kill(server, pids, 2)
+        kill(server, pids, "engine_process", "template_child")
 
 
 def test_killed_with_an_engine_that_hangs() -> None:
@@ -71,7 +73,27 @@ def test_killed_with_an_engine_that_hangs() -> None:
             httpx.stream("POST", server.wait().url + CHAT, json=body, timeout=60) as stream,
         ):
             next(stream.iter_lines())
-            kill(server, pids, 2)
+            kill(server, pids, "engine_process", "template_child", "grammar_process")
+
+
+def test_killed_while_a_grammar_is_followed() -> None:
+    """The process that follows it was forked, and a fork does not inherit what its parent asked of the kernel."""
+    with doomed() as (server, pids):
+        question = "rate=20 say:" + "a" * 900
+        body = {
+            "messages": [{"role": "user", "content": question}],
+            "stream": True,
+            "guided_regex": "a{1,900}",
+        }
+        with (
+            contextlib.suppress(httpx.RemoteProtocolError),
+            httpx.stream("POST", server.wait().url + CHAT, json=body, timeout=60) as stream,
+        ):
+            lines = stream.iter_lines()
+            while '"content":"a' not in next(lines):
+                pass
+            kill(server, pids, "engine_process", "template_child", "grammar_process")
+            assert len(pids) >= 4  # with the fork
 
 
 @pytest.mark.parametrize("what", ["reset", "half a header", "half a message", "end"])

@@ -8,12 +8,12 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from monotape.engine.spawn import spawn
 from monotape.errors import RequestError, ResourceError
 from monotape.server import grammar_wire as wire
 from monotape.server.grammar import NAMES, Grammar
@@ -155,13 +155,11 @@ class ForkServer:
         self._control, there = socket.socketpair()
         self._control.settimeout(_LOADING_S)
         with there:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(there.fileno())],
-                pass_fds=[there.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+            self._process = spawn(
+                _MODULE, str(there.fileno()),
+                pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 env={**os.environ, **_ONE_THREAD},
-            )
+            )  # fmt: skip
         self._control.sendall(json.dumps(self._where).encode() + b"\n")
 
     def _finish_start(self) -> None:

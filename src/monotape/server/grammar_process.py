@@ -4,7 +4,7 @@ A grammar comes from a client, and llguidance works at it for as long as it take
 panics that are sometimes aborts. So each has a process of its own, with limits, that holds nothing else. Forked
 processes share the vocabulary, which takes seconds to prepare; to kill one costs nothing.
 
-Started as `python -m monotape.server.grammar_process FD`. On the socket FD come two lines of JSON, where the tokenizer
+Started by `spawn` with FD as its argument. On the socket FD come two lines of JSON, where the tokenizer
 is and then the size of the model's table; after that orders of five bytes: b"F" with the socket of a grammar, or b"K"
 with the id of a process to kill. It ends when the other end does.
 """
@@ -24,6 +24,7 @@ import sys
 import time
 from typing import Any
 
+from monotape.engine.child import end_with_parent
 from monotape.engine.config import EngineConfig
 from monotape.errors import RequestError
 from monotape.server import grammar_wire as wire
@@ -119,8 +120,10 @@ class Forks:
 
     def fork(self, control: socket.socket, descriptor: int) -> None:
         with socket.socket(fileno=descriptor) as connection:
+            parent = os.getpid()
             pid = os.fork()
             if pid == 0:
+                end_with_parent(parent)  # a fork does not inherit it
                 control.close()
                 _forked(connection, self._vocabulary, self._limits)
             self._alive.add(pid)
