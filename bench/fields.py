@@ -33,7 +33,7 @@ _MEASURES = (
     (r"(.*_)?(s|seconds)", "seconds", 1.0),
     (r"(.*_)?(bandwidth|bytes_per_second)", "bytes per second", 1.0),
     (r"(.*_)?(bytes|memory_used|memory_after_load|bytes_per_token)", "bytes", 1.0),
-    (r"(.*_)?(share|over)(_.*)?", "ratio", 1.0),
+    (r"(.*_)?(share|over|times_as_fast)(_.*)?", "ratio", 1.0),
     (r"(.*_)?percent", "ratio", 0.01),
 )
 

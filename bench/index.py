@@ -1,6 +1,6 @@
 """Writes reports/README.md: every measurement under reports/ with its command, machine, commit, sources and spread.
 
-    python bench/index.py            # writes the page and the planner's points, and marks citations of earlier code
+    python bench/index.py            # writes the page, the planner's points, the README's headline, and marks
     python bench/index.py --check    # fails where the page or a citation is not what it should be
 
 Nothing is measured here: the page only shows what the JSON files beside it hold, and which of them are of earlier code.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from claims import documents
+from headline import with_headline
 from machine_code import compile_ahead
 from marks import Marks, judge, marks_on, new_marks, with_marks
 from monotape.planner.catalogue import DATA
@@ -170,7 +171,9 @@ def pages() -> dict[Path, str]:
     marks = marks_now(reports)
     found = {PAGE: page(reports, marks), MEASURED: built_in_table(reports)}
     for path in documents():
-        found[path] = with_marks(path.read_text("utf-8"), str(path.relative_to(ROOT)), marks)
+        text = path.read_text("utf-8")
+        text = with_headline(text, reports) if path == ROOT / "README.md" else text
+        found[path] = with_marks(text, str(path.relative_to(ROOT)), marks)
     return found
 
 

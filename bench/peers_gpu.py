@@ -1,15 +1,9 @@
-"""The same shapes through what others run: Hugging Face, hand-written PyTorch, vLLM. Decode speeds, one a request."""
+"""The same shapes through what PyTorch offers: hand-written and compiled, and Hugging Face. One process each."""
 
 from __future__ import annotations
 
-import gc
 import importlib
-import importlib.util
-import json
-import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +11,11 @@ import torch
 
 from measuring import prompt_of
 from monotape.models.registry import spec_from_config
-from monotape.models.spec import ModelSpec
-from shapes import SHAPES
+from peer_task import Answer, Stopwatch, Task
+from shapes import SHAPES, config_json
 from torch_model import TorchDecoder
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What every engine is asked to do: so many tokens after a prompt, so often."""
-
-    shape: str
-    context: int
-    tokens: int
-    requests: int
-    device: str
-
-    @property
-    def spec(self) -> ModelSpec:
-        return spec_from_config(SHAPES[self.shape])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16
+DTYPE = torch.bfloat16
 
 
 def _finish(device: str) -> None:
@@ -46,118 +23,151 @@ def _finish(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _free() -> None:
-    gc.collect()
-    torch.compiler.reset()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+class Torch:
+    """The decoder of torch_model.py; under torch.compile with CUDA graphs ("reduce-overhead") when `compiled`."""
+
+    def __init__(self, task: Task, compiled: bool, sdpa: bool = False) -> None:
+        self._task, self._compiled = task, compiled
+        self._spec = spec_from_config(SHAPES[task.shape])
+        self._model = TorchDecoder(self._spec, 1, DTYPE, task.device, sdpa=sdpa)
+
+    def _made(self, function: Any, *, one_row: bool) -> Any:
+        """Compiled anew for every length, whose shapes are fixed."""
+        torch.compiler.reset()
+        inductor: Any = importlib.import_module("torch._inductor.config")
+        # Finds better kernels for products with a single row; those with many are cuBLAS's either way.
+        inductor.coordinate_descent_tuning = one_row
+        return torch.compile(function, mode="reduce-overhead", fullgraph=True) if self._compiled else function
+
+    @torch.no_grad()
+    def decode(self, context: int) -> list[float]:
+        """Tokens per second of each request, one step after another."""
+        task, speeds = self._task, []
+        self._model.set_length(context + task.tokens)
+        step = self._made(self._model, one_row=True)
+        for _ in range(task.requests + 2):  # two to compile and to capture the graph
+            token = torch.tensor([5], device=task.device)
+            position = torch.tensor([context], device=task.device)
+            _finish(task.device)
+            watch = Stopwatch()
+            for _ in range(task.tokens):
+                token = step(token, position).clone()
+                position += 1
+            _finish(task.device)
+            speeds.append(task.tokens / watch.seconds())
+        return speeds[2:]
+
+    @torch.no_grad()
+    def first_token(self, length: int) -> list[float]:
+        """Seconds from ids on the host to the first token on the host."""
+        task, times = self._task, []
+        self._model.set_length(length)
+        prefill = self._made(self._model.prefill, one_row=False)
+        for run in range(task.requests + 3):
+            ids = prompt_of(length, self._spec.vocab, run)
+            _finish(task.device)
+            watch = Stopwatch()
+            int(prefill(torch.tensor(ids, device=task.device)))
+            times.append(watch.seconds())
+        return times[3:]
 
 
-@torch.no_grad()
-def torch_speeds(task: Task, compiled: bool, sdpa: bool = False) -> list[float]:
-    """One step after another; under torch.compile with CUDA graphs ("reduce-overhead") when `compiled`."""
-    inductor: Any = importlib.import_module("torch._inductor.config")
-    inductor.coordinate_descent_tuning = True  # finds better kernels for products with a single row
-    model = TorchDecoder(task.spec, task.context + task.tokens, task.dtype, task.device, sdpa=sdpa)
-    step: Any = torch.compile(model, mode="reduce-overhead", fullgraph=True) if compiled else model
-    speeds = []
-    for _ in range(task.requests + 2):  # two to compile and to capture the graph
-        token = torch.tensor([5], device=task.device)
-        position = torch.tensor([task.context], device=task.device)
+def torch_measure(compiled: bool, sdpa: bool = False) -> Callable[[Task, Answer, Path], None]:
+    def measure(task: Task, answer: Answer, path: Path) -> None:
+        watch = Stopwatch()
+        engine = Torch(task, compiled, sdpa)
+        answer.version, answer.start_s = f"torch {torch.__version__}", watch.seconds()
+        answer.settings = "torch.compile, reduce-overhead (CUDA graphs)" if compiled else "eager"
+        run_all(engine.decode, engine.first_token, task, answer, path)
+
+    return measure
+
+
+def run_all(
+    decode: Callable[[int], list[float]], first_token: Callable[[int], list[float]],
+    task: Task, answer: Answer, path: Path,
+) -> None:  # fmt: skip
+    """Every length, and what was found is kept after each."""
+    for context in task.contexts:
+        answer.tokens_per_second[context] = decode(context)
+        answer.keep(path)
+    for prompt in task.prompts:
+        answer.first_token_s[prompt] = first_token(prompt)
+        answer.keep(path)
+
+
+class Transformers:
+    """`generate`, with its own default cache or the one named."""
+
+    def __init__(self, task: Task, cache: str | None) -> None:
+        import transformers
+
+        self._library: Any = transformers
+        self._library.utils.logging.set_verbosity_error()
+        self.version = f"transformers {transformers.__version__}, torch {torch.__version__}"
+        self._task, self._settings = task, {"cache_implementation": cache} if cache else {}
+        with torch.device(task.device):
+            self._model = self._library.AutoModelForCausalLM.from_config(
+                _config(self._library, task.shape), dtype=DTYPE
+            ).eval()
+
+    @torch.no_grad()
+    def _seconds(self, length: int, tokens: int, seed: int = 0) -> float:
+        task = self._task
+        ids = [prompt_of(length, SHAPES[task.shape]["vocab_size"], seed)]
         _finish(task.device)
-        start = time.perf_counter()
-        for _ in range(task.tokens):
-            token = step(token, position).clone()
-            position += 1
-        _finish(task.device)
-        speeds.append(task.tokens / (time.perf_counter() - start))
-    return speeds[2:]
-
-
-@torch.no_grad()
-def transformers_speeds(task: Task, cache: str | None) -> list[float]:
-    """`generate`, with its own default cache or the one named; prefill is taken out by a request of one token."""
-    import transformers
-
-    library: Any = transformers
-    library.utils.logging.set_verbosity_error()
-    with torch.device(task.device):
-        model = library.AutoModelForCausalLM.from_config(_config(task.shape), dtype=task.dtype).eval()
-    prompt = torch.tensor([prompt_of(task.context, task.spec.vocab)], device=task.device)
-
-    def seconds(tokens: int) -> float:
-        settings: dict[str, Any] = {"cache_implementation": cache} if cache else {}
-        _finish(task.device)
-        start = time.perf_counter()
-        model.generate(
+        watch = Stopwatch()
+        prompt = torch.tensor(ids, device=task.device)
+        self._model.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=tokens, min_new_tokens=tokens,
-            do_sample=False, pad_token_id=0, eos_token_id=None, **settings,
+            do_sample=False, pad_token_id=0, eos_token_id=None, **self._settings,
         )  # fmt: skip
         _finish(task.device)
-        return time.perf_counter() - start
+        return watch.seconds()
 
-    for _ in range(2):  # warms up, and compiles where the cache makes it
-        seconds(min(32, task.tokens))
-    speeds = [(task.tokens - 1) / (seconds(task.tokens) - seconds(1)) for _ in range(task.requests)]
-    return speeds
+    def decode(self, context: int) -> list[float]:
+        """Prefill is taken out by a request of one token."""
+        task = self._task
+        for _ in range(2):  # warms up, and compiles where the cache makes it
+            self._seconds(context, min(32, task.tokens))
+        return [
+            (task.tokens - 1) / (self._seconds(context, task.tokens) - self._seconds(context, 1))
+            for _ in range(task.requests)
+        ]
 
-
-def vllm_speeds(task: Task) -> list[float]:
-    """vLLM with dummy weights of the shape; prefill is taken out by a request of one token."""
-    library: Any = importlib.import_module("vllm")
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_config(task.shape).to_dict()))
-        engine = library.LLM(
-            model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
-            max_model_len=task.context + task.tokens + 16, max_num_seqs=1, gpu_memory_utilization=0.5,
-            enable_prefix_caching=True,
-        )  # fmt: skip
-    prompt = {"prompt_token_ids": list(prompt_of(task.context, task.spec.vocab))}
-
-    def seconds(tokens: int) -> float:
-        params = library.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        start = time.perf_counter()
-        engine.generate(prompt, params, use_tqdm=False)
-        return time.perf_counter() - start
-
-    for _ in range(2):
-        seconds(task.tokens)
-    speeds = [(task.tokens - 1) / (seconds(task.tokens) - seconds(1)) for _ in range(task.requests)]
-    return speeds
+    def first_token(self, length: int) -> list[float]:
+        for _ in range(2):
+            self._seconds(length, 1)
+        return [self._seconds(length, 1, 1 + run) for run in range(self._task.requests)]
 
 
-def _config(shape: str) -> Any:
-    """The shape as transformers describes it. Its positions are plain ones: their scaling costs no time."""
-    from transformers import AutoConfig
-
-    fields = {
-        name: value
-        for name, value in SHAPES[shape].items()
-        if name not in ("architectures", "rope_scaling", "rope_theta", "torch_dtype")
+def _config(library: Any, shape: str) -> Any:
+    """The shape as transformers describes it since its fifth version."""
+    fields = config_json(shape)
+    kept = {
+        key: value
+        for key, value in fields.items()
+        if key not in ("architectures", "rope_theta", "torch_dtype")
     }
-    family = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}[SHAPES[shape]["architectures"][0]]
-    rope = {"rope_type": "default", "rope_theta": SHAPES[shape]["rope_theta"]}
-    config = AutoConfig.for_model(family, **fields, rope_parameters=rope, dtype="bfloat16")
-    config.architectures = SHAPES[shape]["architectures"]
-    return config
+    rope = {"rope_type": "default", "rope_theta": fields["rope_theta"]}
+    return library.AutoConfig.for_model(**kept, rope_parameters=rope, dtype="bfloat16")
 
 
-PEERS: dict[str, Callable[[Task], list[float]]] = {
-    "torch-compile": lambda task: torch_speeds(task, compiled=True),
-    "torch-compile-sdpa": lambda task: torch_speeds(task, compiled=True, sdpa=True),
-    "torch-eager": lambda task: torch_speeds(task, compiled=False),
-    "transformers": lambda task: transformers_speeds(task, None),
-    "transformers-static": lambda task: transformers_speeds(task, "static"),
-    "vllm": vllm_speeds,
+def transformers_measure(cache: str | None) -> Callable[[Task, Answer, Path], None]:
+    def measure(task: Task, answer: Answer, path: Path) -> None:
+        watch = Stopwatch()
+        engine = Transformers(task, cache)
+        answer.version, answer.start_s = engine.version, watch.seconds()
+        answer.settings = f"generate, {cache or 'default'} cache"
+        run_all(engine.decode, engine.first_token, task, answer, path)
+
+    return measure
+
+
+PEERS: dict[str, Callable[[Task, Answer, Path], None]] = {
+    "torch-compile": torch_measure(compiled=True),
+    "torch-compile-sdpa": torch_measure(compiled=True, sdpa=True),
+    "torch-eager": torch_measure(compiled=False),
+    "transformers": transformers_measure(None),
+    "transformers-static": transformers_measure("static"),
 }
-
-
-def speeds_of(name: str, task: Task) -> list[float]:
-    """Runs one peer, and gives its memory back."""
-    speeds = PEERS[name](task)
-    _free()
-    return speeds
-
-
-def available() -> list[str]:
-    return [name for name in PEERS if name != "vllm" or importlib.util.find_spec("vllm") is not None]

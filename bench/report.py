@@ -78,6 +78,11 @@ def _portable(argument: str) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
+def command_line() -> str:
+    """How this program was called."""
+    return shlex.join(["python", *map(_portable, sys.argv)])
+
+
 def _git(*arguments: str) -> str:
     try:
         result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -111,7 +116,7 @@ def publish(name: str, results: dict[str, Any], *, save: bool, measured: str | N
     code = {} if "gpu" in results else {"sources": _AT_START["sources"][measured]}
     report = {
         "name": name,
-        "command": shlex.join(["python", *map(_portable, sys.argv)]),
+        "command": command_line(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **_AT_START["commit"],
         **code,

@@ -54,6 +54,20 @@ ROUND: dict[str, dict[str, Any]] = {
 }
 
 
+MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+
+
+def config_json(shape: str) -> dict[str, Any]:
+    """A config.json of a shape for other engines. Its positions are plain ones: their scaling costs no time."""
+    fields = {name: value for name, value in (SHAPES | ROUND)[shape].items() if name != "rope_scaling"}
+    return {
+        **fields,
+        "model_type": MODEL_TYPES[fields["architectures"][0]],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
 _POOL = (1 << 22) + 15  # values; odd, so that no two rows of a matrix start at the same one
 
 

@@ -44,14 +44,20 @@ class TorchDecoder(torch.nn.Module):
         self.embedding = self.head if spec.tied else matrix(spec.vocab, width)
         self.norm = torch.nn.Parameter(torch.ones(width, **made), requires_grad=False)
         self.head_norm = torch.nn.Parameter(torch.ones(head_dim, **made), requires_grad=False)
+        self.set_length(length)
+
+    def set_length(self, length: int) -> None:
+        """A cache for so many positions, as if others had filled it."""
+        spec, like = self.spec, self.norm
         length = -(-length // _PADDING) * _PADDING
-        shape = (spec.layers, 2, 1, spec.kv_heads, length, head_dim)
-        self.register_buffer("kv", torch.randn(shape, **made) * 0.1)
-        frequencies = torch.tensor(spec.rope.frequencies, dtype=torch.float32, device=device)
-        angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequencies
-        self.register_buffer("cosines", angles.cos().to(dtype))
-        self.register_buffer("sines", angles.sin().to(dtype))
-        self.register_buffer("positions", torch.arange(length, device=device))
+        shape = (spec.layers, 2, 1, spec.kv_heads, length, spec.head_dim)
+        self.register_buffer("kv", torch.randn(shape, dtype=like.dtype, device=like.device) * 0.1)
+        positions = torch.arange(length, device=like.device)
+        frequencies = torch.tensor(spec.rope.frequencies, dtype=torch.float32, device=like.device)
+        angles = positions[:, None].float() * frequencies
+        self.register_buffer("cosines", angles.cos().to(like.dtype))
+        self.register_buffer("sines", angles.sin().to(like.dtype))
+        self.register_buffer("positions", positions)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self.spec.norm_eps)
@@ -87,6 +93,31 @@ class TorchDecoder(torch.nn.Module):
         scores = torch.matmul(grouped, keys.transpose(2, 3)).float() * self.spec.attention_scale
         weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(values.dtype)
         return torch.matmul(weights, values)
+
+    def prefill(self, tokens: torch.Tensor) -> torch.Tensor:
+        """All rows of a prompt at once, into the beginning of the cache; the token after the last."""
+        rows = tokens.shape[0]
+        x, positions = self.embedding[tokens], self.positions[:rows]
+        for layer in range(self.spec.layers):
+            x = x + self._attend_rows(layer, self._normed(x, self.norm), positions)
+            gate, up = functional.linear(self._normed(x, self.norm), self.gate_up[layer]).chunk(2, -1)
+            x = x + functional.linear(functional.silu(gate) * up, self.down[layer])
+        return functional.linear(self._normed(x[-1:], self.norm), self.head).argmax(-1)
+
+    def _attend_rows(self, layer: int, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        spec, rows = self.spec, x.shape[0]
+        projected = functional.linear(x, self.qkv[layer])
+        q, k, v = torch.split(projected, [spec.q_rows, spec.kv_rows, spec.kv_rows], -1)
+        q, k, v = (part.view(1, rows, -1, spec.head_dim).transpose(1, 2) for part in (q, k, v))
+        if spec.qk_norm:
+            q, k = self._normed(q, self.head_norm), self._normed(k, self.head_norm)
+        q, k = self._rotated(q, positions), self._rotated(k, positions)
+        self.kv[layer, 0, :, :, :rows] = k
+        self.kv[layer, 1, :, :, :rows] = v
+        attended = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=spec.attention_scale, enable_gqa=True
+        )
+        return functional.linear(attended.transpose(1, 2).reshape(rows, -1), self.output[layer])
 
     def forward(self, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         x = self.embedding[token]

@@ -5,15 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import index
-from marks import Marks, judge, marks_on, new_marks
+from headline import with_headline
+from marks import Marks, judge, marks_on, new_marks, with_marks
 from monotape.planner.reports import load_reports
 from planner.test_reports import decode_report
+from report import ROOT
 
 
 def test_the_page_is_what_the_reports_say() -> None:
     """Write it anew with `python bench/index.py`."""
     text = index.PAGE.read_text("utf-8")
     assert text == index.page(load_reports(index.REPORTS), marks_on(text))
+
+
+def test_the_headline_of_the_readme_is_what_the_reports_say() -> None:
+    """Write it anew with `python bench/index.py`."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    marks = marks_on(index.PAGE.read_text("utf-8"))
+    assert text == with_marks(with_headline(text, load_reports(index.REPORTS)), "README.md", marks)
 
 
 def shown(reports: dict[str, dict[str, Any]]) -> str:
