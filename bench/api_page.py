@@ -13,8 +13,16 @@ HEAD = """# The API
 What the server takes and gives, generated from its OpenAPI document (`GET /openapi.json`) by `make api-docs`.
 [Agents](agents/README.md) has the settings for clients, [deployment](deployment.md) the rest.
 
-Fields that are not listed are ignored. Fields that would change the answer and cannot be served are refused by name,
-with status 400. Errors have the shape `{"error": {"message", "type", "param", "code"}}`.
+Fields that would change the answer and are not served are [refused by name](#fields-that-are-refused), with status 400;
+so is a field of one route that is sent to another. [Some](#fields-that-are-ignored) change nothing about the answer and
+are ignored, and so are names that nobody documents. Errors have the shape
+`{"error": {"message", "type", "param", "code"}}`.
+"""
+HINTS = """\
+Some fields that bodies have are hints. `reasoning_effort`, `reasoning.effort`, `output_config.effort` and `verbosity`
+reach models whose chat templates know them. `thinking` switches thoughts on and off; its `budget_tokens` is no limit.
+`strict` of a tool holds where a call is forced, with `tool_choice`; otherwise the model writes the arguments freely.
+`reasoning.summary` and `max_tool_calls` change nothing: thoughts are given whole, and this server runs no tools.
 """
 
 
@@ -25,7 +33,22 @@ def api_page() -> str:
     from monotape.server.openapi import document
 
     shapes = (info.__doc__ or "").strip()
-    return f"{markdown(document(ROUTES))}\n## What answers say about themselves\n\n```text\n{shapes}\n```\n"
+    said = f"## What answers say about themselves\n\n```text\n{shapes}\n```\n"
+    return "\n".join([markdown(document(ROUTES)), *_fates(), said])
+
+
+def _fates() -> Iterator[str]:
+    """What becomes of the fields that no body has."""
+    from monotape.server.fields import IGNORED, REFUSED
+
+    yield "## Fields that are refused\n"
+    yield "Unless their value asks for nothing: null, or what other servers take for off.\n"
+    yield from ("| field | |", "| --- | --- |")
+    yield from (f"| `{name}` | {_line(rule.why)} |" for name, rule in sorted(REFUSED.items()))
+    yield "\n## Fields that are ignored\n"
+    yield from ("| field | |", "| --- | --- |")
+    yield from (f"| `{name}` | {_line(why)} |" for name, why in sorted(IGNORED.items()))
+    yield f"\n{HINTS}"
 
 
 def markdown(document: Schema) -> str:

@@ -142,14 +142,14 @@ def test_anthropic_errors_have_their_own_shape(scripted: RunningServer, body: An
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 def test_an_unknown_model_is_404(scripted: RunningServer, path: str) -> None:
-    body = {"messages": HI, "prompt": "x", "input": "x", "model": "gpt-5"}
-    response = scripted.post(path, body)
+    given = {CHAT: {"messages": HI}, COMPLETIONS: {"prompt": "x"}, RESPONSES: {"input": "x"}}
+    response = scripted.post(path, {**given[path], "model": "gpt-5"})
     assert response.status_code == 404
     error = response.json()["error"]
     assert (error["code"], error["param"], error["type"]) == ("model_not_found", "model", "not_found_error")
     assert error["message"].startswith("The model 'gpt-5' does not exist. Served: scripted. Start the server")
     assert scripted.get("/v1/models/gpt-5").status_code == 404
-    anthropic = scripted.post(MESSAGES, {**body, "max_tokens": 1})
+    anthropic = scripted.post(MESSAGES, {"messages": HI, "model": "gpt-5", "max_tokens": 1})
     assert anthropic.status_code == 404 and anthropic.json()["error"]["type"] == "not_found_error"
 
 

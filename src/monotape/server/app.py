@@ -14,6 +14,7 @@ from monotape.server.api_error import ApiError
 from monotape.server.chat import chat_completions
 from monotape.server.completions import completions
 from monotape.server.dialect import dialect_of
+from monotape.server.fields import Unserved
 from monotape.server.http import Endpoint, Handler, send_error
 from monotape.server.messages import count_tokens, messages
 from monotape.server.messages_request import CountTokensRequest, MessagesRequest
@@ -36,6 +37,8 @@ class Entry:
     body: type | None = None
 
 
+#: The bodies of the routes that answer with text.
+ANSWERED = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
 ROUTES: tuple[Entry, ...] = (
     Entry("POST", "/v1/chat/completions", chat_completions, ChatRequest),
     Entry("POST", "/v1/completions", completions, CompletionRequest),
@@ -63,10 +66,19 @@ async def openapi(service: Service, _: None, scope: Scope) -> dict[str, Any]:
 ROUTES = (*ROUTES, Entry("GET", "/openapi.json", openapi))
 
 
+def unserved(entry: Entry) -> Unserved | None:
+    """What a route that answers with text refuses."""
+    return Unserved(entry.body, entry.path, ANSWERED) if entry.body in ANSWERED else None
+
+
 def build(service: Service) -> ASGIApp:
     """The whole server as one ASGI application."""
     routes = [
-        Route(entry.path, Endpoint(service, entry.handler, entry.body), methods=[entry.method])
+        Route(
+            entry.path,
+            Endpoint(service, entry.handler, entry.body, unserved(entry)),
+            methods=[entry.method],
+        )
         for entry in ROUTES
     ]
     allowed = _methods()

@@ -16,7 +16,7 @@ from monotape.server.gate import Turn
 from monotape.server.http import Stream, sse
 from monotape.server.openai_frame import DONE, begin, failure, whole
 from monotape.server.requests import CompletionRequest
-from monotape.server.sampling import grammar_of, refuse_unsupported, sampling_arguments
+from monotape.server.sampling import grammar_of, sampling_arguments
 from monotape.server.service import Service, Work
 from monotape.server.text_work import TextWork
 from monotape.server.timing import Clock, so_far
@@ -62,7 +62,6 @@ def _usage(clock: Clock, count: int) -> dict[str, Any]:
 
 async def _prepare(service: Service, request: CompletionRequest, clock: Clock) -> list[Prepared]:
     text, info = service.require_ready()
-    refuse_unsupported(request)
     prompts = _prompts(request)
     asked = grammar_of(request)
     await service.compile(asked)

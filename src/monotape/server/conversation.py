@@ -14,7 +14,7 @@ from monotape.server.answer import THINK, THOUGHT, Answer, new_answer, thinks
 from monotape.server.api_error import ApiError, bad_request, from_engine_error, unsupported
 from monotape.server.grammar import from_tool
 from monotape.server.requests import ChatRequest, NamedTool
-from monotape.server.sampling import Asked, grammar_of, refuse_unsupported, sampling_arguments
+from monotape.server.sampling import Asked, grammar_of, sampling_arguments
 from monotape.server.service import Service, Work
 from monotape.server.timing import Clock
 from monotape.server.tool_formats import ToolFormat, choose_format, knows_tools, with_tool_prompt
@@ -50,7 +50,6 @@ async def prepare(
     `clamp`: only the prompt has to fit, and max_tokens becomes what is left.
     """
     text, info = service.require_ready()
-    refuse_unsupported(request)
     if request.chat_template is not None and not service.config.trust_request_chat_template:
         raise unsupported("chat_template", "start the server with --trust-request-chat-template to allow it.")
     source = request.chat_template or text.template
@@ -173,11 +172,15 @@ async def _render(
 
 
 def _variables(request: ChatRequest, source: str, *, constrained: bool) -> dict[str, Any]:
+    """What the template is told. A model whose template knows no effort or verbosity has no such dial."""
     given = dict(request.chat_template_kwargs or {})
-    if "enable_thinking" in source and (constrained or request.reasoning_effort == "none"):
+    effort = request.reasoning_effort or (request.reasoning.effort if request.reasoning else None)
+    if "enable_thinking" in source and (constrained or effort == "none"):
         given.setdefault("enable_thinking", False)
-    if "reasoning_effort" in source and request.reasoning_effort:
-        given.setdefault("reasoning_effort", request.reasoning_effort)
+    if "reasoning_effort" in source and effort:
+        given.setdefault("reasoning_effort", effort)
+    if "verbosity" in source and request.verbosity:
+        given.setdefault("verbosity", request.verbosity)
     return given
 
 

@@ -18,6 +18,7 @@ from monotape.server.api_error import ApiError, from_engine_error, from_validati
 from monotape.server.bodies import Body, ClientLeft
 from monotape.server.dialect import Dialect, dialect_of
 from monotape.server.engine_client import EngineFault
+from monotape.server.fields import Unserved
 from monotape.server.gate import Turn
 from monotape.server.service import Service, api_error
 
@@ -60,8 +61,14 @@ Handler = Callable[[Service, Any, Scope], Awaitable[Answer]]
 class Endpoint:
     """One route as an ASGI application."""
 
-    def __init__(self, service: Service, handler: Handler, body: type | None = None) -> None:
-        self._service, self._handler = service, handler
+    def __init__(
+        self,
+        service: Service,
+        handler: Handler,
+        body: type | None = None,
+        unserved: Unserved | None = None,
+    ) -> None:
+        self._service, self._handler, self._unserved = service, handler, unserved
         self._decoder: msgspec.json.Decoder[Any] | None = None if body is None else msgspec.json.Decoder(body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +88,10 @@ class Endpoint:
     def _decoded(self, body: bytes) -> Any:
         assert self._decoder is not None
         try:
-            return self._decoder.decode(body)
+            request = self._decoder.decode(body)
+            if self._unserved is not None:
+                self._unserved.check(body)
+            return request
         except msgspec.ValidationError as error:
             raise from_validation(str(error)) from None
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

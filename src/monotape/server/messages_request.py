@@ -69,6 +69,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stop_sequences: list[str] | None = None
     stream: bool | None = False
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # its name before output_config
     mcp_servers: list[Any] | None = None
     container: Any = None
 
@@ -92,7 +93,9 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
     if isinstance(request, MessagesRequest):
         _refuse(request)
         chat.max_tokens, chat.stop = request.max_tokens, request.stop_sequences
-        wanted = request.output_config.format if request.output_config is not None else None
+        config = request.output_config or OutputConfig()
+        chat.reasoning_effort = chat.reasoning_effort or config.effort
+        wanted = config.format or request.output_format
         if wanted is not None:
             chat.response_format = schema_format(wanted.schema)
         chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k

@@ -54,7 +54,8 @@ def document(entries: Iterable[Entry]) -> dict[str, Any]:
         "info": {
             "title": "Monotape",
             "version": __version__,
-            "description": "One model behind OpenAI's and Anthropic's interfaces. Unknown fields are ignored.",
+            "description": "One model behind OpenAI's and Anthropic's interfaces. Fields that change the answer "
+            "and are not served are refused; names that nobody documents are ignored.",
         },
         "paths": paths,
         "components": {

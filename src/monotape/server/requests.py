@@ -1,7 +1,6 @@
 """The bodies of OpenAI's completions and chat completions, with the further fields that vLLM takes.
 
-Fields that are not listed are ignored, as clients expect. Fields that would change the answer and cannot be served are
-listed in UNSUPPORTED and refused by name.
+What becomes of fields that are not listed here is in fields.py.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from monotape.server.grammar import MAX_CHOICES
 
@@ -68,6 +67,11 @@ class NamedTool(msgspec.Struct):
     function: NamedFunction
 
 
+class Reasoning(msgspec.Struct):
+    effort: str | None = None
+    summary: str | None = None  # thoughts are given whole
+
+
 class Sampled(msgspec.Struct, kw_only=True):
     """How tokens are chosen, in both kinds of completion. What is not given comes from the model's authors."""
 
@@ -99,14 +103,6 @@ class Sampled(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     response_format: ResponseFormat | None = None
     timings_per_token: bool | None = None
-    return_progress: bool | None = None
-    use_beam_search: Any | UnsetType = UNSET
-    length_penalty: Any | UnsetType = UNSET
-    bad_words: Any | UnsetType = UNSET
-    allowed_token_ids: Any | UnsetType = UNSET
-    truncate_prompt_tokens: Any | UnsetType = UNSET
-    prompt_logprobs: Any | UnsetType = UNSET
-    logits_processors: Any | UnsetType = UNSET
 
 
 class ChatRequest(Sampled, kw_only=True):
@@ -121,19 +117,14 @@ class ChatRequest(Sampled, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    verbosity: str | None = None
     include_reasoning: bool | None = None
+    return_progress: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    functions: Any | UnsetType = UNSET
-    function_call: Any | UnsetType = UNSET
-    audio: Any | UnsetType = UNSET
-    modalities: Any | UnsetType = UNSET
-    prediction: Any | UnsetType = UNSET
-    web_search_options: Any | UnsetType = UNSET
-    documents: Any | UnsetType = UNSET
-    echo: Any | UnsetType = UNSET
 
 
 class CompletionRequest(Sampled, kw_only=True):
@@ -148,7 +139,6 @@ class CompletionRequest(Sampled, kw_only=True):
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     add_special_tokens: bool | None = None
-    best_of: Any | UnsetType = UNSET
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -169,24 +159,3 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
     tokens: Annotated[list[TokenId], Meta(max_length=10_000_000)]
     model: str | None = None
-
-
-#: Fields that change the answer and are not served, why, and the values that ask for nothing.
-UNSUPPORTED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "functions": ("use tools.", (None, [])),
-    "function_call": ("use tool_choice.", (None, "none", "auto")),
-    "audio": ("this server answers with text.", (None,)),
-    "modalities": ('only ["text"] is.', (None, ["text"])),
-    "prediction": ("outputs cannot be predicted by the client.", (None,)),
-    "web_search_options": ("this server does not search the web.", (None,)),
-    "use_beam_search": ("this server samples.", (None, False)),
-    "length_penalty": ("it belongs to beam search.", (None, 1, 1.0)),
-    "bad_words": ("use logit_bias.", (None, [])),
-    "allowed_token_ids": ("use structured_outputs.", (None, [])),
-    "truncate_prompt_tokens": ("nothing is cut off silently.", (None,)),
-    "prompt_logprobs": ("use /v1/completions with echo and logprobs.", (None,)),
-    "logits_processors": ("no code of requests is run.", (None, [])),
-    "documents": ("put them into the messages.", (None, [])),
-    "echo": ("use /v1/completions, or continue_final_message.", (None, False)),
-    "best_of": ("ask for n completions instead.", (None, 1)),
-}

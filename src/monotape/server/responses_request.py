@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from monotape.server.api_error import bad_request, unsupported
 from monotape.server.chat_parts import call, named, result, schema_format
-from monotape.server.requests import ChatRequest, Positive, Real, ResponseFormat
+from monotape.server.requests import ChatRequest, Positive, Real, Reasoning, ResponseFormat
 from monotape.server.responses_tools import chat_tools, text_arguments
 
 
@@ -24,11 +24,6 @@ class TextFormat(msgspec.Struct):
 class TextOptions(msgspec.Struct):
     format: TextFormat | None = None
     verbosity: str | None = None
-
-
-class Reasoning(msgspec.Struct):
-    effort: str | None = None
-    summary: str | None = None
 
 
 class ChosenTool(msgspec.Struct):
@@ -82,7 +77,8 @@ def to_chat(request: ResponsesRequest) -> ChatRequest:
         temperature=request.temperature,
         top_p=request.top_p,
         response_format=_format(request.text),
-        reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
+        reasoning=request.reasoning,
+        verbosity=None if request.text is None else request.text.verbosity,
     )
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from monotape.engine.sampling_params import SEED_BITS, SamplingParams
 from monotape.errors import RequestError
-from monotape.server import grammar, requests
-from monotape.server.api_error import bad_request, from_engine_error, unsupported
+from monotape.server import grammar
+from monotape.server.api_error import bad_request, from_engine_error
 from monotape.server.grammar import Grammar
 
 _PASSED_ON = (
@@ -22,8 +21,6 @@ _PASSED_ON = (
     "include_stop_str_in_output",
 )  # fmt: skip
 MAX_COMPLETIONS = 16
-#: What one kind of request has and another refuses.
-_SERVED: dict[type, tuple[str, ...]] = {requests.CompletionRequest: ("echo",)}
 _FIELDS = frozenset({*_PASSED_ON, "seed", "max_tokens", "logprobs", "prompt_logprobs"})
 
 
@@ -32,13 +29,6 @@ _GRAMMAR_FIELDS = {
     "grammar": "lark", "json_schema": "json", "guided_json": "json", "guided_regex": "regex",
     "guided_choice": "choice", "guided_grammar": "lark",
 }  # fmt: skip
-
-
-def refuse_unsupported(request: msgspec.Struct) -> None:
-    for name, (why, harmless) in requests.UNSUPPORTED.items():
-        value = getattr(request, name, UNSET)
-        if value is not UNSET and value not in harmless and name not in _SERVED.get(type(request), ()):
-            raise unsupported(name, why)
 
 
 def sampling_arguments(
@@ -142,5 +132,5 @@ def _from_structured(request: Any) -> Iterator[tuple[str, str, Any]]:
 def _from_fields(request: Any) -> Iterator[tuple[str, str, Any]]:
     for name, kind in _GRAMMAR_FIELDS.items():
         value = getattr(request, name, None)
-        if value is not None:
+        if value not in (None, ""):  # llama.cpp's clients send an empty grammar where they want none
             yield name, kind, value
