@@ -6,7 +6,7 @@
     peers[*Q8_0*]                                            an entry of an object by a pattern that fits it alone
     engines[0].tokens_per_second                             by its place
     results[context=32]:tokens_per_second,bandwidth_share    several fields of one place
-    LIMIT_MS                                                 a constant of a Python file
+    LIMIT_MS, Limits.idle_s                                  a constant of a Python file, the default of a class
 
 The name of a field says its unit: first_token_ms, p50_us, bandwidth_share, tokens_per_second.
 """
@@ -111,14 +111,20 @@ def _chosen(value: Any, chooser: str) -> Any:
 
 
 def _constant(path: Path, name: str) -> Any:
-    for statement in ast.parse(path.read_text("utf-8")).body:
-        if isinstance(statement, ast.Assign) and name in [
-            ast.unparse(target) for target in statement.targets
-        ]:
-            try:
-                return ast.literal_eval(statement.value)
-            except ValueError:
-                break
+    *classes, last = name.split(".")
+    body: list[ast.stmt] = ast.parse(path.read_text("utf-8")).body
+    for wanted in classes:
+        body = [
+            part for one in body if isinstance(one, ast.ClassDef) and one.name == wanted for part in one.body
+        ]
+    for statement in body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            if last in map(ast.unparse, targets):
+                try:
+                    return ast.literal_eval(statement.value)
+                except ValueError:
+                    break
     raise NoField(f"{path.name} has no constant {name}")
 
 

@@ -82,6 +82,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "reports" / "some.json").write_text(json.dumps(report))
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_some.py").write_text("LIMIT_MS = 150\nBIG_US = 1_234\nCOMPUTED_MS = len('a')")
+    (tmp_path / "src" / "monotape").mkdir(parents=True)
+    limits = "class Limits:\n    idle_s: float = 75.0\n    head_s: float = 20.0\n    gone_s: float\n"
+    (tmp_path / "src" / "monotape" / "limits.py").write_text(limits)
     monkeypatch.setattr(claims, "ROOT", tmp_path)
     return tmp_path
 
@@ -145,6 +148,9 @@ def test_a_constant_of_a_test_proves(root: Path) -> None:
     assert not proven(found("under 151 ms ([test](tests/test_some.py#LIMIT_MS))")[0])
     assert not proven(found("under 150 ms ([test](tests/test_some.py))")[0])
     assert not proven(found("1 ms ([test](tests/test_some.py#COMPUTED_MS))")[0])
+    assert proven(found("75 s, 20 s ([limits](src/monotape/limits.py#Limits:idle_s,head_s))")[1])
+    assert not proven(found("75 s ([limits](src/monotape/limits.py#Limits.gone_s))")[0])
+    assert not proven(found("75 s ([limits](src/monotape/limits.py#idle_s))")[0])
 
 
 def test_other_links_prove_nothing(root: Path) -> None:
