@@ -232,7 +232,7 @@ def load(configuration: dict[str, Any], outbox: Outbox) -> tuple[LLM, Grammars |
 
 
 def recommended(llm: LLM) -> dict[str, Any]:
-    """What generation_config.json says about sampling."""
+    """The sampling of a request that names none: what the engine itself decided (engine/defaults.py)."""
     given = llm.get_default_sampling_params()
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     return {name: getattr(given, name) for name in names}

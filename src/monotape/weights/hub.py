@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from dataclasses import dataclass
@@ -62,7 +63,9 @@ def _meant(model: str) -> str:
     """The name that may have been meant, as the beginning of a hint: a short one, or a model that is cached."""
     from monotape.weights.cache import cached_models
 
-    known = {**dict.fromkeys(SHORT_NAMES), **{found.name: None for found in cached_models()}}
+    known = list(SHORT_NAMES)
+    with contextlib.suppress(OSError):  # a cache that cannot be read has nothing to suggest
+        known += [found.name for found in cached_models()]
     bare = {name.rpartition("/")[2]: name for name in known}  # people leave the organisation out
     found = near(model, known) or bare.get(near(model, bare) or "")
     return f"Did you mean '{found}'? " if found and len(model) <= 200 else ""
