@@ -15,7 +15,7 @@ help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
-	@$(BIN)/monotape run --stats --temperature 0 --max-tokens 200 "$(PROMPT)"
+	@$(BIN)/monotape run --stats --temperature 0 --max-tokens 200 "$(PROMPT)" < /dev/null
 
 test: $(VENV)/.dev ## install what tests need and run them all
 	$(BIN)/python -m pytest

@@ -250,7 +250,12 @@ def test_a_plot_is_drawn_beside_the_answer(capsys: Captured, tmp_path: Path) -> 
         (["--engine", "share"], "needs a share", "--mbu"),
         (["--engine", "vllm", "--mbu", "0.5"], "contradict", "one of them"),
         (["--mbu", "36"], "36 is no share", "0.36"),
-        (["--engine", "cpu", "--reports", "no-such-folder"], "no-such-folder", "--reports"),
+        (["--engine", "cpu"], "nothing about NVIDIA H200", "--gpu cpu"),
+        (
+            ["--gpu", "cpu", "--bandwidth", "0.1", "--reports", "no-such-folder"],
+            "no-such-folder",
+            "--reports",
+        ),
         (["--gpu", "cpu"], "no bandwidth", "--bandwidth"),
         (["--bandwidth", "nan"], "not a finite number", "0.8"),
         (["--price", "-2", "--request", "prompt=5,output=5"], "--price -2", "dollars"),

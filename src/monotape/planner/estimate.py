@@ -136,6 +136,11 @@ def _engine(name: str, mbu: float | None, reports: Path | None, box: Box) -> Eng
         raise UsageError("--engine share needs a share.", "Give --mbu, like --mbu 0.36.")
     if mbu is not None:
         return share_engine(mbu)
+    if name == "cpu" and box.gpu.name != CPU:
+        raise UsageError(
+            f"--engine cpu says nothing about {box.gpu.label}.",
+            "Give --gpu cpu, and --bandwidth as `monotape doctor` measures it.",
+        )
     if name == "cpu" or (name == DEFAULT_ENGINE and box.gpu.name == CPU):
         from monotape.planner.reports import built_in_points, cpu_shares, load_reports, own_points
 
