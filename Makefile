@@ -9,7 +9,7 @@ export HF_HOME ?= $(CURDIR)/$(VENV)/huggingface
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-gpu check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
+.PHONY: help demo test test-fast test-gpu test-minimums check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -25,6 +25,13 @@ test-fast: $(VENV)/.dev ## the tests that need no real checkpoint
 
 test-gpu: $(VENV)/.dev ## the tests that need a Hopper GPU
 	$(BIN)/python -m pytest -m gpu
+
+test-minimums: $(BIN)/python ## the server's smoke test with the oldest versions that pyproject.toml allows
+	$(PYTHON) -m venv --clear $(VENV)/minimums
+	$(BIN)/python .ci/minimums.py serve > $(VENV)/minimums/constraints.txt
+	$(VENV)/minimums/bin/python -m pip install --quiet --constraint $(VENV)/minimums/constraints.txt \
+	  ".[serve]" "pytest==8" "httpx==0.27"
+	$(VENV)/minimums/bin/python -m pytest -W default tests/server/test_smoke.py
 
 check: $(VENV)/.dev ## lint, format and strict types
 	$(BIN)/ruff check .

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import runpy
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,3 +23,15 @@ def test_every_file_of_the_package_is_installed() -> None:
     names = [str(path.relative_to(package)) for path in files]
     assert len(names) > 20
     assert [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []
+
+
+def test_every_requirement_has_a_lower_bound() -> None:
+    """Without one the first release ever counts, and nobody has tried that."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    constraints = runpy.run_path(str(ROOT / ".ci" / "minimums.py"))["constraints"]
+    found = constraints(project["dependencies"])
+    assert f"numpy=={project['dependencies'][0].removeprefix('numpy>=')}" in found
+    for extra in project["optional-dependencies"].values():
+        assert constraints(extra)
+    with pytest.raises(ValueError, match="no lower bound for loose"):
+        constraints(["loose"])
