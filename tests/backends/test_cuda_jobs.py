@@ -233,6 +233,7 @@ def test_cancelled_before_its_first_token_it_keeps_what_was_cached(backend: Cuda
     generation.cancel()
     assert list(generation) == []
     assert (generation.finish_reason, sequence.length) == ("cancelled", 2)
+    assert generation.filled == 2
 
 
 def test_a_late_cancel_does_not_hit_the_next_request(backend: CudaBackend) -> None:

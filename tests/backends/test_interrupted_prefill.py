@@ -147,6 +147,23 @@ def test_a_cancellation_from_another_thread(checkpoint: Checkpoint) -> None:
         assert kept == sorted(kept)
 
 
+def test_how_far_it_has_come_is_known_on_the_way(checkpoint: Checkpoint) -> None:
+    with cpu(checkpoint("llama"), workers=2, context=4000) as backend:
+        prompt, sequence = PROMPT * 20, backend.new_sequence()
+        backend.logits(prompt[:100], sequence)
+        generation = backend.start(Job(prompt, 100, 2), sequence)
+        seen = [generation.filled]
+        while seen[-1] < len(prompt):
+            if (now := generation.filled) != seen[-1]:
+                seen.append(now)
+        assert seen == sorted(seen) and seen[0] >= 100
+        assert len(list(generation)) == 2
+        assert generation.filled == len(prompt)
+        judge = reference(checkpoint("llama"))
+        plain = judge.start(Job(PROMPT[:9], 0, 2), judge.new_sequence())
+        assert (plain.filled, len(list(plain)), plain.filled) == (0, 2, 9)
+
+
 def test_a_fault_in_prefill_is_still_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a rank that stopped has written is nobody's prefix."""
     from monotape.backends.cpu import model as cpu_model
