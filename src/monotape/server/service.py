@@ -93,8 +93,8 @@ class Service:
         `clamp`: an answer may be shorter than asked for, so only the prompt has to fit.
         """
         _, info = self.require_ready()
-        if clamp:
-            room = max(1, info.context - len(prompt))
+        if clamp and len(prompt) < info.context:
+            room = info.context - len(prompt)
             arguments = {**arguments, "max_tokens": min(arguments["max_tokens"], room)}
         for token_id in prompt:
             if token_id >= info.vocab:
