@@ -38,6 +38,9 @@ class Script:
     context: int = 8192
     tokens_per_second: float = 400.0
     prefill_s: float = 0.02
+    prefill_told_s: float | None = (
+        None  # how long reading the prompt is said to take, if not as long as it does
+    )
     chunk_s: float = 0.01  # how long tokens are collected before they are sent together
     dialect: str = "monotape"  # or llamacpp, or plain
     key: str | None = None
@@ -142,7 +145,10 @@ class Answer:
         for step in range(4):
             if self.progress and self.script.dialect == "monotape":
                 processed = self.cached + (self.prompt - self.cached) * step // 4
-                figures = {"total": self.prompt, "cache": self.cached, "processed": processed, "time_ms": 1.0}
+                took_ms = 1000 * (self.script.prefill_told_s or self.script.prefill_s) * step / 4
+                figures = {
+                    "total": self.prompt, "cache": self.cached, "processed": processed, "time_ms": took_ms
+                }  # fmt: skip
                 yield {**self.event({}), "choices": [], "prompt_progress": figures}
             time.sleep(self.script.prefill_s / 4)
 

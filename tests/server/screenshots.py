@@ -12,13 +12,16 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, sync_playwright
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
-WAIT_MS = 180_000
+WAIT_MS = 600_000
+DESK, PHONE = (1280, 800), (390, 844)
 QUESTIONS = ("Why is the sky blue?", "Write a short Python function that adds two numbers, and explain it.")
 
 
-def open_page(browser: Browser, url: str, size: tuple[int, int], scheme: str) -> Page:
+def open_page(browser: Browser, url: str, size: tuple[int, int], scheme: str, **device: bool) -> Page:
     context = browser.new_context(
-        viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if scheme == "dark" else "light"
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme="dark" if scheme == "dark" else "light",
+        **device,  # type: ignore[arg-type]
     )
     shown = context.new_page()
     shown.set_default_timeout(WAIT_MS)
@@ -39,15 +42,18 @@ def talk(shown: Page) -> None:
     shown.evaluate("document.activeElement.blur()")
 
 
-def save(shown: Page, name: str, *, whole: bool = False) -> None:
+def save(shown: Page, name: str) -> None:
     shown.mouse.move(0, 0)
-    shown.screenshot(path=FIGURES / f"playground-{name}.png", full_page=whole)
+    shown.screenshot(path=FIGURES / f"playground-{name}.png")
 
 
 def take(browser: Browser, url: str) -> None:
-    shown = open_page(browser, url, (1200, 800), "light")
+    shown = open_page(browser, url, DESK, "light")
     talk(shown)
     save(shown, "chat")
+    shown.click("#settings summary")
+    save(shown, "settings")
+    shown.click("#settings summary")
     shown.click("#tab-race")
     shown.click("#race-start")
     shown.locator("#verdict").wait_for()
@@ -58,14 +64,16 @@ def take(browser: Browser, url: str) -> None:
     shown.click("#sweep")
     shown.locator("#sweep-text", has_text="measured").wait_for()
     save(shown, "context")
-    dark = open_page(browser, url, (1200, 800), "dark")
+    dark = open_page(browser, url, DESK, "dark")
     talk(dark)
     save(dark, "dark")
     dark.click("#tab-connect")
     save(dark, "connect")
-    phone = open_page(browser, url, (360, 740), "light")
+    phone = open_page(browser, url, PHONE, "light", has_touch=True, is_mobile=True)
     talk(phone)
     save(phone, "phone")
+    phone.tap("#show-list")
+    save(phone, "phone-list")
 
 
 def main() -> None:

@@ -234,6 +234,8 @@ def test_conversations_are_exported_and_imported(visit: Open, tmp_path: Path) ->
     name, text = download(shown, "#export-markdown", tmp_path)
     assert name == "what-is-in-it.md"
     assert "# What is in it?" in text and "````\n```\ninside\n```\n````" in text and STORY in text
+    expect(shown.locator("#export-json")).to_be_hidden()  # the menu closes behind a choice
+    shown.click("#export summary")
     name, text = download(shown, "#export-json", tmp_path)
     saved = json.loads(text)
     assert name == "what-is-in-it.json" and saved["model"] == script.model
@@ -242,10 +244,10 @@ def test_conversations_are_exported_and_imported(visit: Open, tmp_path: Path) ->
     _, archive = download(shown, "#export-all", tmp_path)
     shown.hover("#list li")
     shown.click("#list .delete")
-    for bad in (
-        b"no json",
-        b'{"kind": "monotape conversations", "conversations": [{"nodes": [{"role": 7}]}]}',
-    ):
+    said = {"role": "user", "content": "x", "parent": -1}
+    broken = ([{"role": 7}], [{**said, "parent": 3}], [{**said, "files": "no list"}], [])
+    archives = [{"kind": "monotape conversations", "conversations": [{"nodes": nodes}]} for nodes in broken]
+    for bad in (b"no json", *(json.dumps(one).encode() for one in archives)):
         shown.set_input_files("#import-picker", _file("bad.json", bad))
         expect(shown.locator("#notice strong")).to_have_text("Nothing was imported.")
         shown.click("text=Dismiss")
@@ -253,6 +255,12 @@ def test_conversations_are_exported_and_imported(visit: Open, tmp_path: Path) ->
     expect(shown.locator("#notice strong")).to_have_text("Imported.")
     shown.click("#list >> text=What is in it?")
     expect(shown.locator(".message.assistant .text")).to_have_text(STORY)
+    odd = json.loads(archive)
+    odd["conversations"][0]["title"] = "Odd figures"
+    odd["conversations"][0]["nodes"][1]["summary"]["figures"] = {"speed": "<b>", "produced": 3}
+    shown.set_input_files("#import-picker", _file("odd.json", json.dumps(odd).encode()))
+    shown.click("#list >> text=Odd figures")
+    expect(shown.locator(".strip .told")).to_have_text("3 tokens")
 
 
 @needs_browser
@@ -269,7 +277,7 @@ def test_text_files_go_along_with_a_question(visit: Open) -> None:
     ask(shown, "Explain these.")
     assert contents(script) == ["a.py:\n```\nx = 1\n```\n\nb.txt:\n```\nü\n```\n\nExplain these."]
     expect(shown.locator("#files")).to_be_hidden()
-    expect(shown.locator(".message.user .chip")).to_have_count(2)
+    expect(shown.locator(".message.user .chip")).to_have_text(["a.py6 B", "b.txt2 B"])
     shown.click(".message.user .attachment summary >> nth=0")
     expect(shown.locator(".message.user .attachment pre").first).to_have_text("x = 1")
     shown.set_input_files("#file-picker", _file("only.txt", b"alone"))
@@ -358,12 +366,12 @@ def test_a_full_storage_is_said_and_the_page_goes_on(visit: Open) -> None:
 
 @needs_browser
 def test_the_prompt_is_seen_to_be_read(visit: Open) -> None:
-    script = Script(prefill_s=3, tokens_per_second=3000)
+    script = Script(prefill_s=3, prefill_told_s=60, tokens_per_second=3000)
     shown = visit(script)
     say(shown, "word " * 996)
     reading = shown.locator(".reading")
     expect(reading).to_contain_text("reading the prompt: 1,000 tokens …")
-    expect(reading).to_contain_text("reading the prompt: 500 of 1,000 tokens")
+    expect(reading).to_contain_text("reading the prompt: 500 of 1,000 tokens, about 30 s left")
     expect(reading.locator("[role=progressbar]")).to_have_attribute("aria-valuenow", re.compile("50|75"))
     expect(shown.locator(".strip")).to_have_count(1)
     expect(reading).to_have_count(0)

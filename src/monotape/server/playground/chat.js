@@ -277,7 +277,9 @@ function startComposer() {
 
 function startChat() {
   startComposer();
+  // A phone may end a page that is out of sight without another word.
   addEventListener("pagehide", () => chat.keep?.());
+  document.addEventListener("visibilitychange", () => document.hidden && chat.keep?.());
   byId("clear").addEventListener("click", () => {
     openConversation(new Conversation());
     byId("prompt").focus();

@@ -72,8 +72,9 @@ class Conversation {
     this.revision += 1;
     this.changed = Date.now();
     const { id, created, changed, revision } = this;
-    lasting.set(`conversation.${id}`, this);
-    lasting.set(`about.${id}`, { title: this.name(), created, changed, revision });
+    if (lasting.set(`conversation.${id}`, this))
+      lasting.set(`about.${id}`, { title: this.name(), created, changed, revision });
+    else this.revision -= 1; // what is stored is still the one before
   }
 }
 

@@ -64,6 +64,7 @@ function isConversation(given) {
       Number.isInteger(node.parent) &&
       node.parent >= ROOT &&
       node.parent < index &&
+      Array.isArray(node.files ?? []) &&
       (node.files ?? []).every((file) => typeof file?.name === "string" && typeof file.text === "string"),
   );
   const ways = Object.entries(given?.chosen ?? {});
@@ -73,6 +74,13 @@ function isConversation(given) {
     isText(given.title) &&
     ways.every(([from, to]) => nodes[to]?.parent === Number(from))
   );
+}
+
+// The figures of an answer, as far as they are numbers.
+function soundSummary(given) {
+  if (!given?.figures) return undefined;
+  const figures = Object.entries(given.figures).filter(([, value]) => Number.isFinite(value));
+  return { figures: Object.fromEntries(figures), finish: String(given.finish) };
 }
 
 // Adds the conversations of an archive to those here. Each gets a new name, so that nothing is written over.
@@ -90,18 +98,20 @@ async function importArchive(file) {
       "Nothing was imported.",
       `${file.name} is not a file that Export all of this page has made.`,
     );
-  for (const { title, created, nodes, chosen } of sound) {
-    const figures = nodes.map((node) => ({
-      ...node,
-      summary: node.summary?.figures ? node.summary : undefined,
-    }));
-    new Conversation({ title, created, nodes: figures, chosen }).save();
+  for (const { title, nodes, chosen, ...rest } of sound) {
+    const created = Number.isFinite(rest.created) ? rest.created : Date.now();
+    const told = nodes.map((node) => ({ ...node, summary: soundSummary(node.summary) }));
+    new Conversation({ title, created, nodes: told, chosen }).save();
   }
   showList();
   showNotice("Imported.", `${count(sound.length)} conversation${sound.length === 1 ? "" : "s"}.`);
 }
 
 function startExport() {
+  const menu = byId("export");
+  document.addEventListener("click", (event) => {
+    if (!menu.querySelector("summary").contains(event.target)) menu.open = false;
+  });
   byId("export-markdown").addEventListener("click", () =>
     download(fileName(chat.conversation, "md"), "text/markdown", asMarkdown(chat.conversation)),
   );

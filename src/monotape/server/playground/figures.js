@@ -30,7 +30,8 @@ function duration(seconds) {
 function bytes(value) {
   if (value >= 1e9) return `${(value / 1e9).toFixed(2)} GB`;
   if (value >= 1e6) return `${(value / 1e6).toFixed(1)} MB`;
-  return `${(value / 1e3).toFixed(1)} kB`;
+  if (value >= 1e3) return `${(value / 1e3).toFixed(1)} kB`;
+  return `${value} B`;
 }
 
 // Tokens per second that reading alone allows, with so many positions in the KV.

@@ -131,7 +131,8 @@ function startList() {
   );
   byId("veil").addEventListener("click", () => showDrawer(false));
   byId("conversations").addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
+    if (event.key !== "Escape" || !byId("view-chat").classList.contains("listing")) return;
+    event.stopPropagation(); // or it would stop an answer too
     showDrawer(false);
     byId("show-list").focus();
   });

@@ -9,7 +9,7 @@ function element(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null));
+  made.append(...children.filter((child) => child != null));
   return made;
 }
 

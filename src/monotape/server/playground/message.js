@@ -177,7 +177,10 @@ function readingText(reading) {
   const { total, cache, processed } = reading;
   const cached = cache ? `, ${count(cache)} of them cached` : "";
   if (processed <= (cache ?? 0)) return `reading the prompt: ${count(total)} tokens${cached} …`;
-  return `reading the prompt: ${count(processed)} of ${count(total)} tokens${cached}`;
+  const left = (reading.time_ms / 1000) * ((total - processed) / (processed - (cache ?? 0)));
+  const about = left < 55 ? `${roundUp(left)} s` : `${Math.ceil(left / 60)} min`;
+  const soon = left >= 5 ? `, about ${about} left` : "";
+  return `reading the prompt: ${count(processed)} of ${count(total)} tokens${cached}${soon}`;
 }
 
 // The question becomes a field; what is sent is another version of it, and the old one stays.

@@ -7,8 +7,8 @@ const FIELDS = [
   { name: "top_k", label: "Top k", min: -1, step: 1 },
   { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01 },
   { name: "repetition_penalty", label: "Repetition penalty", min: 0.01, max: 10, step: 0.05 },
-  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1 },
-  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1 },
+  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, empty: "0" },
+  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, empty: "0" },
   { name: "max_tokens", label: "Longest answer", min: 1, step: 1, empty: "what fits" },
   { name: "min_tokens", label: "Shortest answer", min: 0, step: 1, empty: "0" },
   { name: "seed", label: "Seed", min: 0, step: 1, empty: "drawn" },
@@ -113,7 +113,7 @@ function fieldInput(field) {
 function showDefaults() {
   for (const field of FIELDS) {
     const own = server.info?.sampling?.[field.name];
-    if (own != null && !field.empty) byId(fieldId(field)).placeholder = `${own}, the model's own`;
+    if (own != null && !field.empty) byId(fieldId(field)).placeholder = `${own} (model)`;
   }
 }
 
