@@ -22,7 +22,22 @@ HINTS = """\
 Some fields that bodies have are hints. `reasoning_effort`, `reasoning.effort`, `output_config.effort` and `verbosity`
 reach models whose chat templates know them. `thinking` switches thoughts on and off; its `budget_tokens` is no limit.
 `strict` of a tool holds where a call is forced, with `tool_choice`; otherwise the model writes the arguments freely.
+The model is told of the `format` of a custom tool, but not held to it.
 `reasoning.summary` and `max_tool_calls` change nothing: thoughts are given whole, and this server runs no tools.
+"""
+
+GRAMMARS = """\
+## Structured output
+
+One of these in a request: `response_format` (OpenAI; llama.cpp's `schema` in it too), `structured_outputs` (vLLM, and
+its older `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`), `grammar` and `json_schema` (llama.cpp),
+`text.format` in responses, `output_config.format` in messages. A grammar is GBNF, with a rule `root`, or Lark, with a
+rule `start`.
+
+A schema, pattern or grammar has at most {characters} characters, a list at most {choices} choices. It is compiled in a
+process of its own, which may take `--grammar-timeout` seconds of CPU time and {megabytes} MiB; for each token it then
+has {token_ms:g} ms on average and {burst_ms:g} ms at once. What goes beyond that is refused with status 400, and a
+client that leaves ends its grammar.
 """
 
 
@@ -34,7 +49,18 @@ def api_page() -> str:
 
     shapes = (info.__doc__ or "").strip()
     said = f"## What answers say about themselves\n\n```text\n{shapes}\n```\n"
-    return "\n".join([markdown(document(ROUTES)), *_fates(), said])
+    return "\n".join([markdown(document(ROUTES)), _grammars(), *_fates(), said])
+
+
+def _grammars() -> str:
+    from monotape.server.grammar import MAX_CHOICES, MAX_GRAMMAR_CHARACTERS
+    from monotape.server.grammar_wire import GrammarLimits
+
+    limits = GrammarLimits()
+    return GRAMMARS.format(
+        characters=f"{MAX_GRAMMAR_CHARACTERS:,}", choices=f"{MAX_CHOICES:,}", megabytes=limits.max_bytes >> 20,
+        token_ms=limits.token_s * 1e3, burst_ms=limits.burst_s * 1e3,
+    )  # fmt: skip
 
 
 def _fates() -> Iterator[str]:

@@ -206,6 +206,27 @@ def test_the_older_name_of_anthropics_format_is_honoured(scripted: RunningServer
     assert json.loads(answer["content"][0]["text"]) in ({"ok": True}, {"ok": False})
 
 
+def test_a_schema_beside_json_object_is_honoured_in_responses(scripted: RunningServer) -> None:
+    asked = {"text": {"format": {"type": "json_object", "schema": SCHEMA}}}
+    answer = scripted.post(RESPONSES, {**PLAIN[RESPONSES], **asked}).json()
+    assert json.loads(answer["output"][0]["content"][0]["text"]) in ({"ok": True}, {"ok": False})
+
+
+def test_structured_outputs_as_vllm_writes_them_out(scripted: RunningServer) -> None:
+    whole = {"json": None, "regex": None, "choice": ["red"], "grammar": None, "json_object": None,
+             "disable_any_whitespace": False, "disable_fallback": False, "disable_additional_properties": False,
+             "whitespace_pattern": None, "structural_tag": None}  # fmt: skip
+    assert scripted.say("say:red", structured_outputs=whole) == "red"
+    for name, value in (
+        ("disable_additional_properties", True),
+        ("whitespace_pattern", " "),
+        ("structural_tag", {"a": 1}),
+    ):
+        response = scripted.post(CHAT, {**PLAIN[CHAT], "structured_outputs": {**whole, name: value}})
+        assert response.status_code == 400
+        assert f"structured_outputs.{name} is not supported" in response.json()["error"]["message"]
+
+
 def test_an_empty_grammar_is_none(scripted: RunningServer) -> None:
     assert scripted.say("say:free text", grammar="") == "free text"
 

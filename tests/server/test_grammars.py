@@ -16,7 +16,7 @@ from monotape.errors import RequestError
 from monotape.server import grammar
 from monotape.server.grammar import Grammar
 from monotape.server.grammar_wire import GrammarLimits
-from monotape.server.grammars import MAX_KEPT, Grammars
+from monotape.server.grammars import Grammars
 from server.scripted import _tokenizer
 
 TOKENIZER = _tokenizer()
@@ -220,11 +220,22 @@ def test_the_process_that_forks_is_started_again(paths: None) -> None:
         assert follow(mortal, grammar.from_regex("a"), "a") == "a$"
 
 
-def test_no_more_processes_are_kept_than_allowed(grammars: Grammars) -> None:
-    for index in range(MAX_KEPT + 3):
-        assert follow(grammars, grammar.from_regex(f"{index}x"), f"{index}x") == f"{index}x$"
-    while len(processes(grammars)) > MAX_KEPT:  # those that were let go end when they look
+def test_no_more_processes_are_kept_than_allowed(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monotape.server.grammars.MAX_KEPT", 3)
+    for letter in "abcdefg":
+        grammars.compile(1, grammar.from_regex(letter))
+    while len(processes(grammars)) > 3:  # those that were let go end when they look
         time.sleep(0.01)
+    assert len(processes(grammars)) == 3
+
+
+def test_no_more_memory_is_kept_than_allowed(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(700)}}
+    grammars.compile(1, grammar.from_json_schema(schema))
+    assert grammars._kept_bytes > 0
+    monkeypatch.setattr("monotape.server.grammars.MAX_KEPT_BYTES", 0)
+    grammars.compile(1, grammar.from_regex("small"))
+    assert grammars._kept_bytes == 0
 
 
 def test_its_processes_end_with_it(paths: None) -> None:

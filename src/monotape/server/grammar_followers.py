@@ -18,7 +18,7 @@ from monotape.errors import RequestError, ResourceError
 from monotape.server import grammar_wire as wire
 from monotape.server.grammar import NAMES, Grammar
 
-_LOADING_S = 120.0  # for a large vocabulary on a busy machine
+_LOADING_S = 600.0  # for a large vocabulary on a busy machine
 _MODULE = "monotape.server.grammar_process"
 #: Threads do not outlive a fork, so libraries must not count on any.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -30,6 +30,7 @@ class Follower:
     def __init__(self, connection: socket.socket, forks: ForkServer, limits: wire.GrammarLimits) -> None:
         self._connection, self._forks, self._limits = connection, forks, limits
         connection.settimeout(limits.wall_s)
+        self.bytes = 0  # that its grammar took when it was compiled
         self._what = "The grammar"
         self._lock = threading.Lock()
         self._asked = self._dead = self._owes = False
@@ -49,10 +50,11 @@ class Follower:
         self._what = NAMES[grammar.kind]
         with self._asking():
             wire.send(self._connection, grammar)
-            problem = wire.receive(self._connection, wire.Compiled).error
-        if problem is not None:
+            compiled = wire.receive(self._connection, wire.Compiled)
+        if compiled.error is not None:
             self.close()
-            raise RequestError(problem)
+            raise RequestError(compiled.error)
+        self.bytes = compiled.bytes
 
     def ask(self, step: wire.Step) -> list[int]:
         """Tells it what was said. Forced tokens, if they are asked for; when there are none, its mask is next."""

@@ -60,13 +60,14 @@ def follow(connection: socket.socket, vocabulary: Any, limits: wire.GrammarLimit
     """Compiles the grammar that comes first, and then says what may follow the tokens that come."""
     grammar, budget = wire.receive(connection, Grammar), _Budget(limits)
     budget.compile()
+    before = _used_bytes()
     try:
         matcher = Matcher(vocabulary, grammar)
     except RequestError as error:
-        wire.send(connection, wire.Compiled(f"{error.message} {error.hint}"))
+        wire.send(connection, wire.Compiled(error=f"{error.message} {error.hint}"))
         return
     budget = _Budget(limits)
-    wire.send(connection, wire.Compiled())
+    wire.send(connection, wire.Compiled(_used_bytes() - before))
     while True:
         step = wire.receive(connection, wire.Step)
         if step.restart:
@@ -105,10 +106,18 @@ def _forked(connection: socket.socket, vocabulary: Any, limits: wire.GrammarLimi
 
 def _limit_memory(max_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(ValueError, OSError):  # macOS has no such file and does not take the limit
+    limit = _used_bytes() + max_bytes
+    with contextlib.suppress(ValueError, OSError):  # macOS knows the limit but does not take it
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _used_bytes() -> int:
+    """The size of this process's address space; 0 where the system does not say."""
+    try:
         with open("/proc/self/statm") as statm:
-            used = int(statm.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + max_bytes, used + max_bytes))
+            return int(statm.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 class Forks:

@@ -38,8 +38,9 @@ class Started(msgspec.Struct, array_like=True):
 
 
 class Compiled(msgspec.Struct, array_like=True):
-    """The grammar is ready, or why it never will be."""
+    """The grammar is ready, and how much memory it took; or why it never will be."""
 
+    bytes: int = 0
     error: str | None = None
 
 

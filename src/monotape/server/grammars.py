@@ -15,7 +15,10 @@ from monotape.server.grammar import Grammar
 from monotape.server.grammar_followers import Follower, ForkServer
 from monotape.server.grammar_wire import GrammarLimits, Step
 
-MAX_KEPT = 8  # followers that wait for their grammar to be asked for again
+#: Followers that wait for their grammar to be asked for: by requests in the queue, or by the next ones. What does not
+#: fit is compiled again, so the default queue fits and nothing a client sends fills the memory.
+MAX_KEPT = 32
+MAX_KEPT_BYTES = 1 << 30
 
 
 class Grammars:
@@ -89,6 +92,10 @@ class Grammars:
         finally:
             self._put_back(job_id, grammar, follower)
 
+    @property
+    def _kept_bytes(self) -> int:
+        return sum(follower.bytes for follower in self._idle.values())
+
     def _put_back(self, job_id: int, grammar: Grammar, follower: Follower) -> None:
         with self._lock:
             del self._working[job_id]
@@ -96,7 +103,7 @@ class Grammars:
             if follower.usable:
                 unwanted = [self._idle.pop(grammar, None)]
                 self._idle[grammar] = follower
-            if len(self._idle) > MAX_KEPT:
+            while len(self._idle) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
                 unwanted.append(self._idle.popitem(last=False)[1])
         for other in unwanted:
             if other is not None:

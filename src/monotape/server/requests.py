@@ -44,6 +44,11 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_any_whitespace: bool | None = None  # JSON is written in one way
+    disable_fallback: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: Any = None
 
 
 class FunctionTool(msgspec.Struct):

@@ -141,4 +141,6 @@ def _format(text: TextOptions | None) -> ResponseFormat | None:
     if text is None or text.format is None:
         return None
     wanted = text.format
-    return schema_format(wanted.schema) if wanted.type == "json_schema" else ResponseFormat(wanted.type)
+    if wanted.type == "json_schema":
+        return schema_format(wanted.schema)
+    return ResponseFormat(wanted.type, schema=wanted.schema)

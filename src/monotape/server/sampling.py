@@ -12,7 +12,7 @@ import msgspec
 from monotape.engine.sampling_params import SEED_BITS, SamplingParams
 from monotape.errors import RequestError
 from monotape.server import grammar
-from monotape.server.api_error import bad_request, from_engine_error
+from monotape.server.api_error import bad_request, from_engine_error, unsupported
 from monotape.server.grammar import Grammar
 
 _PASSED_ON = (
@@ -56,6 +56,14 @@ def check(arguments: Mapping[str, Any]) -> SamplingParams:
         return SamplingParams(**arguments)
     except RequestError as error:
         raise from_engine_error(error, _FIELDS) from None
+
+
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
+_UNSERVED_CONSTRAINTS = {
+    "disable_additional_properties": "write additionalProperties into the schema.",
+    "whitespace_pattern": "JSON is written with one space after commas and colons.",
+    "structural_tag": "use tools, or a grammar.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +120,11 @@ def _from_structured(request: Any) -> Iterator[tuple[str, str, Any]]:
     wanted = getattr(request, "structured_outputs", None)
     if wanted is None:
         return
-    given = {
-        name: value for name, value in msgspec.structs.asdict(wanted).items() if value not in (None, False)
-    }
+    fields = msgspec.structs.asdict(wanted)
+    for name, why in _UNSERVED_CONSTRAINTS.items():
+        if fields[name]:
+            raise unsupported(f"structured_outputs.{name}", why)
+    given = {name: fields[name] for name in _CONSTRAINTS if fields[name] not in (None, False)}
     if len(given) != 1:
         raise bad_request(
             f"structured_outputs has {len(given)} constraints. It must have one of json, regex, choice, grammar "
