@@ -40,10 +40,14 @@ class Gate:
     def running(self) -> int:
         return int(self._busy)
 
-    def admit(self) -> Turn:
-        """A place for a request that is being made ready; QueueFull when there is none."""
+    def check(self) -> None:
+        """Sends those away for whom there is no place now, before anything is done for them."""
         if int(self._busy) + self.waiting > self._max_waiting:
             raise QueueFull(self.waiting, max(1, math.ceil(self._mean_s)))
+
+    def admit(self) -> Turn:
+        """A place for a request that is being made ready; QueueFull when there is none."""
+        self.check()
         self._preparing += 1
         return Turn(self)
 

@@ -34,6 +34,7 @@ async def count_tokens(service: Service, request: CountTokensRequest, scope: Sco
 async def messages(service: Service, request: MessagesRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a conversation in Anthropic's terms, whole or streamed."""
     clock = Clock.of(scope)
+    service.require_room()
     model = service.check_model(request.model)
     chat = to_chat(request)
     conversation, turn = await service.line_up(clock, lambda: prepare(service, chat, clock, clamp=True))

@@ -23,6 +23,7 @@ def begin(
     """The clock of a request that may be answered, and the head of its answer."""
     clock = Clock.of(scope)
     clock.answers = request.n or 1
+    service.require_room()
     name = service.check_model(request.model)
     identity = f"{prefix}-{secrets.token_hex(12)}"
     return clock, {"id": identity, "object": kind, "created": int(time.time()), "model": name}

@@ -28,6 +28,7 @@ _PREFIX = {"content": "msg", "reasoning": "rs", "call": "fc"}
 async def responses(service: Service, request: ResponsesRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a list of items, whole or streamed; nothing is kept between requests."""
     clock = Clock.of(scope)
+    service.require_room()
     model = service.check_model(request.model)
     chat = to_chat(request)
     conversation, turn = await service.line_up(clock, lambda: prepare(service, chat, clock))

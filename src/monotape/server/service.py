@@ -112,6 +112,12 @@ class Service:
             raise from_engine_error(error) from None
         return {**arguments, "max_tokens": room}
 
+    def require_room(self) -> None:
+        """429 when the queue is full, before anything else is looked at."""
+        self.require_ready()
+        with self._refusing():
+            self.gate.check()
+
     async def line_up(self, clock: Clock, prepare: Callable[[], Awaitable[T]]) -> tuple[T, Turn]:
         """Makes a request ready and lines it up; 429 when the queue is full. It has its place while it is made ready:
         to render, tokenise and compile for all who come would slow those down who are served.
