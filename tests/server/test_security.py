@@ -38,11 +38,18 @@ def test_other_addresses_need_a_key(host: str) -> None:
     "settings",
     [{"port": 70_000}, {"max_queue": -1}, {"api_key": " "}, {"stream_interval": 0}, {"ssl_keyfile": "k"},
      {"tool_call_parser": "magic"}, {"reasoning_parser": "magic"}, {"max_body_bytes": 3}, {"engine_timeout": 0},
+     {"max_connections": 20, "max_queue": 16}, {"max_connections": 0}, {"max_connections": 200_000},
      {"grammar_timeout": 0}],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ServerConfig(**settings)
+
+
+def test_every_request_that_may_wait_has_a_connection() -> None:
+    assert ServerConfig().connections == 512
+    assert ServerConfig(max_queue=5000).connections > 5000
+    assert ServerConfig(max_queue=5000, max_connections=6000).connections == 6000
 
 
 @pytest.mark.parametrize(

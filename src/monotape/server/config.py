@@ -11,6 +11,8 @@ from monotape.errors import UsageError
 TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral")
 REASONING_PARSERS = ("auto", "none", "qwen3", "deepseek_r1")
 
+_BESIDE_THE_QUEUE = 8  # connections for the request that runs, health checks and metrics
+
 
 def _setting(default: Any, text: str, **more: Any) -> Any:
     return field(default=default, metadata={"help": text, **more})
@@ -32,8 +34,10 @@ class ServerConfig:
         None, "key that every request but /health must bring; better in MONOTAPE_API_KEY", metavar="KEY"
     )
     max_queue: int = _setting(16, "requests that may wait; more are answered with 429", metavar="N")
-    max_connections: int = _setting(
-        512, "connections at a time; idle ones give way to new ones before any is refused", metavar="N"
+    max_connections: int | None = _setting(
+        None,
+        "connections at a time; idle ones give way first (default: 512, or more if the queue needs it)",
+        metavar="N",
     )
     stream_interval: int | None = _setting(
         None, "tokens in one chunk of a stream (default: what comes within 5 ms)", metavar="N"
@@ -61,18 +65,15 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         bounds = {"port": (0, 65535), "max_queue": (0, 10_000), "max_body_bytes": (1024, 1 << 30)}
-        bounds |= {
-            "engine_timeout": (1, 86_400),
-            "grammar_timeout": (1, 3600),
-            "max_connections": (8, 100_000),
-        }
+        bounds |= {"engine_timeout": (1, 86_400), "grammar_timeout": (1, 3600)}
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise UsageError(f"{name} is {getattr(self, name)}.", f"It must be from {low} to {high}.")
-        if self.max_connections < self.max_queue + 8:
+        least = self.max_queue + _BESIDE_THE_QUEUE
+        if self.max_connections is not None and not least <= self.max_connections <= 100_000:
             raise UsageError(
-                f"max_connections is {self.max_connections}, but {self.max_queue} requests may wait (max_queue).",
-                f"Every one of them has a connection: use at least {self.max_queue + 8}.",
+                f"max_connections is {self.max_connections}.",
+                f"It must be from {least}, because {self.max_queue} requests may wait (max_queue), to 100000.",
             )
         if self.stream_interval is not None and not 1 <= self.stream_interval <= 1024:
             raise UsageError(f"stream_interval is {self.stream_interval}.", "It must be from 1 to 1024.")
@@ -88,6 +89,11 @@ class ServerConfig:
             )
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise UsageError("TLS needs a key and a certificate.", "Give --ssl-keyfile and --ssl-certfile.")
+
+    @property
+    def connections(self) -> int:
+        """How many there may be at a time."""
+        return self.max_connections or max(512, self.max_queue + _BESIDE_THE_QUEUE)
 
 
 def is_loopback(host: str) -> bool:

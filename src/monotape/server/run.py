@@ -98,7 +98,7 @@ def serve(
     limits: Limits | None = None,
 ) -> int:
     """Serves until a signal ends it; 1 when the model could not be loaded."""
-    limits = limits or Limits(connections=config.max_connections)
+    limits = limits or Limits(connections=config.connections)
     return asyncio.run(_serve(config, engine_config, source, out or sys.stderr, limits))
 
 
