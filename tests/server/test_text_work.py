@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,15 +101,24 @@ def test_a_stream_that_waits_says_that_it_is_alive(monkeypatch: pytest.MonkeyPat
         yield b"data: 1\n\n"
         raise ApiError(500, "broken")
 
+    async def no_handler(*_: Any) -> dict[str, Any]:
+        return {}
+
+    scope: dict[str, Any] = {"state": {}}
+
     async def play() -> None:
-        turn = Gate(0).reserve()
-        await http._send_stream(send, http.Stream(events(), lambda error: error.message.encode(), turn))
+        turn = Gate(0).admit()
+        turn.line_up()
+        service: Any = SimpleNamespace(closing=asyncio.Event())
+        stream = http.Stream(events(), lambda error: error.message.encode(), turn)
+        await http.Endpoint(service, no_handler)._send_stream(send, stream, scope)
 
     asyncio.run(play())
     bodies = [message["body"] for message in sent[1:]]
     assert bodies[0] == http.PING
     assert [body for body in bodies if body != http.PING] == [b"data: 1\n\n", b"broken", b""]
     assert sent[-1]["more_body"] is False
+    assert scope["state"]["error"].message == "broken"  # for the log
 
 
 def test_half_a_character_does_not_break_an_answer() -> None:

@@ -61,7 +61,7 @@ def _usage(clock: Clock, count: int) -> dict[str, Any]:
 
 
 async def _prepare(service: Service, request: CompletionRequest, clock: Clock) -> list[Prepared]:
-    text, info = service.require_ready()
+    text, info = service.loaded()
     prompts = _prompts(request)
     asked = grammar_of(request)
     await service.compile(asked)

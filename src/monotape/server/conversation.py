@@ -49,7 +49,7 @@ async def prepare(
 
     `clamp`: only the prompt has to fit, and max_tokens becomes what is left.
     """
-    text, info = service.require_ready()
+    text, info = service.loaded()
     if request.chat_template is not None and not service.config.trust_request_chat_template:
         raise unsupported("chat_template", "start the server with --trust-request-chat-template to allow it.")
     source = request.chat_template or text.template
@@ -148,7 +148,7 @@ def _arguments(service: Service, request: ChatRequest, tools: Tools) -> dict[str
 async def _render(
     service: Service, request: ChatRequest, tools: Tools, source: str | None, *, constrained: bool
 ) -> tuple[str, int]:
-    text, _ = service.require_ready()
+    text, _ = service.loaded()
     messages: Sequence[Mapping[str, Any]] = joined_system(
         [checked_message(message, index) for index, message in enumerate(request.messages)]
     )

@@ -77,6 +77,13 @@ class Service:
             )  # fmt: skip
         return self.text, self.engine.info
 
+    def loaded(self) -> tuple[TextWork, ModelInfo]:
+        """The parts that were there when a request was let in, even if the engine has died since: it waits then."""
+        if self.text is None or self.engine.info is None:
+            self.require_ready()
+        assert self.text is not None and self.engine.info is not None
+        return self.text, self.engine.info
+
     def check_model(self, name: str | None) -> str:
         """The name to answer with; 404 for a model that is not served here."""
         if name is not None and name not in self.names and not self.config.any_model_name:
@@ -92,7 +99,7 @@ class Service:
 
         `clamp`: an answer may be shorter than asked for, so only the prompt has to fit.
         """
-        _, info = self.require_ready()
+        _, info = self.loaded()
         if clamp and len(prompt) < info.context:
             room = info.context - len(prompt)
             arguments = {**arguments, "max_tokens": min(arguments["max_tokens"], room)}
@@ -127,7 +134,6 @@ class Service:
             turn = self.gate.admit()
         try:
             prepared = await prepare()
-            self.require_ready()
             clock.reserved()
             turn.line_up()
         except BaseException:
