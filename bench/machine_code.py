@@ -86,12 +86,13 @@ def finding(report: Mapping[str, Any], *, compiling: bool) -> Finding:
     kernels = report.get("kernels")
     if not kernels:
         return Finding(Standing.EARLIER)
-    found = [_finding(facts, report.get("compiler", ""), compiling) for facts in kernels.values()]
-    for standing in (Standing.EARLIER, Standing.UNKNOWN):
-        for one in found:
-            if one.standing is standing:
-                return one
-    return Finding(Standing.TODAY)
+    unknown = None
+    for facts in kernels.values():
+        found = _finding(facts, report.get("compiler", ""), compiling)
+        if found.standing is Standing.EARLIER:
+            return found  # whatever the others are
+        unknown = found if found.standing is Standing.UNKNOWN else unknown
+    return unknown or Finding(Standing.TODAY)
 
 
 def _finding(facts: Mapping[str, Any], compiler: str, compiling: bool) -> Finding:
@@ -113,17 +114,36 @@ def _finding(facts: Mapping[str, Any], compiler: str, compiling: bool) -> Findin
 
 
 def compile_ahead(reports: Iterable[Mapping[str, Any]]) -> int:
-    """Fills the cache, on all cores, with the kernels that `finding` would compile one after another."""
-    wanted = set()
-    for report in reports:
-        for facts in report.get("kernels", {}).values():
-            recipe = recipe_of(facts)
-            try:
-                if input_hash(recipe) != facts["input"] and report.get("compiler") == compiler_here():
-                    wanted.add((recipe.header(), recipe.source))
-            except (MonotapeError, OSError):
-                continue
-    missing = [each for each in sorted(wanted) if not cached_path(*each).exists()]
+    """Fills the cache, on all cores, with the kernels that `finding` would compile one after another.
+
+    One of each report first: where it has changed, the others of that report tell nothing new.
+    """
+    edited = [_edited(report) for report in reports]
+    count = _compile_missing(kernels[0] for kernels in edited if kernels)
+    alike = [kernels for kernels in edited if kernels and not _changed(*kernels[0])]
+    return count + _compile_missing(kernel for kernels in alike for kernel in kernels[1:])
+
+
+def _edited(report: Mapping[str, Any]) -> list[tuple[Recipe, str]]:
+    """The kernels of a report of which only the compiler knows, and the machine code that they had."""
+    found = []
+    for facts in report.get("kernels", {}).values():
+        recipe = recipe_of(facts)
+        try:
+            if input_hash(recipe) != facts["input"] and report.get("compiler") == compiler_here():
+                found.append((recipe, str(facts["machine_code"])))
+        except (MonotapeError, OSError):
+            return []  # a shape that is refused today: the report is of an earlier kernel
+    return found
+
+
+def _changed(recipe: Recipe, code: str) -> bool:
+    return machine_code(compile_kernel(recipe.header(), recipe.source)) != code
+
+
+def _compile_missing(kernels: Iterable[tuple[Recipe, str]]) -> int:
+    wanted = sorted({(recipe.header(), recipe.source) for recipe, _ in kernels})
+    missing = [each for each in wanted if not cached_path(*each).exists()]
     if missing:
         with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
             list(pool.map(compile_kernel, *zip(*missing, strict=True)))

@@ -118,6 +118,22 @@ def test_code_of_other_shapes_may_change(kernels: Path, monkeypatch: pytest.Monk
     assert finding(report, compiling=False).standing is Standing.TODAY
 
 
+def test_of_a_report_with_a_changed_kernel_no_other_is_compiled(
+    kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_code, "ProcessPoolExecutor", lambda count, context: ThreadPoolExecutor(1))
+    third = Recipe(shape="some", workers=3)
+    changed, same = run(ONE, OTHER, third), run(OTHER, third)
+    (kernels / "monotape.cu").write_text(BODY.replace("kOne + 2", "kOne + (kOne == 2 ? 3 : 2)"))
+    assert machine_code.compile_ahead([changed]) == 1
+    cubins = set((kernels.parent / "cache" / "cubin").iterdir())
+    assert finding(changed, compiling=True).standing is Standing.EARLIER
+    assert set((kernels.parent / "cache" / "cubin").iterdir()) == cubins
+    assert machine_code.compile_ahead([changed, same]) == 2
+    assert finding(changed, compiling=False).standing is Standing.EARLIER
+    assert finding(same, compiling=False).standing is Standing.TODAY
+
+
 def test_another_instruction_makes_an_earlier_kernel(kernels: Path) -> None:
     report = run(ONE, BANDWIDTH)
     (kernels / "monotape.cu").write_text(BODY.replace("+ 2", "+ 3"))
