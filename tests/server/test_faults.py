@@ -153,7 +153,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(scripted: RunningServer
         # Nothing is done for those who are sent away: not even this is found out.
         unrendered = {"messages": [{"role": "tool", "content": [{"type": "image"}]}]}
         assert scripted.post(CHAT, unrendered).status_code == 429
-        assert scripted.post(CHAT, {**unrendered, "model": "other"}).status_code == 404  # which costs nothing
+        assert scripted.post(CHAT, {**unrendered, "model": "other"}).status_code == 429
         anthropic = scripted.post("/v1/messages", {**body("say:x"), "max_tokens": 3})
         assert anthropic.status_code == 429 and anthropic.json()["error"]["type"] == "rate_limit_error"
         streamed = scripted.post(CHAT, body("say:x", stream=True))
