@@ -17,6 +17,7 @@ from monotape.backends.cpu.sequence import CpuSequence
 from monotape.backends.protocol import Job, Sampling, Token
 from monotape.backends.reference import backend as reference_module
 from monotape.errors import DeadlineFault
+from real_models import smollm2
 
 Checkpoint = Callable[[str], Path]
 PROMPT = tuple(np.random.default_rng(11).integers(3, 131, 151).tolist())  # several chunks, the last not full
@@ -215,3 +216,20 @@ def test_the_reference_keeps_whole_passes(
     assert (generation.finish_reason, sequence.length) == ("cancelled", passes * small_passes)
     rest = backend.start(Job(PROMPT, sequence.length, 9, sampling=SAMPLED), sequence)
     assert [token.id for token in rest] == expected
+
+
+@pytest.mark.slow
+def test_a_real_model_continues_with_the_same_bits() -> None:
+    prompt = tuple(range(40, 300))
+    with cpu(smollm2(), "q8", 2, 512) as backend:
+        whole = backend.new_sequence()
+        expected = ids(list(backend.start(Job(prompt, 0, 8), whole)))
+        generate(backend, prompt, 1)
+        backend.cancel_at(backend.looks() * 2 // 3)
+        sequence = backend.new_sequence()
+        assert list(backend.start(Job(prompt, 0, 8), sequence)) == []
+        backend.cancel_at(-1)
+        assert 0 < sequence.length < len(prompt)
+        assert kv(sequence, sequence.length) == kv(whole, sequence.length)
+        assert ids(list(backend.start(Job(prompt, sequence.length, 8), sequence))) == expected
+        assert kv(sequence, len(prompt)) == kv(whole, len(prompt))
