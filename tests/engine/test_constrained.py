@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from families import VOCAB, prompt
 from monotape import LLM, SamplingParams
 from monotape.engine.constrained import Mask
+from monotape.errors import RequestError
 
 
 class Even:
@@ -41,6 +43,24 @@ class Anything(Even):
 
     def allowed(self) -> Mask:
         return np.ones(VOCAB, np.bool_)
+
+
+class Stuck(Anything):
+    """Works at its second answer until it is cancelled, and then fails, as a process that is killed does."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.working, self.cancelled = threading.Event(), threading.Event()
+
+    def allowed(self) -> Mask:
+        if self.seen:
+            self.working.set()
+            self.cancelled.wait()
+            raise RequestError("The grammar was stopped.")
+        return super().allowed()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
 
 
 @pytest.fixture(params=["cpu", "reference"])
@@ -110,3 +130,24 @@ def test_a_cancelled_one_ends(llm: LLM) -> None:
         rest = list(stream)
     assert len(rest) <= 3 and stream.completion.finish_reason == "abort"
     assert run(llm, prompt(7), None, max_tokens=2) == run(llm, prompt(7), Anything(9), max_tokens=2)
+
+
+def test_a_constraint_at_work_ends_with_the_request(llm: LLM) -> None:
+    stuck = Stuck()
+    params = SamplingParams(temperature=0, max_tokens=11, ignore_eos=True)
+    with llm.stream({"prompt_token_ids": prompt(5)}, params, constraint=stuck) as stream:
+        thread = threading.Thread(target=lambda: (stuck.working.wait(), stream.cancel()))
+        thread.start()
+        for _ in stream:
+            pass
+        thread.join()
+        assert stream.completion.finish_reason == "abort" and len(stream.completion.token_ids) == 1
+    assert len(run(llm, prompt(5), None)) == 11  # and the next one runs
+
+
+def test_a_constraint_that_fails_by_itself_is_an_error(llm: LLM) -> None:
+    stuck = Stuck()
+    stuck.cancelled.set()  # it does not wait
+    with pytest.raises(RequestError, match="The grammar was stopped"):
+        run(llm, prompt(5), stuck)
+    assert len(run(llm, prompt(5), None)) == 11
