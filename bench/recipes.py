@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.bandwidth import HEADER as BANDWIDTH_HEADER
 from monotape.backends.cuda.collective import header as collective_header
 from monotape.backends.cuda.compilation import KERNEL_FILE
-from monotape.backends.cuda.header import plan_header
+from monotape.backends.cuda.header import Variant, plan_header
+from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Backend
-from monotape.engine.loading import gpu_plan
+from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.models.lanes import Lanes
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import Format, Plan
+from monotape.plan.gpu import GpuPlan
+from monotape.plan.types import Format
 from shapes import ROUND, SHAPES
 
 BANDWIDTH_FILE, COLLECTIVE_FILE = "bandwidth.cu", "collective.cu"
@@ -54,16 +57,16 @@ class Recipe:
         spec = spec_from_config({**(SHAPES | ROUND).get(self.shape, {}), **self.config})
         return spec if self.lanes is None else replace(spec, lanes=self.lanes)
 
-    def plan(self) -> Plan:
-        ranks = self.ranks if self.ranks > 1 else None
-        return gpu_plan(self.spec(), self.workers, self.context, Format(self.dtype), ranks)
+    def plan(self) -> GpuPlan:
+        ranks, tuning = self.ranks if self.ranks > 1 else None, Tuning(link_delay=self.link_delay)
+        return gpu_plan(self.spec(), self.workers, self.context, Format(self.dtype), ranks, tuning=tuning)
 
     def header(self) -> str:
         if self.source == BANDWIDTH_FILE:
             return BANDWIDTH_HEADER
         if self.source == COLLECTIVE_FILE:
             return collective_header(self.ranks)
-        return header_text(self, self.spec(), self.plan())
+        return header_text(self, self.plan())
 
     def facts(self) -> dict[str, Any]:
         """As a report holds it: what is not as usual."""
@@ -77,9 +80,9 @@ class Recipe:
 BANDWIDTH = Recipe(source=BANDWIDTH_FILE)
 
 
-def header_text(recipe: Recipe, spec: ModelSpec, plan: Plan) -> str:
+def header_text(recipe: Recipe, plan: GpuPlan) -> str:
     """plan.h of a recipe's kernel: the one place where benchmarks make it."""
-    return plan_header(spec, plan, rank=recipe.rank, link_delay=recipe.link_delay, trace=recipe.trace)
+    return plan_header(plan, rank=recipe.rank, variant=Variant(trace=recipe.trace))
 
 
 def recipe_of(facts: Mapping[str, Any]) -> Recipe:
@@ -88,6 +91,13 @@ def recipe_of(facts: Mapping[str, Any]) -> Recipe:
     if known.get("lanes") is not None:
         known["lanes"] = Lanes(**known["lanes"])
     return Recipe(**known)
+
+
+def gpu_plan_of(backend: Backend) -> GpuPlan:
+    """Of one GPU, or of the first of several ranks, which hold the same."""
+    one = backend.ranks[0] if isinstance(backend, RankedCudaBackend) else backend
+    assert isinstance(one, CudaBackend)
+    return one.gpu_plan
 
 
 def recipes_of(backend: Backend, model: str, config: Mapping[str, Any]) -> list[Recipe]:
@@ -101,7 +111,7 @@ def recipes_of(backend: Backend, model: str, config: Mapping[str, Any]) -> list[
     found: dict[str, Recipe] = {}
     for rank in range(len(plan.ranks)):
         one = replace(recipe, rank=rank)
-        text = header_text(one, backend.spec, plan)
+        text = header_text(one, gpu_plan_of(backend))
         assert text == one.header(), f"the recipe of {one.label} makes another kernel than the one that ran"
         found.setdefault(text, one)
     return list(found.values())

@@ -30,7 +30,7 @@ from monotape.backends.cuda.trace import stage_times, table
 from monotape.errors import BackendError
 from monotape.models.lanes import Lanes, delayed, silent
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import Plan
+from monotape.plan.gpu import GpuPlan
 from recipes import BANDWIDTH, Recipe
 from report import publish, spread
 from shapes import SHAPES, RandomCheckpoint
@@ -83,7 +83,7 @@ class Setup:
     def spec(self) -> ModelSpec:
         return self.recipe(0, 0).spec()
 
-    def plan(self, workers: int, context: int) -> Plan:
+    def plan(self, workers: int, context: int) -> GpuPlan:
         return self.recipe(workers, context).plan()
 
     def header(self, workers: int, context: int) -> str:
@@ -132,11 +132,11 @@ class Alone:
     """One rank on the whole GPU. The settings of a shape share its weights."""
 
     def __init__(self, setup: Setup, model: LoadedModel, workers: int, context: int) -> None:
-        spec, plan, link_delay = setup.spec(), setup.plan(workers, context), setup.ranks > 1
+        spec, plan = setup.spec(), setup.plan(workers, context)
         cubin = compile_kernel(setup.header(workers, context))
         self.setup = setup
-        self.backend = CudaBackend(spec, plan, model, cubin, link_delay=link_delay)
-        if link_delay:
+        self.backend = CudaBackend(spec, plan, model, cubin)
+        if setup.ranks > 1:
             self.backend.loop_back()
         self._sequence = self.backend.new_sequence()
         self._prompt = prompt_of(CONTEXT, spec.vocab)
@@ -180,7 +180,7 @@ def measure(options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any
             same = [setup for setup in wanted if (setup.model, setup.ranks) == (model, ranks)]
             plan = same[0].plan(workers, context)
             loaded = load_model(
-                same[0].spec(), rank_plan(plan, 0), RandomCheckpoint(model, **same[0].changes)
+                same[0].spec(), rank_plan(plan.plan, 0), RandomCheckpoint(model, **same[0].changes)
             )
             alone = [Alone(setup, loaded, workers, context) for setup in same]
             for one in alone:
@@ -191,7 +191,7 @@ def measure(options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any
     return rows
 
 
-def measured(one: Alone, plan: Plan, options: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
+def measured(one: Alone, plan: GpuPlan, options: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
     """A fault of one setup is told in its row; the others are measured all the same."""
     setup, speeds, fault = one.setup, {}, None
     try:
@@ -199,7 +199,7 @@ def measured(one: Alone, plan: Plan, options: argparse.Namespace, bandwidth: flo
             speeds[delay] = one.speeds(delay, options.tokens, options.requests)
     except BackendError as error:
         fault = str(error)
-    bytes_per_token = rank_plan(plan, 0).token_bytes(CONTEXT + options.tokens // 2)
+    bytes_per_token = rank_plan(plan.plan, 0).token_bytes(CONTEXT + options.tokens // 2)
     found: dict[str, Any] = {
         "model": setup.model, "ranks": setup.ranks, "setting": setup.setting, "padded_heads": setup.changes,
         "bytes_per_token": bytes_per_token, "ceiling_tokens_per_second": bandwidth / bytes_per_token,

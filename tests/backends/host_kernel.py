@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,12 +24,12 @@ from backends.fake_cuda import FakeCuda, Stream, fake_gpu
 from monotape.backends.cpu.build import find_compiler
 from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.compilation import KERNELS
-from monotape.backends.cuda.header import plan_header
 
 SOURCES = Path(__file__).parent / "host_kernel"
 FLAGS = (
     "-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare",
     "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",  # checked jumps do not know of other stacks
+    '-DMONOTAPE_MACHINE="host.h"',
 )  # fmt: skip
 
 
@@ -99,11 +98,12 @@ class HostKernel:
 
 
 def build(header: str, folder: Path) -> bytes:
-    """The path of the library for this plan.h. Sources are copied: the GPU's ptx.h must not be beside them."""
+    """The path of the library for this plan.h. Sources are copied, the machine's header aside."""
     compiler = find_compiler()
     assert compiler, "tests of the kernel need a C++ compiler"
-    files = {path.name: path.read_text() for path in (*KERNELS.glob("*.h"), KERNELS / "monotape.cu")}
-    files["ptx.h"] = ""
+    paths = (*KERNELS.rglob("*.h"), KERNELS / "monotape.cu")
+    files = {str(path.relative_to(KERNELS)): path.read_text() for path in paths}
+    del files["machine/hopper.h"]
     # A flag that is polled must let others run: see Watched.
     files = {name: re.sub(r"\bvolatile int\b", "host::Watched", text) for name, text in files.items()}
     assert not any("volatile" in text for text in files.values())
@@ -114,19 +114,21 @@ def build(header: str, folder: Path) -> bytes:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as place:
             for name, text in files.items():
+                Path(place, name).parent.mkdir(exist_ok=True)
                 Path(place, name).write_text(text)
             made = Path(place, "made.so")
-            subprocess.run([*compiler, *FLAGS, str(Path(place, "run.cpp")), "-o", str(made)], check=True)
+            subprocess.run(
+                [*compiler, *FLAGS, f"-I{place}", str(Path(place, "run.cpp")), "-o", str(made)], check=True
+            )
             os.replace(made, library)
     return str(library).encode()
 
 
 @contextmanager
-def host_gpu(folder: Path, units_per_split: int = 8) -> Iterator[FakeCuda]:
+def host_gpu(folder: Path) -> Iterator[FakeCuda]:
     """Within, CudaBackend runs on the host; libraries go to `folder`."""
     with pytest.MonkeyPatch.context() as patch, fake_gpu(FakeCuda()) as gpu:
         patch.setattr(module, "Kernel", HostKernel)
-        patch.setattr(module, "plan_header", partial(plan_header, units_per_split=units_per_split))
         patch.setattr(module, "compile_kernel", lambda text: build(text, folder))
         patch.setattr(HostKernel, "schedule", Schedule())
         patch.setattr(HostKernel, "waiting", [])

@@ -15,7 +15,7 @@ from backends.host_kernel import Schedule, host_gpu
 from families import Case, make_checkpoint
 from lane_models import in_modules, make_laneformer
 from monotape.backends.cuda.ranked import RankedCudaBackend
-from monotape.engine.loading import gpu_plan
+from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
 
@@ -107,10 +107,13 @@ def loader(place: Path) -> Iterator[Load]:
             stack.enter_context(host_gpu(place / "libraries"))
             checkpoint = open_checkpoint(place / name)
             spec = spec_from_config(checkpoint.config)
-            plan = gpu_plan(spec, workers, context, tp=tp)
-            plan = replace(plan, slots=plan.slots - fewer_slots)
-            devices = [0] * len(plan.ranks)
-            loaded = RankedCudaBackend.load(spec, plan, checkpoint, devices=devices, link_delay=link_delay)
+            plan = gpu_plan(spec, workers, context, tp=tp, tuning=Tuning(link_delay=link_delay))
+            ranks = [
+                replace(rank, links=replace(rank.links, slots=rank.links.slots - fewer_slots))
+                for rank in plan.ranks
+            ]
+            plan = replace(plan, ranks=tuple(ranks))
+            loaded = RankedCudaBackend.load(spec, plan, checkpoint, devices=[0] * len(plan.ranks))
             for rank in loaded.ranks:
                 rank._params.deadline_ns = DEADLINE_NS
             stack.callback(loaded.close)

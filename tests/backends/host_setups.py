@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from backends.host_kernel import host_gpu
 from families import Case, make_checkpoint
 from monotape.backends.cuda.backend import CudaBackend
-from monotape.engine.loading import gpu_plan
+from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
 
@@ -49,7 +49,7 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
 TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
 DEADLINE_NS = 100_000_000  # of the machine's own time; Patience speaks up long before
 Logits = NDArray[np.float32]
-Load = Callable[[str], CudaBackend]
+Load = Callable[..., CudaBackend]  # a setup, and blocks of a page
 
 
 def make_checkpoints(folder: Path) -> Path:
@@ -64,12 +64,13 @@ def loading_from(place: Path) -> Iterator[Load]:
     """Within, a setup is loaded onto a GPU of its own; libraries stay in `place`."""
     with ExitStack() as stack:
 
-        def load(setup: str) -> CudaBackend:
+        def load(setup: str, page_blocks: int | None = None) -> CudaBackend:
             case, workers, units = SETUPS[setup]
-            stack.enter_context(host_gpu(place / "libraries", units))
+            stack.enter_context(host_gpu(place / "libraries"))
             checkpoint = open_checkpoint(place / case)
             spec = spec_from_config(checkpoint.config)
-            loaded = CudaBackend.load(spec, gpu_plan(spec, workers, CONTEXT), checkpoint)
+            tuning = Tuning(units_per_split=units, page_blocks=page_blocks)
+            loaded = CudaBackend.load(spec, gpu_plan(spec, workers, CONTEXT, tuning=tuning), checkpoint)
             loaded._params.deadline_ns = DEADLINE_NS
             stack.callback(loaded.close)
             return loaded

@@ -43,7 +43,7 @@ constexpr int kWorkers = 5, kConsumers = 32, kVocab = 1 << 18, kTileRows = 8;
 static inline float infinity() { return INFINITY; }
 }  // namespace monotape
 
-#include "sampler.h"
+#include "sampling/steps.h"
 
 namespace monotape {
 namespace {

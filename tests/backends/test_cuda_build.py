@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from monotape.backends.cuda.compilation import ARCHITECTURE, KERNELS, STANDARD, cuda_core
 from monotape.backends.cuda.driver import compile_kernel, resource_usage
-from monotape.backends.cuda.header import (
-    MOST_BLOCKS_AT_ONCE,
-    SHARED_MEMORY,
-    blocks_of,
-    page_blocks,
-    plan_header,
-    tiles_at_once,
-)
-from monotape.engine.loading import gpu_plan
+from monotape.backends.cuda.header import Variant, plan_header
+from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.errors import UnsupportedModel
 from monotape.models.lanes import Lanes, delayed, ladder
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
+from monotape.plan.gpu import BLOCKS_AT_ONCE, SHARED_MEMORY
 from monotape.plan.types import Format
 from monotape.weights.open import open_checkpoint
 from shapes import SHAPES
@@ -52,24 +46,26 @@ class Kernel:
     lanes: Lanes | None = None
     tp: int | None = None
     fmt: Format = Format.BF16
-    variant: Mapping[str, bool] = field(default_factory=dict)
+    variant: Variant | None = None
+    tuning: Tuning | None = None
     most_stack: int = 0
 
     def header(self) -> str:
         spec = spec_of(self.shape)
         spec = spec if self.lanes is None else replace(spec, lanes=self.lanes)
-        return plan_header(spec, gpu_plan(spec, self.workers, 4096, self.fmt, self.tp), **self.variant)
+        plan = gpu_plan(spec, self.workers, 4096, self.fmt, self.tp, tuning=self.tuning)
+        return plan_header(plan, variant=self.variant)
 
 
 RANKED = 8  # of many ranks the position of a token waits there until the next has been chosen
 KERNELS_TO_CHECK = {
-    **{f"decode path of {name}": Kernel(name, variant={"prefill": False}) for name in FAMILIES},
+    **{f"decode path of {name}": Kernel(name, variant=Variant(prefill=False)) for name in FAMILIES},
     **{f"all of {name}": Kernel(name) for name in ("llama-3.2-1b", "qwen2.5-0.5b", "dense-2b", "qwen3-0.6b")},
     "smollm2-135m in fp16": Kernel("smollm2-135m", fmt=Format.F16),
-    "smollm2-135m with a trace": Kernel("smollm2-135m", variant={"trace": True}),
+    "smollm2-135m with a trace": Kernel("smollm2-135m", variant=Variant(trace=True)),
     "eight ranks of llama-3.1-8b": Kernel("llama-3.1-8b", tp=8, most_stack=RANKED),
     "two ranks of qwen3-0.6b, a ladder, on one GPU": Kernel("qwen3-0.6b", 66, ladder(2), 2),
-    "experiments with slow links": Kernel("dense-2b", lanes=delayed(4, 2), variant={"link_delay": True}),
+    "experiments with slow links": Kernel("dense-2b", lanes=delayed(4, 2), tuning=Tuning(link_delay=True)),
 }
 
 
@@ -99,22 +95,16 @@ def test_a_kernel_compiles_for_hopper_without_spilling(kernel: str, cubins: dict
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_ring_takes_all_shared_memory_that_is_left(name: str, tmp_path: Path) -> None:
-    """The host counts what else is there, and tiles that are multiplied together; the compiler knows."""
+    """The host counts what else is there; the compiler knows."""
     spec = spec_of(name)
     plan = gpu_plan(spec, H200_PROCESSORS, 4096)
-    (tmp_path / "plan.h").write_text(plan_header(spec, plan))
+    (tmp_path / "plan.h").write_text(plan_header(plan))
     source = (
-        '#include "matrix.h"\nusing namespace monotape;\n'
+        '#include "token/matrix.h"\nusing namespace monotape;\n'
         f'static_assert(sizeof(Shared) <= {SHARED_MEMORY}, "too many pages");\n'
         f'static_assert(sizeof(Shared) + 2 * kPageBytes > {SHARED_MEMORY}, "too few pages");\n'
+        f'static_assert(most_blocks_at_once() <= {BLOCKS_AT_ONCE}, "more than registers hold");\n'
     )
-    size = page_blocks(spec, plan)
-    for blocks in {blocks_of(stage) for stage in plan.ranks[0].layer_stages}:
-        together = tiles_at_once(blocks, max(1, size // blocks))
-        source += (
-            f'static_assert(blocks_at_once({blocks}) <= {MOST_BLOCKS_AT_ONCE}, "more than registers hold");\n'
-        )
-        source += f'static_assert(tiles_at_once({blocks}) == {together}, "not as the host counts steps");\n'
     core = cuda_core()
     options = core.ProgramOptions(arch=ARCHITECTURE, std=STANDARD, include_path=[str(tmp_path), str(KERNELS)])
     assert core.Program(source, "c++", options=options).compile("cubin").code
@@ -123,4 +113,4 @@ def test_the_ring_takes_all_shared_memory_that_is_left(name: str, tmp_path: Path
 def test_heads_it_cannot_run_are_refused_by_size(checkpoint: Callable[[str], Path]) -> None:
     spec = spec_from_config(open_checkpoint(checkpoint("llama")).config)
     with pytest.raises(UnsupportedModel, match="heads of 10 values"):
-        plan_header(spec, gpu_plan(spec, H200_PROCESSORS, 64))
+        gpu_plan(spec, H200_PROCESSORS, 64)

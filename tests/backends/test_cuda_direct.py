@@ -67,8 +67,8 @@ def test_weights_that_lie_as_they_will_are_packed_directly(tmp_path: Path) -> No
     spec = spec_from_config(checkpoint.config)
     for fmt, kind in ((Format.BF16, DirectPacking), (Format.F16, AnyPacking)):
         rank = gpu_plan(spec, fmt).ranks[0]
-        layers = packing_for(spec, fmt, checkpoint, rank.layer_stages, range(spec.layers))
-        heads = packing_for(spec, fmt, checkpoint, (rank.head,), (None,))
+        layers = packing_for(spec, checkpoint, rank.layer_stages, range(spec.layers))
+        heads = packing_for(spec, checkpoint, (rank.head,), (None,))
         assert type(layers) is type(heads) is kind
 
 
@@ -87,8 +87,7 @@ def test_rows_and_columns_that_lie_elsewhere_are_put_in_order_first(
     monkeypatch.setattr(checkpoint, "mapped_halves", lambda name: halves[name])
     stages = gpu_plan(spec, Format.BF16).ranks[0].layer_stages
     kinds = {
-        stage.name: type(packing_for(spec, Format.BF16, checkpoint, (stage,), range(spec.layers)))
-        for stage in stages
+        stage.name: type(packing_for(spec, checkpoint, (stage,), range(spec.layers))) for stage in stages
     }
     assert spec.rope.interleaved
     assert kinds == {"qkv": AnyPacking, "output": AnyPacking, "gate_up": DirectPacking, "down": AnyPacking}
@@ -104,7 +103,7 @@ def test_without_a_compiler_that_works_numpy_packs(
     checkpoint = open_checkpoint(make_checkpoint(BY_NAME["qwen2"], tmp_path, "bfloat16"))
     spec = spec_from_config(checkpoint.config)
     stages = gpu_plan(spec, Format.BF16).ranks[0].layer_stages
-    assert isinstance(packing_for(spec, Format.BF16, checkpoint, stages, range(spec.layers)), AnyPacking)
+    assert isinstance(packing_for(spec, checkpoint, stages, range(spec.layers)), AnyPacking)
 
 
 def test_the_library_is_built_once_and_anew_for_another_source(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,14 @@ from numpy.typing import NDArray
 
 from backends.cpu_cases import distance, ids, reference, take_until_cancelled
 from families import Case, make_checkpoint
-from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.detection import why_not
 from monotape.backends.cuda.driver import memory_free_and_total, processors
 from monotape.backends.cuda.generation import CudaGeneration
-from monotape.backends.cuda.header import plan_header
-from monotape.backends.cuda.params import STAGES, place_table
+from monotape.backends.cuda.params import place_table
 from monotape.backends.cuda.trace import token_s
 from monotape.backends.protocol import Job
-from monotape.engine.loading import gpu_plan
+from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.errors import BackendError, DeadlineFault, NumericalFault
 from monotape.models.registry import spec_from_config
 from monotape.plan.types import Format
@@ -56,11 +53,13 @@ Load = Callable[..., CudaBackend]
 
 
 def load(
-    folder: Path, workers: int | None = None, fmt: Format = Format.BF16, context: int = CONTEXT
-) -> CudaBackend:
+    folder: Path, workers: int | None = None, fmt: Format = Format.BF16, context: int = CONTEXT,
+    tuning: Tuning | None = None,
+) -> CudaBackend:  # fmt: skip
     checkpoint = open_checkpoint(folder)
     spec = spec_from_config(checkpoint.config)
-    return CudaBackend.load(spec, gpu_plan(spec, workers or processors(), context, fmt), checkpoint)
+    plan = gpu_plan(spec, workers or processors(), context, fmt, tuning=tuning)
+    return CudaBackend.load(spec, plan, checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +138,8 @@ def test_rows_in_several_chunks(loaded: Load, limits: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3])
-def test_attention_over_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_heads: int) -> None:
+def test_attention_over_all_workers(tmp_path: Path, kv_heads: int) -> None:
     """A unit is enough for a worker here: late every worker has one, but for a few left over, then some have two."""
-    monkeypatch.setattr(module, "plan_header", partial(plan_header, units_per_split=1))
     length, late = processors() // kv_heads * 32 + 40, 60
     fields = {"head_dim": 48, "num_attention_heads": 6, "num_key_value_heads": kv_heads, "hidden_size": 96}
     case = Case("shared", "llama", {**fields, "max_position_embeddings": length + 1})
@@ -150,7 +148,7 @@ def test_attention_over_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     want = reference(folder, length)
     exact = want.logits(tokens, want.new_sequence())[-late:]
     limit = 2 * distance(honest(folder, "bfloat16", tokens)[-late:], exact)
-    backend, seen = load(folder, context=length), []
+    backend, seen = load(folder, context=length, tuning=Tuning(units_per_split=1)), []
     for _ in range(3):
         sequence = backend.new_sequence()
         backend.logits(tokens[:-late], sequence)
@@ -351,7 +349,8 @@ def test_a_trace_shows_every_stage_of_every_token(loaded: Load) -> None:
     trace = backend.trace(TOKENS[:280], 3)
     records = trace.records
     assert set(records["token"].tolist()) == {0, 1, 2}
-    assert {STAGES[number] for number in records["stage"].tolist()} == set(STAGES[:8])
+    stages = backend.gpu_rank.stage_names
+    assert {stages[number] for number in records["stage"].tolist()} == set(stages[:8])
     assert set(records["layer"].tolist()) == set(range(backend.spec.layers + 1))
     assert (records["start_ns"] <= records["end_ns"]).all()
     assert (records["waited_ns"] >= 0).all()

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from monotape.backends.cuda.header import leaves_workers_out, plan_header
-from monotape.engine.loading import gpu_plan
+from monotape.backends.cuda.header import plan_header
+from monotape.compiler.gpu import gpu_plan
 from monotape.errors import UnsupportedModel
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
@@ -37,8 +37,8 @@ def constant(header: str, name: str) -> str:
 def test_in_models_people_run_every_worker_takes_part(name: str) -> None:
     spec = spec_from_config(SHAPES[name])
     plan = gpu_plan(spec, PROCESSORS, 64)
-    assert not leaves_workers_out(plan)
-    assert constant(plan_header(spec, plan), "kScattered") == "false"
+    assert not plan.ranks[0].scattered
+    assert constant(plan_header(plan), "kScattered") == "false"
 
 
 @pytest.mark.parametrize("ranks", [None, 2, 4])
@@ -46,11 +46,11 @@ def test_in_models_people_run_every_worker_takes_part(name: str) -> None:
 def test_the_kernel_is_told_that_a_small_model_leaves_workers_out(width: int, ranks: int | None) -> None:
     spec = small(width)
     plan = gpu_plan(spec, PROCESSORS, 64, tp=ranks)
-    assert leaves_workers_out(plan)
-    assert constant(plan_header(spec, plan), "kScattered") == "true"
-    most = min(min(rank.layer_stages[1].tiles, rank.head.tiles) for rank in plan.ranks)
+    assert plan.ranks[0].scattered
+    assert constant(plan_header(plan), "kScattered") == "true"
+    most = min(min(rank.layer_stages[1].tiles, rank.head.tiles) for rank in plan.plan.ranks)
     few = gpu_plan(spec, most, 64, tp=ranks)
-    assert constant(plan_header(spec, few), "kScattered") == "false"
+    assert constant(plan_header(few), "kScattered") == "false"
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,16 @@ def test_the_kernel_is_told_that_a_small_model_leaves_workers_out(width: int, ra
 )
 def test_a_scout_goes_ahead_where_layers_are_short(name: str, ranks: int | None, ahead: bool) -> None:
     spec = spec_from_config(SHAPES[name])
-    header = plan_header(spec, gpu_plan(spec, PROCESSORS, 64, tp=ranks))
+    header = plan_header(gpu_plan(spec, PROCESSORS, 64, tp=ranks))
     assert (int(constant(header, "kLeadBytes")) > 0) is ahead
 
 
 def test_an_input_that_leaves_no_room_for_the_ring_is_refused() -> None:
     spec = spec_from_config({**SHAPES["llama-3.1-8b"], "intermediate_size": 28672})
     with pytest.raises(UnsupportedModel, match="no room for inputs of 28,672 values") as raised:
-        plan_header(spec, gpu_plan(spec, PROCESSORS, 64))
+        plan_header(gpu_plan(spec, PROCESSORS, 64))
     assert "--tp" in raised.value.hint
-    plan_header(spec, gpu_plan(spec, PROCESSORS, 64, tp=2))
+    plan_header(gpu_plan(spec, PROCESSORS, 64, tp=2))
 
 
 @pytest.mark.parametrize(("head_dim", "fits"), [(64, True), (96, True), (128, False)])
@@ -90,4 +90,4 @@ def test_no_page_is_so_large_that_a_prefill_has_no_room(
     """For most of these the size with the fewest steps would leave three pages, where others leave enough."""
     shape = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
     spec = spec_from_config({**SHAPES["llama-3.1-8b"], **shape, "head_dim": 128, "intermediate_size": ffn})
-    plan_header(spec, gpu_plan(spec, PROCESSORS, 64))
+    plan_header(gpu_plan(spec, PROCESSORS, 64))

@@ -18,10 +18,10 @@ from backends.fake_cuda import FakeCuda, Stream, fake_gpu
 from families import Case, make_checkpoint
 from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.backend import CudaBackend
-from monotape.backends.cuda.params import STAGES, ParamsStruct, StatusStruct
+from monotape.backends.cuda.params import ParamsStruct, StatusStruct
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import Job, Sampling
-from monotape.engine.loading import gpu_plan
+from monotape.compiler.gpu import gpu_plan
 from monotape.errors import (
     BackendError,
     CheckpointError,
@@ -328,7 +328,7 @@ def test_an_interrupted_wait_ends_the_kernel(backend: CudaBackend, monkeypatch: 
 def test_a_nan_is_a_fault_that_says_where_and_the_sequence_is_empty(backend: CudaBackend) -> None:
     sequence = backend.new_sequence()
     list(backend.start(Job((3, 4, 5), 0, 1), sequence))
-    backend.kernel.fault = (_NUMERICAL, 4, STAGES.index("down"), 2)  # type: ignore[attr-defined]
+    backend.kernel.fault = (_NUMERICAL, 4, backend.gpu_rank.stage_names.index("down"), 2)  # type: ignore[attr-defined]
     with pytest.raises(NumericalFault, match=r"Stage down of layer 2 .*worker 4"):
         list(backend.start(Job((3, 4, 5, 6), 2, 9), sequence))
     assert (sequence.length, sequence.bytes) == (0, 0)
@@ -345,8 +345,8 @@ def test_a_deadline_names_who_was_furthest_behind(backend: CudaBackend, gpu: Fak
     waits = np.ctypeslib.as_array(integers(exchange.pointer, exchange.bytes // 4))[-4 * WORKERS :].reshape(
         -1, 4
     )
-    waits[3] = 7, 1, STAGES.index("down"), 12
-    waits[1] = 7, 1, STAGES.index("attention"), 5
+    waits[3] = 7, 1, backend.gpu_rank.stage_names.index("down"), 12
+    waits[1] = 7, 1, backend.gpu_rank.stage_names.index("attention"), 5
     with pytest.raises(
         DeadlineFault, match=r"Worker 1 .* word 5 of .* stage attention in layer 1, at position 7"
     ):
@@ -393,7 +393,7 @@ def test_a_trace_has_the_wanted_tokens_by_another_kernel(backend: CudaBackend) -
     trace = backend.trace([3, 4, 5], 2)
     assert set(trace.records["token"].tolist()) == {0, 1}
     assert set(trace.records["worker"].tolist()) == set(range(WORKERS))
-    assert trace.stages == STAGES[:8]
+    assert trace.stages == backend.gpu_rank.stage_names[:8]
     first = trace.records[(trace.records["token"] == 0) & (trace.records["worker"] == 0)]
     assert first["start_ns"].min() == START_NS + 26 * 3  # the prefill's token is not in it
     assert trace.stage_bytes["attention"] == backend.plan.ranks[0].kv.position_bytes * (3 + 1)

@@ -20,6 +20,7 @@ from monotape.backends.cuda.blocks import first_not_finite, pack_blocks, to_halv
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.memory import MemoryPlan, memory_plan, require_memory
 from monotape.compiler.compile import compile_plan
+from monotape.compiler.gpu import gpu_plan as lowered_plan
 from monotape.errors import CheckpointError, ResourceError
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
@@ -45,7 +46,7 @@ def widened(fmt: Format, halves: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 def stage_rows(plan: Plan, stage: Stage, tapes: NDArray[np.uint8], layer: int | None) -> NDArray[np.float32]:
     """All rows of a stage, gathered from where the plan says that they lie."""
-    rank, tile_bytes = plan.ranks[0], plan.format.tile_bytes(stage.padded_k)
+    rank, tile_bytes = plan.ranks[0], stage.tile_bytes
     starts = np.cumsum([0, *(tape.bytes for tape in rank.tapes)])
     pieces = []
     for tape, start in zip(rank.tapes, starts, strict=False):
@@ -53,7 +54,7 @@ def stage_rows(plan: Plan, stage: Stage, tapes: NDArray[np.uint8], layer: int | 
         first = int(start) + segments[stage.name].offset + (layer or 0) * tape.layer_bytes
         pieces.append(tapes[first : first + segments[stage.name].bytes].reshape(-1, tile_bytes))
     blocks = np.concatenate(pieces).view(np.uint16).reshape(-1, stage.padded_k // 32, TILE_ROWS, 32)
-    return widened(plan.format, blocks.transpose(0, 2, 1, 3).reshape(-1, stage.padded_k))
+    return widened(stage.format, blocks.transpose(0, 2, 1, 3).reshape(-1, stage.padded_k))
 
 
 def read(loaded: LoadedModel, name: str, dtype: Any, *shape: int) -> NDArray[Any]:
@@ -261,16 +262,27 @@ def test_memory_is_planned_from_the_plan() -> None:
     from shapes import SHAPES
 
     spec = spec_from_config(SHAPES["llama-3.2-1b"])
-    needed = memory_plan(spec, gpu_plan(spec, Format.BF16), 1000)
+    needed = memory_plan(lowered_plan(spec, 132, 1000))
     assert needed.kv_per_position == 2 * 16 * 8 * 64 * 2
-    assert needed.kv == 1000 * needed.kv_per_position
+    assert needed.kv == 1024 * needed.kv_per_position  # whole units of 32 positions
     assert needed.total == needed.weights + needed.kv + needed.exchange + needed.other
     assert 2.4e9 < needed.weights < 2.6e9
     assert needed.total <= 1.05 * (needed.weights + needed.kv) + (1 << 30)
 
 
+def test_kv_is_counted_as_it_lies_in_memory() -> None:
+    """Keys of 80 values take blocks of 96, values of 80 take just that."""
+    from shapes import SHAPES
+
+    spec = spec_from_config({**SHAPES["llama-3.2-1b"], "head_dim": 80})
+    needed = memory_plan(lowered_plan(spec, 132, 1000))
+    assert needed.kv_per_position == 16 * 8 * (96 + 80) * 2
+
+
 def test_too_little_memory_names_the_context_that_would_fit() -> None:
-    needed = MemoryPlan(weights=10 * 10**9, kv_per_position=10**6, context=8192, exchange=10**8, other=10**8)
+    needed = MemoryPlan(
+        weights=10 * 10**9, kv_per_position=10**6, kv=8192 * 10**6, context=8192, exchange=10**8, other=10**8
+    )
     require_memory(needed, needed.total)
     with pytest.raises(ResourceError) as caught:
         require_memory(needed, needed.total - 10**9)

@@ -10,15 +10,10 @@ import pytest
 
 from families import Case
 from monotape.backends.cuda.compilation import ARCHITECTURE, KERNELS, STANDARD, cuda_core
-from monotape.backends.cuda.header import kv_unit_bytes, plan_header
+from monotape.backends.cuda.header import plan_header
 from monotape.backends.cuda.links import MOST_RANKS, InboxStruct, RanksStruct
 from monotape.backends.cuda.params import (
-    MATRIX_STAGES,
-    SAMPLER_WORDS,
-    STAGE_ORDER,
-    STAGES,
     THREADS,
-    TRACED_STAGES,
     ParamsStruct,
     RowsStruct,
     StatusStruct,
@@ -27,9 +22,9 @@ from monotape.backends.cuda.params import (
     span_table,
 )
 from monotape.backends.cuda.sampling import SamplingStruct
-from monotape.backends.cuda.sequence import UNIT
-from monotape.engine.loading import gpu_plan
+from monotape.compiler.gpu import gpu_plan
 from monotape.models.registry import spec_from_config
+from monotape.plan.gpu import GPU_FORMATS, GpuRank
 from shapes import SHAPES
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
@@ -45,7 +40,7 @@ CASES = {
 
 def declared(name: str) -> list[str]:
     """The fields of a struct of the kernel, in order."""
-    text = "".join(file.read_text() for file in sorted(KERNELS.glob("*.h")))
+    text = "".join(file.read_text() for file in sorted(KERNELS.rglob("*.h")))
     found = re.search(rf"^struct {name} {{(.*?)^}};", text, re.MULTILINE | re.DOTALL)
     assert found is not None, f"no header has a struct {name}"
     body = re.sub(r"//[^\n]*", "", found.group(1))
@@ -60,15 +55,17 @@ def test_fields_have_the_same_names_in_the_same_order(name: str) -> None:
     assert declared(name) == [field[0] for field in STRUCTS[name]._fields_]
 
 
-def _expected(exchange: int, unit_bytes: int) -> dict[str, int]:
+def _expected(rank: GpuRank, workers: int) -> dict[str, int]:
     """Expressions of the kernel's, and what the host takes them to be."""
     found = {
-        "sizeof(Exchange)": exchange, "kUnitBytes": unit_bytes, "kUnitPositions": UNIT, "kThreads": THREADS,
-        "kMatrixStages": MATRIX_STAGES, "kTracedStages": TRACED_STAGES, "sizeof(Span)": 16, "sizeof(TilePlace)": 16,
-        "kSamplerWords": SAMPLER_WORDS, "kMostRanks": MOST_RANKS,
+        "sizeof(Exchange)": exchange_bytes(rank, workers), "kUnitBytes": rank.kv.unit_bytes, "kThreads": THREADS,
+        "kTracedStages": len(rank.stage_names) - 1, "sizeof(Span)": 16, "sizeof(TilePlace)": 16,
+        "kSamplerWords": rank.sampler_words, "kMostRanks": MOST_RANKS,
         "sizeof(RankStep)": 16, "sizeof(LinkWord)": 8,
     }  # fmt: skip
-    found |= {f"int(Stage::{stage})": number for number, stage in enumerate(STAGES)}
+    found |= {f"int(Stage::{stage})": number for number, stage in enumerate(rank.stage_names)}
+    for number, product in enumerate(rank.products):
+        found[f"block_bytes(product({number}))"] = GPU_FORMATS[product.format].block_bytes
     for name, struct in STRUCTS.items():
         found[f"sizeof({name})"] = ctypes.sizeof(struct)
         for field in struct._fields_:
@@ -81,30 +78,31 @@ def test_the_compiler_lays_them_out_alike(case: str, tmp_path: Path) -> None:
     config, workers = CASES[case]
     spec = spec_from_config(config)
     plan = gpu_plan(spec, workers, 96)
-    (tmp_path / "plan.h").write_text(plan_header(spec, plan))
-    expected = _expected(exchange_bytes(spec, plan), kv_unit_bytes(spec))
+    (tmp_path / "plan.h").write_text(plan_header(plan))
+    expected = _expected(plan.ranks[0], workers)
     checks = "\n".join(f'static_assert(({text}) == {value}, "{text}");' for text, value in expected.items())
-    source = f'#include "ring.h"\nnamespace monotape {{\n{checks}\n}}\n'
+    source = f'#include "worker/ring.h"\nnamespace monotape {{\n{checks}\n}}\n'
     core = cuda_core()
     options = core.ProgramOptions(arch=ARCHITECTURE, std=STANDARD, include_path=[str(tmp_path), str(KERNELS)])
     assert core.Program(source, "c++", options=options).compile("cubin").code
 
 
 def test_every_stage_has_a_place_in_the_order_of_a_token() -> None:
-    order = [STAGES[STAGE_ORDER.index(place)] for place in range(8)]
+    rank = gpu_plan(spec_from_config(SHAPES["llama-3.2-1b"]), 132, 96).ranks[0]
+    order = [rank.stage_names[rank.stage_order.index(place)] for place in range(8)]
     assert order.index("qkv") < order.index("attention") < order.index("combine") < order.index("output")
     assert order.index("gate_up") < order.index("down") < order.index("head") < order.index("sample")
 
 
 def test_tables_lead_to_every_tile() -> None:
     spec = spec_from_config(CASES["odd sizes on 7"][0])
-    plan = gpu_plan(spec, 7, 96)
+    plan = gpu_plan(spec, 7, 96).plan
     rank, spans = plan.ranks[0], span_table(plan)
     places, first = place_table(plan)
     starts = [sum(tape.bytes for tape in rank.tapes[:worker]) for worker in range(7)]
     for index, stage in enumerate(rank.stages):
         assert spans["count"][:, index].sum() == stage.tiles
-        tile_bytes = plan.format.tile_bytes(stage.padded_k)
+        tile_bytes = stage.tile_bytes
         for worker, (tape_first, count, offset) in enumerate(spans[:, index].tolist()):
             for tile in range(count):
                 start, stride = places[first[index] + tape_first + tile].tolist()

@@ -15,11 +15,12 @@ import pytest
 from backends.fake_cuda import FakeCuda, fake_gpu
 from families import Case, make_checkpoint
 from monotape.backends.cuda import backend as module
-from monotape.backends.cuda.links import MOST_RANKS, inbox_bytes, inbox_regions, row_slots
+from monotape.backends.cuda.links import MOST_RANKS
 from monotape.backends.cuda.params import ParamsStruct, StatusStruct
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job
-from monotape.engine.loading import gpu_plan, load_backend
+from monotape.compiler.gpu import gpu_plan
+from monotape.engine.loading import load_backend
 from monotape.errors import BackendError, ResourceError
 from monotape.models.lanes import Lanes, delayed, silent
 from monotape.models.registry import spec_from_config
@@ -151,12 +152,13 @@ def test_rows_of_a_pass_follow_from_the_memory_that_they_take(
     """As many as a rank has room for, of every peer and of every send that may be on its way."""
     spec = replace(spec_from_config(SHAPES[name]), lanes=lanes)
     plan = gpu_plan(spec, 132, 8192, tp=ranks)
-    assert module.chunk_of(spec, plan) == rows
-    assert row_slots(plan) == slots
-    taken = inbox_regions(spec, plan, rows)["rows"][0]
+    own = plan.ranks[0]
+    assert own.prefill.chunk == rows
+    assert own.links.row_slots == slots
+    taken = next(region.bytes for region in own.links.regions if region.name == "rows")
     assert taken == slots * rows * ranks * 4096 * 4
     assert taken <= 128 << 20 or rows == 128
-    assert inbox_bytes(spec, plan, rows) > taken
+    assert own.links.inbox_bytes > taken
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -166,8 +168,9 @@ def test_what_a_rank_takes_has_been_planned(folder: Path, monkeypatch: pytest.Mo
     real = module.memory_plan
 
     def plan_of(*arguments: Any) -> Any:
-        planned.append(arguments[-1])
-        return real(*arguments)
+        found = real(*arguments)
+        planned.append(found.exchange)
+        return found
 
     monkeypatch.setattr(module, "memory_plan", plan_of)
     with fake_gpu(RankGpu()):

@@ -26,7 +26,7 @@ from monotape.backends.cuda.header import plan_header
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job, Sampling
 from monotape.backends.reference.sampler import choose
-from monotape.engine.loading import gpu_plan
+from monotape.compiler.gpu import gpu_plan
 from monotape.errors import DeadlineFault
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
@@ -131,7 +131,7 @@ def compile_all(folder: Callable[[str], Path]) -> None:
     for name, ranks in [("plain", 2), ("plain", 4), ("plain", 8), *((name, None) for name in SETTINGS)]:
         spec = spec_from_config(open_checkpoint(folder(name)).config)
         count = ranks or (spec.lanes.count if spec.lanes else 1)
-        headers.append(plan_header(spec, gpu_plan(spec, processors() // count, CONTEXT, tp=ranks)))
+        headers.append(plan_header(gpu_plan(spec, processors() // count, CONTEXT, tp=ranks)))
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_kernel, headers))
 

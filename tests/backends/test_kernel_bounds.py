@@ -15,7 +15,7 @@ from families import Case, make_checkpoint
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.driver import DeviceMemory
 from monotape.backends.protocol import Job
-from monotape.engine.loading import gpu_plan
+from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
 
@@ -40,10 +40,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def loaded(place: Path, case: str, workers: int) -> Iterator[CudaBackend]:
-    with host_gpu(place / "libraries", 1):
+    with host_gpu(place / "libraries"):
         checkpoint = open_checkpoint(place / case)
         spec = spec_from_config(checkpoint.config)
-        backend = CudaBackend.load(spec, gpu_plan(spec, workers, CONTEXT), checkpoint)
+        backend = CudaBackend.load(
+            spec, gpu_plan(spec, workers, CONTEXT, tuning=Tuning(units_per_split=1)), checkpoint
+        )
         backend._params.deadline_ns = 10**12  # no fault but those of memory
         try:
             yield backend

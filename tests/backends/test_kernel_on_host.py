@@ -14,7 +14,6 @@ from backends.cpu_cases import distance, ids, reference
 from backends.host_kernel import HostKernel, Schedule
 from backends.host_sampling import check_sampling_in_any_order, drawn_in_any_order
 from backends.host_setups import CONTEXT, SETUPS, TOLERANCE, VOCAB, Load, loading_from, make_checkpoints
-from monotape.backends.cuda import header
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.params import place_table
@@ -71,9 +70,8 @@ def test_token_by_token_in_any_order(
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-def test_tiles_that_take_several_pages(load: Load, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(header, "page_blocks", lambda spec, plan: 16)
-    backend, want = load("long tiles"), reference(place / "long", CONTEXT)
+def test_tiles_that_take_several_pages(load: Load, place: Path) -> None:
+    backend, want = load("long tiles", 16), reference(place / "long", CONTEXT)
     exact = want.logits(TOKENS[:4], want.new_sequence())
     seen = []
     for schedule in SCHEDULES[:2]:
@@ -84,16 +82,13 @@ def test_tiles_that_take_several_pages(load: Load, place: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("size", "batch"), [(20, 10), (24, 12), (28, 14)])
-def test_batches_of_any_length(
-    load: Load, place: Path, monkeypatch: pytest.MonkeyPatch, size: int, batch: int
-) -> None:
+def test_batches_of_any_length(load: Load, place: Path, size: int, batch: int) -> None:
     """Tiles of two blocks: half of a page's are multiplied together, and a batch is as many twice.
 
     Who finishes which tile is another in every batch, and shows where a bias or a row is another's.
     """
-    monkeypatch.setattr(header, "page_blocks", lambda spec, plan: size)
-    assert 2 * header.tiles_at_once(2, size // 2) == batch
-    backend, want = load("two batches"), reference(place / "broad", CONTEXT)
+    backend, want = load("two batches", size), reference(place / "broad", CONTEXT)
+    assert batch in {product.batch for product in backend.gpu_rank.products if product.blocks == 2}
     exact = want.logits(TOKENS[:3], want.new_sequence())
     seen = []
     for schedule in SCHEDULES[:2]:
@@ -191,7 +186,7 @@ def test_some_tokens_need_an_election_and_others_do_not(load: Load) -> None:
 
 
 def ended_with_an_election(backend: CudaBackend) -> bool:
-    """Then its words are still there; see the end of Exchange in kernels/types.h."""
+    """Then its words are still there; see the end of Exchange in kernels/plan/params.h."""
     memory, workers = backend._memories["exchange"], backend.plan.machine.workers
     words = memory.read(np.empty(memory.bytes, np.uint8)).view(np.uint32).reshape(-1, 4)
     return bool((words[-4 * workers - 1 : -workers - 1] != 0xFFFFFFFF).any())

@@ -52,7 +52,7 @@ RACES = {
         "many workers",
         slice(0, 5),
         tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (2, 5, 7)),
-        "housekeeping.h",
+        "exchange/janitor.h",
         "const int wanted = kScattered ? step : c.step_before;",
         "const int wanted = c.step_before;",
     ),
@@ -64,7 +64,7 @@ RACES = {
             Schedule(seed, stalls_per_million=500, stall_steps=400_000, delay_steps=3000)
             for seed in (3, 7, 11)
         ),
-        "housekeeping.h",
+        "exchange/janitor.h",
         "  while (c.shared.swept < wanted && !c.lost) c.lost = c.shared.failed;\n",
     ),
     # Parts of attention lie over the sums of qkv, which another warp may still read.
@@ -72,7 +72,7 @@ RACES = {
         "two batches",
         slice(130, 134),
         tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (8, 9, 17)),
-        "attention.h",
+        "token/attention.h",
         "  if (!c.meet()) return false;  // nobody reads the sums of qkv any more, over which parts will lie\n",
     ),
     # From position 128 on there are five splits of 32 positions: two of those who add them up attend to nothing.
@@ -83,7 +83,7 @@ RACES = {
             Schedule(1, stalls_per_million=500, stall_steps=400_000),
             Schedule(11, stalls_per_million=1000, stall_steps=200_000, delay_steps=3000),
         ),
-        "attention.h",
+        "token/attention.h",
         "    if (!c.meet()) return false;  // nobody reads the sums of qkv any more, as in `attend`, or the parts"
         " of the head before\n",
     ),

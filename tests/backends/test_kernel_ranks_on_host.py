@@ -28,13 +28,12 @@ from backends.host_ranks import (
 )
 from backends.host_sampling import check_sampling_in_any_order
 from lane_models import make_laneformer
-from monotape.backends.cuda import backend as cuda_backend
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.links import Numbers
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job, Sampling
-from monotape.engine.loading import gpu_plan
+from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.errors import DeadlineFault, NumericalFault, UnsupportedModel
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
@@ -181,7 +180,9 @@ def test_a_rank_alone_hears_itself(place: Path) -> None:
     with host_gpu(place / "libraries"):
         checkpoint = open_checkpoint(place / "delay 2")
         spec = spec_from_config(checkpoint.config)
-        backend = CudaBackend.load(spec, gpu_plan(spec, 2, CONTEXT), checkpoint, link_delay=True)
+        backend = CudaBackend.load(
+            spec, gpu_plan(spec, 2, CONTEXT, tuning=Tuning(link_delay=True)), checkpoint
+        )
         backend.loop_back()
         backend._params.deadline_ns = DEADLINE_NS
         runs = []
@@ -229,5 +230,5 @@ def test_what_the_kernel_does_not_run_is_refused(
     make_laneformer(tmp_path, **{**LANES, "hidden_size": 256, **changes})
     spec = spec_from_config(open_checkpoint(tmp_path).config)
     with pytest.raises(UnsupportedModel, match=message) as caught:
-        cuda_backend.plan_header(spec, gpu_plan(spec, 2, CONTEXT))
+        gpu_plan(spec, 2, CONTEXT)
     assert caught.value.hint

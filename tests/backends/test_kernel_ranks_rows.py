@@ -23,7 +23,7 @@ from backends.host_ranks import (
     checkpoints,
     loader,
 )
-from monotape.backends.cuda import header, links
+from monotape.backends.cuda import links
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job
@@ -182,8 +182,7 @@ def test_with_fewer_slots_rows_are_overwritten(
 ) -> None:
     """The tests above can fail: a rank that is ahead stores over what another has yet to fold."""
     fewer = links.row_slots
-    for module in (header, links):
-        monkeypatch.setattr(module, "row_slots", lambda plan: fewer(plan) - 1)
+    monkeypatch.setattr(links, "row_slots", lambda plan: fewer(plan) - 1)
     backend, seen = load(name, 2, tp), set()
     for seed in range(60):
         HostKernel.schedule = Schedule(seed=seed, delay_steps=20_000, favour_steps=60_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,8 @@ import pytest
 
 from backends.fake_cuda import FakeCuda, fake_gpu
 from engine.fake_backend import FakeBackend
-from families import BY_NAME, Case, make_checkpoint
-from monotape.backends.cuda import backend as backend_of_cuda
+from families import BY_NAME, make_checkpoint
 from monotape.backends.cuda import detection
-from monotape.backends.cuda.header import plan_header
-from monotape.backends.cuda.sequence import UNIT
 from monotape.engine import loading
 from monotape.engine.config import EngineConfig
 from monotape.engine.loading import choose_backend, gpu_format, load_backend, planned
@@ -121,24 +117,6 @@ def test_an_explicit_cuda_on_another_gpu_is_refused(checkpoint: Callable[[str], 
         pytest.raises(BackendUnavailable, match=r"The GPU is a NVIDIA B200;.*Hopper"),
     ):
         load_backend("cuda", spec_from_config(opened.config), opened, context=64)
-
-
-def test_a_part_of_a_gpu_with_fewer_workers_than_heads_runs_short_contexts_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fake GPU has five multiprocessors, the model six query heads that share two KV heads."""
-    units = inspect.signature(plan_header).parameters["units_per_split"].default
-    assert units * UNIT == loading.SHARED_FROM
-    case = Case("few", "llama", {"head_dim": 16, "max_position_embeddings": 600})
-    opened = open_checkpoint(make_checkpoint(case, tmp_path))
-    spec = spec_from_config(opened.config)
-    monkeypatch.setattr(backend_of_cuda, "compile_kernel", lambda header: header.encode())
-    with fake_gpu(FakeCuda()):
-        load_backend("cuda", spec, opened, context=256).close()
-        with pytest.raises(
-            UnsupportedModel, match="has 5 multiprocessors, fewer than the model's 6 query heads"
-        ):
-            load_backend("cuda", spec, opened, context=257)
 
 
 def test_a_model_that_the_kernel_does_not_run_goes_to_the_cores(

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from monotape.compiler.compile import compile_plan
+from monotape.compiler.gpu import gpu_plan
 from monotape.models.lanes import Lanes
 from monotape.models.spec import ModelSpec, Rope
+from monotape.plan.gpu import GpuPlan
+from monotape.plan.gpu_text import dump_gpu
 from monotape.plan.text import dump
 from monotape.plan.types import Format, Machine, Plan
 
@@ -16,13 +19,14 @@ GOLDEN = Path(__file__).parent / "golden"
 def spec(
     architecture: str, layers: int, width: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int,
     *, tied: bool = True, qkv_bias: bool = False, qk_norm: bool = False, lanes: Lanes | None = None,
+    windows: tuple[int | None, ...] | None = None,
 ) -> ModelSpec:  # fmt: skip
     """A model's dimensions, without tensors."""
     return ModelSpec(
         family=architecture.lower(), architecture=architecture, layers=layers, width=width, heads=heads,
         kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, vocab=vocab, context=4096, norm_eps=1e-5,
         rope=Rope(head_dim, (1.0,) * (head_dim // 2)), tied=tied, qkv_bias=qkv_bias, qk_norm=qk_norm,
-        windows=(None,) * layers, layer_tensors={}, model_tensors={}, lanes=lanes,
+        windows=windows or (None,) * layers, layer_tensors={}, model_tensors={}, lanes=lanes,
     )  # fmt: skip
 
 
@@ -43,7 +47,34 @@ def golden_plans() -> dict[str, Plan]:
     }
 
 
+def golden_gpu_plans() -> dict[str, GpuPlan]:
+    """On an H200, but for one: a dense model, odd widths, a mixture of formats and windows, and ranks."""
+    llama = spec("LlamaForCausalLM", 16, 2048, 32, 8, 64, 8192, 128256)
+    large = spec("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, tied=False)
+    qwen = spec("Qwen2ForCausalLM", 24, 896, 14, 2, 64, 4864, 151936, qkv_bias=True)
+    qwen3 = spec("Qwen3ForCausalLM", 28, 1024, 16, 8, 128, 3072, 151936, qk_norm=True)
+    windowed = spec(
+        "MistralForCausalLM", 12, 2880, 64, 8, 64, 2880, 32768, tied=False, windows=(128, None) * 6
+    )
+    laneformer = spec("LlamaForCausalLM", 25, 2560, 20, 4, 128, 6912, 49152, lanes=Lanes(4, 2))
+    head = {"head": Format.F16}
+    return {
+        "h200-llama-3.2-1b-bf16": gpu_plan(llama, 132, 8192),
+        "h200-llama-3.1-8b-f16": gpu_plan(large, 132, 8192, Format.F16),
+        "h200-qwen2.5-0.5b-bf16": gpu_plan(qwen, 132, 32768),
+        "h200-qwen3-0.6b-bf16-f16-head": gpu_plan(qwen3, 132, 4096, stage_formats=head),
+        "h200-windows-of-128-and-full": gpu_plan(windowed, 132, 4096),
+        "h200-dense-2b-4-lanes": gpu_plan(laneformer, 132, 4096),
+        "a-quarter-of-llama-3.2-1b-2-ranks": gpu_plan(llama, 33, 4096, tp=2),
+    }
+
+
+def golden_texts() -> dict[str, str]:
+    texts = {name: dump(plan) for name, plan in golden_plans().items()}
+    return texts | {name: dump_gpu(plan) for name, plan in golden_gpu_plans().items()}
+
+
 if __name__ == "__main__":
-    for name, plan in golden_plans().items():
-        (GOLDEN / f"{name}.txt").write_text(dump(plan))
+    for name, text in golden_texts().items():
+        (GOLDEN / f"{name}.txt").write_text(text)
         print("wrote", name)

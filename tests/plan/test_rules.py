@@ -60,6 +60,7 @@ def shifted(stage: Stage, by: int) -> Stage:
 
 
 BREAKERS: dict[str, Callable[[Plan], Plan]] = {
+    "formats": lambda plan: with_stage(plan, 1, lambda stage: replace(stage, format=Format.F16)),
     "ranks in order": lambda plan: with_rank(plan, rank=1),
     "a span a worker": lambda plan: with_stage(plan, 0, lambda s: replace(s, spans=s.spans[:-1])),
     "one owner": lambda plan: with_stage(

@@ -34,6 +34,8 @@ def main(options: argparse.Namespace) -> int:
     from monotape.engine.loading import planned
     from monotape.engine.startup import context_for
     from monotape.models.registry import spec_from_config
+    from monotape.plan.gpu import GpuPlan
+    from monotape.plan.gpu_text import dump_gpu
     from monotape.plan.text import dump
     from monotape.weights.check import check_tensors
     from monotape.weights.hub import resolve
@@ -50,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
         options.backend, spec, checkpoint,
         dtype=options.dtype, context=context, workers=options.workers, tp=options.tp,
     )  # fmt: skip
-    memory = _memory(spec, plan)
+    memory = _memory(plan)
     if options.json:
         facts = {"model": _facts(spec), "plan": {"digest": plan.digest, **_plain(plan)}}
         print(json.dumps({**facts, **({"memory": dataclasses.asdict(memory)} if memory else {})}))
@@ -58,22 +60,21 @@ def main(options: argparse.Namespace) -> int:
     for name, value in _facts(spec).items():
         print(f"{name:<16} {_shown(value)}")
     print()
-    print(dump(plan), end="")
+    print(dump_gpu(plan) if isinstance(plan, GpuPlan) else dump(plan), end="")
     if memory:
-        print(f"\nGPU memory       {memory}")
+        print(f"\nGPU memory       {memory}" + (" (a rank)" if len(plan.ranks) > 1 else ""))
     return 0
 
 
-def _memory(spec: Any, plan: Any) -> Any:
-    """What a GPU must have for the plan; None for other machines, which need the weights and little else.
+def _memory(plan: Any) -> Any:
+    """What the GPU of the first rank must have; None for other machines, which need the weights and little else."""
+    from monotape.plan.gpu import GpuPlan
 
-    None also for several ranks: how they will share GPUs is not known.
-    """
-    if plan.machine.kind != "cuda" or len(plan.ranks) > 1:
+    if not isinstance(plan, GpuPlan):
         return None
     from monotape.backends.cuda.memory import memory_plan
 
-    return memory_plan(spec, plan, plan.context)
+    return memory_plan(plan)
 
 
 def _facts(spec: Any) -> dict[str, Any]:

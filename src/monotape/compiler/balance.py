@@ -11,15 +11,11 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from monotape.compiler.stages import StageShape
-from monotape.plan.types import Format, Machine, Span, Stage
+from monotape.plan.types import Machine, Span, Stage
 
 
 def _units(shape: StageShape) -> int:
     return shape.tiles // shape.unit
-
-
-def _unit_bytes(shape: StageShape, fmt: Format) -> int:
-    return shape.unit * fmt.tile_bytes(shape.padded_k)
 
 
 def even_shares(units: int, workers: int) -> list[int]:
@@ -64,11 +60,11 @@ def _owned(shape: StageShape, shares: Sequence[int]) -> Stage:
     return Stage(
         name=shape.name, parts=shape.parts, interleaved=shape.interleaved, k=shape.k, padded_k=shape.padded_k,
         tiles=shape.tiles, unit=shape.unit, spans=_spans(shares, shape.unit), reads=shape.reads, writes=shape.writes,
-        first_k=shape.first_k,
+        format=shape.format, first_k=shape.first_k, gain=shape.gain, bias=shape.bias,
     )  # fmt: skip
 
 
-def balance_layer(shapes: Sequence[StageShape], fmt: Format, machine: Machine) -> tuple[Stage, ...]:
+def balance_layer(shapes: Sequence[StageShape], machine: Machine) -> tuple[Stage, ...]:
     """Owners for the stages of a layer.
 
     Stages that write the residual stay even, so that an element of it has the same owner after each of them. Where the
@@ -77,16 +73,16 @@ def balance_layer(shapes: Sequence[StageShape], fmt: Format, machine: Machine) -
     """
     workers = machine.workers
     free = [i for i, shape in enumerate(shapes) if shape.writes != "residual"]
-    largest_first = sorted(free, key=lambda i: -_units(shapes[i]) * _unit_bytes(shapes[i], fmt))
+    largest_first = sorted(free, key=lambda i: -_units(shapes[i]) * shapes[i].unit_bytes)
     shares = [even_shares(_units(shape), workers) for shape in shapes]
 
     def loads(stages: Iterable[int]) -> list[int]:
-        sizes = {i: _unit_bytes(shapes[i], fmt) for i in stages}
+        sizes = {i: shapes[i].unit_bytes for i in stages}
         return [sum(shares[i][worker] * size for i, size in sizes.items()) for worker in range(workers)]
 
     if machine.levels:
         largest = largest_first[0]
-        units, unit_bytes = _units(shapes[largest]), _unit_bytes(shapes[largest], fmt)
+        units, unit_bytes = _units(shapes[largest]), shapes[largest].unit_bytes
         shares[largest] = levelling_shares(units, unit_bytes, loads(range(largest)))
     else:
         dealt = [i for i in range(len(shapes)) if i not in free]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from monotape.compiler.balance import balance_head, balance_layer
 from monotape.compiler.split import Share, lanes_for, shares
-from monotape.compiler.stages import stage_shapes
+from monotape.compiler.stages import Formats, stage_shapes
 from monotape.compiler.tapes import exchange_buffers, kv_layout, lay_tapes
 from monotape.models.lanes import Lanes, send_lag, steps
 from monotape.models.spec import ModelSpec
@@ -23,12 +25,15 @@ def compile_plan(
     context: int,
     chunk: int | None = None,
     ranks: int | None = None,
+    stage_formats: Mapping[str, Format] | None = None,
 ) -> Plan:
     """The schedule of one token of this model on so many of these machines, checked against every rule.
 
+    `fmt` is the format of all weights, but for the stages that `stage_formats` names; activations are of its kind.
+
     `ranks`: None takes as many as the model has lanes. `chunk`: None makes it smaller the more ranks exchange it.
     """
-    lanes = lanes_for(spec, ranks)
+    lanes, formats = lanes_for(spec, ranks), Formats(fmt, stage_formats or {})
     schedule = steps(lanes, spec.layers) if lanes.count > 1 else ()
     # Between a rank and its slowest peer lie at most 2 lag + 1 sends: ARCHITECTURE.md counts them.
     slots = 2 * send_lag(schedule) + 2 if lanes.count > 1 else 0
@@ -41,10 +46,12 @@ def compile_plan(
         machine=machine,
         context=context,
         chunk=rows,
-        ranks=tuple(_rank(spec, machine, fmt, share, rows, lanes, slots) for share in split),
+        ranks=tuple(_rank(spec, machine, formats, share, rows, lanes, slots) for share in split),
         small_bytes=_small_bytes(spec, split),
         table_bytes=4 * context * spec.rope.dims * lanes.count,
-        embedding_bytes=_embedding_bytes(spec, machine, fmt, lanes.count),
+        embedding_bytes=_embedding_bytes(
+            spec, machine, formats.of("head") if spec.tied else fmt, lanes.count
+        ),
         steps=schedule,
         slots=slots,
         head_input=_head_input(lanes),
@@ -60,26 +67,26 @@ def _head_input(lanes: Lanes) -> str:
 
 
 def _rank(
-    spec: ModelSpec, machine: Machine, fmt: Format, share: Share, chunk: int, lanes: Lanes, slots: int
+    spec: ModelSpec, machine: Machine, formats: Formats, share: Share, chunk: int, lanes: Lanes, slots: int
 ) -> RankPlan:
     head_reads = "residual" if _head_input(lanes) == "own" else "combined"
-    layer_shapes, head_shape = stage_shapes(spec, fmt, machine, share, head_reads)
-    layer_stages = balance_layer(layer_shapes, fmt, machine)
+    layer_shapes, head_shape = stage_shapes(spec, formats, machine, share, head_reads)
+    layer_stages = balance_layer(layer_shapes, machine)
     head = balance_head(head_shape, machine.workers)
     return RankPlan(
         rank=share.rank,
         layer_stages=layer_stages,
         head=head,
-        tapes=lay_tapes(layer_stages, head, spec.layers, fmt, machine),
+        tapes=lay_tapes(layer_stages, head, spec.layers, machine),
         buffers=exchange_buffers(spec, share, chunk, lanes.count, slots, head_reads),
-        kv=kv_layout(spec, share, default_kv_format(machine, fmt)),
+        kv=kv_layout(spec, share, default_kv_format(machine, formats.default)),
     )
 
 
 def default_kv_format(machine: Machine, fmt: Format) -> Format:
     """On a CPU float32 weights ask for exactness, so their KV is float32; all others keep halves."""
     if machine.kind == "cuda":
-        return Format.BF16
+        return fmt if fmt.is_half else Format.BF16
     return Format.F32 if fmt is Format.F32 else Format.F16
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from monotape.compiler.split import Share
+from monotape.models.layer import Matrix
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import TILE_ROWS, Format, Machine, Part
 
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """A stage before anybody owns a piece of it."""
+    """A stage before any worker owns a piece of it."""
 
     name: str
     parts: tuple[Part, ...]
@@ -22,53 +24,87 @@ class StageShape:
     unit: int
     reads: str
     writes: str
+    format: Format
     first_k: int
+    gain: str | None
+    bias: str | None
+
+    @property
+    def unit_bytes(self) -> int:
+        return self.unit * self.format.tile_bytes(self.padded_k)
 
 
-def _tiles(rows: int) -> int:
-    return -(-rows // TILE_ROWS)
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """The format of each stage's weights: one for all, but for those that are named."""
 
+    default: Format
+    of_stages: Mapping[str, Format] = field(default_factory=dict)
 
-def _padded(k: int, block: int) -> int:
-    return -(-k // block) * block
+    def of(self, stage: str) -> Format:
+        return self.of_stages.get(stage, self.default)
 
 
 def stage_shapes(
-    spec: ModelSpec, fmt: Format, machine: Machine, share: Share, head_reads: str
+    spec: ModelSpec, formats: Formats, machine: Machine, share: Share, head_reads: str
 ) -> tuple[tuple[StageShape, ...], StageShape]:
-    """The four matrix stages of a layer, and the head, as one rank has them.
+    """The matrix stages of a layer, and the head, as one rank has them.
 
     qkv: a unit is a whole head where its owner normalises and rotates it, else a tile. gate_up: a unit is a gate
     tile and the up tile beside it, because their owner multiplies them. Every part starts a tile of
     its own, so no tile mixes two tensors; rows that a tensor lacks to fill its last tile are zeros.
     """
+    shapes = _Shapes(spec, formats, machine, share)
+    vocabulary = Matrix(
+        "head", ("embedding" if spec.tied else "head",), head_reads, "logits", gain="final_norm"
+    )
+    return tuple(shapes.of(matrix) for matrix in spec.layer), shapes.of(vocabulary)
 
-    def shape(
-        name: str, parts: tuple[Part, ...], columns: tuple[int, int], unit: int, reads: str, writes: str
-    ) -> StageShape:
-        k = columns[1] - columns[0]
-        padded_k, tiles = _padded(k, max(fmt.block, machine.k_block)), sum(part.tiles for part in parts)
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    spec: ModelSpec
+    formats: Formats
+    machine: Machine
+    share: Share
+
+    def of(self, matrix: Matrix) -> StageShape:
+        columns, fmt = self._columns(matrix), self.formats.of(matrix.name)
+        k, block = columns[1] - columns[0], max(fmt.block, self.machine.k_block)
+        parts = tuple(self._part(role) for role in matrix.parts)
+        has_bias = matrix.bias is not None and self.spec.qkv_bias
         return StageShape(
-            name, parts, name == "gate_up", k, padded_k, tiles, unit, reads, writes, columns[0]
+            name=matrix.name, parts=parts, interleaved=matrix.gated, k=k, padded_k=-(-k // block) * block,
+            tiles=sum(part.tiles for part in parts), unit=self._unit(matrix), reads=matrix.reads,
+            writes=matrix.writes, format=fmt, first_k=columns[0], gain=matrix.gain,
+            bias=matrix.bias if has_bias else None,
         )  # fmt: skip
 
-    def part(role: str, rows: tuple[int, int], group: int | None = None) -> Part:
-        return Part(role, rows[1] - rows[0], group or rows[1] - rows[0], rows[0])
+    def _unit(self, matrix: Matrix) -> int:
+        if matrix.gated:
+            return 2
+        return -(-self.spec.head_dim // TILE_ROWS) if self._whole_heads(matrix.parts[0]) else 1
 
-    head_dim, width = spec.head_dim, (0, spec.width)
-    queries = (share.heads[0] * head_dim, share.heads[1] * head_dim)
-    keys = (share.kv_heads[0] * head_dim, share.kv_heads[1] * head_dim)
-    group = head_dim if machine.whole_heads else None
-    qkv = (part("q", queries, group), part("k", keys, group), part("v", keys, group))
-    qkv_unit = _tiles(head_dim) if machine.whole_heads else 1
-    layer = (
-        shape("qkv", qkv, width, qkv_unit, "residual", "query"),
-        shape("output", (part("output", width),), queries, 1, "attended", "residual"),
-        shape(
-            "gate_up", (part("gate", share.ffn), part("up", share.ffn)), width, 2, "residual", "activation"
-        ),
-        shape("down", (part("down", width),), share.ffn, 1, "activation", "residual"),
-    )
-    vocabulary = part("embedding" if spec.tied else "head", share.vocab)
-    head = shape("head", (vocabulary,), (0, spec.head_width), 1, head_reads, "logits")
-    return layer, head
+    def _whole_heads(self, role: str) -> bool:
+        return self.machine.whole_heads and role in ("q", "k", "v")
+
+    def _part(self, role: str) -> Part:
+        first, end = self._rows(role)
+        return Part(role, end - first, self.spec.head_dim if self._whole_heads(role) else end - first, first)
+
+    def _rows(self, role: str) -> tuple[int, int]:
+        """The rows of a role's tensor that the rank has: of most, its share."""
+        share, head_dim = self.share, self.spec.head_dim
+        shared = {
+            "q": (share.heads[0] * head_dim, share.heads[1] * head_dim),
+            "k": (share.kv_heads[0] * head_dim, share.kv_heads[1] * head_dim),
+            "gate": share.ffn,
+            "embedding": share.vocab,
+        }  # fmt: skip
+        shared |= {"v": shared["k"], "up": shared["gate"], "head": shared["embedding"]}
+        return shared.get(role) or (0, self.spec.shape_of(role)[0])
+
+    def _columns(self, matrix: Matrix) -> tuple[int, int]:
+        """The values of its input that the rank has made."""
+        whole = (0, self.spec.head_width if matrix.writes == "logits" else self.spec.width)
+        return {"attended": self._rows("q"), "activation": self.share.ffn}.get(matrix.reads, whole)

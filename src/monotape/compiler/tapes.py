@@ -13,21 +13,21 @@ def _aligned(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
-def _segment(stage: Stage, worker: int, offset: int, fmt: Format) -> Segment:
-    return Segment(stage.name, offset, stage.spans[worker].count * fmt.tile_bytes(stage.padded_k))
+def _segment(stage: Stage, worker: int, offset: int) -> Segment:
+    return Segment(stage.name, offset, stage.owned_bytes(worker))
 
 
 def lay_tapes(
-    layer_stages: tuple[Stage, ...], head: Stage, layers: int, fmt: Format, machine: Machine
+    layer_stages: tuple[Stage, ...], head: Stage, layers: int, machine: Machine
 ) -> tuple[Tape, ...]:
     """One tape a worker: the layer's segments one after another, the same in every layer, then the head's."""
     tapes = []
     for worker in range(machine.workers):
         segments, offset = [], 0
         for stage in layer_stages:
-            segments.append(_segment(stage, worker, offset, fmt))
+            segments.append(_segment(stage, worker, offset))
             offset = _aligned(offset + segments[-1].bytes, machine.alignment)
-        head_segment = _segment(head, worker, offset * layers, fmt)
+        head_segment = _segment(head, worker, offset * layers)
         total = _aligned(head_segment.offset + head_segment.bytes, machine.alignment)
         tapes.append(Tape(worker, offset, tuple(segments), head_segment, total))
     return tuple(tapes)

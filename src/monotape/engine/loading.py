@@ -8,11 +8,13 @@ from pathlib import Path
 
 from monotape.backends.protocol import Backend
 from monotape.compiler.compile import compile_plan
+from monotape.compiler.gpu import gpu_plan
 from monotape.compiler.split import lanes_for
 from monotape.engine.config import may_use_gpu
 from monotape.engine.devices import check_devices
 from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
+from monotape.plan.gpu import GPU_FORMATS, GpuPlan
 from monotape.plan.types import Format, Machine, Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress, source_of, tensor_name
@@ -22,8 +24,6 @@ DTYPES = {
     "f32": Format.F32, "float32": Format.F32, "f16": Format.F16, "float16": Format.F16, "half": Format.F16,
     "bf16": Format.BF16, "bfloat16": Format.BF16, "q8": Format.Q8, "int8": Format.Q8,
 }  # fmt: skip
-GPU_FORMATS = (Format.BF16, Format.F16)
-SHARED_FROM = 256  # positions from which on several workers of a GPU share a KV head
 _MATRICES = ("q", "k", "v", "output", "gate", "up", "down")
 
 
@@ -92,7 +92,7 @@ def choose_backend(
 def planned(
     name: str, spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str, context: int, workers: int | None,
     tp: int | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan | GpuPlan:  # fmt: skip
     """The plan that the named backend would run. With a number of workers it needs no GPU to be there."""
     if choose_backend(name, dtype, workers, lanes_for(spec, tp).count) != "cuda":
         return plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers, tp=tp)
@@ -100,7 +100,8 @@ def planned(
         from monotape.backends.cuda.driver import processors
 
         workers = processors()
-    return gpu_plan(spec, workers, context, gpu_format(dtype, spec, checkpoint), tp)
+    fmt, of_stages = gpu_formats(dtype, spec, checkpoint)
+    return gpu_plan(spec, workers, context, fmt, tp, stage_formats=of_stages)
 
 
 def plan_for(
@@ -153,11 +154,11 @@ def choose_format(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format
 
 
 def _stored_formats(spec: ModelSpec, checkpoint: Checkpoint) -> set[str]:
-    return {
-        checkpoint.stored_as(tensor_name(source_of(spec, role, layer), layer))
-        for layer in range(spec.layers)
-        for role in _MATRICES
-    }
+    return {_stored(spec, checkpoint, role, layer) for layer in range(spec.layers) for role in _MATRICES}
+
+
+def _stored(spec: ModelSpec, checkpoint: Checkpoint, role: str, layer: int | None) -> str:
+    return checkpoint.stored_as(tensor_name(source_of(spec, role, layer), layer))
 
 
 def _load_cpu(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None) -> Backend:
@@ -183,43 +184,42 @@ def _load_cuda(
         raise UsageError(
             "The CUDA backend runs on all multiprocessors.", "Leave out --workers, or use --backend cpu."
         )
-    fmt = gpu_format(dtype, spec, checkpoint)
+    fmt, of_stages = gpu_formats(dtype, spec, checkpoint)
     _require_gpus(ranks, emulated)
     from monotape.backends.cuda.driver import processors
 
     workers = processors() // (ranks if emulated else 1)
-    _require_workers(spec, workers, ranks, context)
+    plan = gpu_plan(spec, workers, context, fmt, ranks, stage_formats=of_stages)
     if ranks > 1:
         from monotape.backends.cuda.ranked import RankedCudaBackend
 
-        plan = gpu_plan(spec, workers, context, fmt, ranks)
         devices = [0] * ranks if emulated else list(range(ranks))
         return RankedCudaBackend.load(spec, plan, checkpoint, progress, devices=devices)
     from monotape.backends.cuda.backend import CudaBackend
 
-    return CudaBackend.load(spec, gpu_plan(spec, workers, context, fmt), checkpoint, progress)
+    return CudaBackend.load(spec, plan, checkpoint, progress)
 
 
-def _require_workers(spec: ModelSpec, workers: int, ranks: int, context: int) -> None:
-    """Where workers share a KV head, there must be one for every query head, to add up its parts.
+def gpu_formats(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> tuple[Format, dict[str, Format]]:
+    """The format of activations on a GPU, and of the stages whose tapes have another.
 
-    With fewer, `combine` in kernels/attention.h leaves out its last meeting, and results may be wrong: to be mended
-    there. A whole Hopper has enough workers for 128 heads, on as many ranks as one likes; a part of one may not.
+    "auto" keeps 16-bit weights exactly as they are stored, stage by stage; what is stored otherwise becomes bf16.
     """
-    heads, kv_heads = -(-spec.heads // ranks), max(1, spec.kv_heads // ranks)
-    if context > SHARED_FROM and 2 * kv_heads <= workers < heads:
-        raise UnsupportedModel(
-            f"This part of a GPU has {workers} multiprocessors, fewer than the model's {heads} query heads.",
-            f"Use a larger part of the GPU, a --context of at most {SHARED_FROM}, or --backend cpu.",
-        )
-
-
-def gpu_format(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format:
-    """The format on a GPU's tapes. "auto" is bf16, but for weights that are stored as fp16."""
-    if dtype == "auto":
-        return Format.F16 if _stored_formats(spec, checkpoint) == {"f16"} else Format.BF16
-    _require_gpu_dtype(dtype)
-    return choose_format(dtype, spec, checkpoint)
+    if dtype != "auto":
+        _require_gpu_dtype(dtype)
+        return choose_format(dtype, spec, checkpoint), {}
+    stored = {
+        matrix.name: {
+            _stored(spec, checkpoint, role, layer) for role in matrix.parts for layer in range(spec.layers)
+        }
+        for matrix in spec.layer
+    }
+    stored["head"] = {_stored(spec, checkpoint, "embedding" if spec.tied else "head", None)}
+    halves = {name: Format.F16 if kinds == {"f16"} else Format.BF16 for name, kinds in stored.items()}
+    activations = (
+        Format.F16 if all(halves[matrix.name] is Format.F16 for matrix in spec.layer) else Format.BF16
+    )
+    return activations, {name: fmt for name, fmt in halves.items() if fmt is not activations}
 
 
 def _require_gpu_dtype(dtype: str) -> None:
@@ -229,17 +229,6 @@ def _require_gpu_dtype(dtype: str) -> None:
             f"The CUDA backend runs bf16 and f16 weights, not {fmt.value}.",
             "Leave out --dtype, or use --backend cpu.",
         )
-
-
-def gpu_plan(
-    spec: ModelSpec, workers: int, context: int, fmt: Format = Format.BF16, tp: int | None = None
-) -> Plan:
-    """The plan for a GPU: 32 values along k at a time, heads finished by whoever attends to them.
-
-    `workers` are those of one rank.
-    """
-    machine = Machine("cuda", workers, alignment=128, k_block=32, whole_heads=False, levels=False)
-    return compile_plan(spec, machine, fmt, context=context, ranks=tp)
 
 
 def _load_reference(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> Backend:

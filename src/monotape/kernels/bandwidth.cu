@@ -1,6 +1,6 @@
 // How fast this GPU reads memory: the speed of light that every percentage is measured against. Each block plays its
 // share of a buffer into a ring of shared memory, as the producer of the monokernel does, and looks at nothing of it.
-#include "ptx.h"
+#include "machine/machine.h"
 
 namespace monotape {
 

@@ -1,6 +1,6 @@
-// How long a sum over ranks takes, by itself: the words and the waiting of ranks.h without a model around them, and a
+// How long a sum over ranks takes, by itself: the words and the waiting of ranks/words.h without a model around them, and a
 // plain barrier of all blocks for comparison. Ranks are groups of blocks of one launch; each has an inbox of its own.
-#include "ptx.h"
+#include "machine/machine.h"
 
 namespace monotape {
 

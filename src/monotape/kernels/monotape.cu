@@ -1,11 +1,11 @@
 // The monokernel: one launch runs a whole request. Every block is a worker: eight warps take each token through the model,
 // a producer plays the tape, a scout goes ahead of it, a janitor takes published words back, and a clerk keeps the deadline
-// and, of worker 0, talks to the host. One token's life is `decode` below, then `forward` in model.h.
-#include "draw.h"
-#include "model.h"
-#include "prefill.h"
-#include "sample.h"
-#include "scout.h"
+// and, of worker 0, talks to the host. One token's life is `decode` below, then `forward` in token/model.h.
+#include "sampling/draw.h"
+#include "token/model.h"
+#include "rows/prefill.h"
+#include "sampling/elect.h"
+#include "worker/scout.h"
 
 namespace monotape {
 
@@ -19,7 +19,7 @@ __device__ Finish tell(Consumer& c, int produced) {
   if (finish == Finish::running && produced + 1 == p.max_tokens) finish = Finish::length;
   if (c.shared.stopping) finish = Finish::cancelled;
   if (token < 0) finish = Finish::numerical_fault;
-  if (blockIdx.x == 0 && c.thread == 0) {
+  if (worker_number() == 0 && c.thread == 0) {
     if (token >= 0 && finish != Finish::cancelled) mail(c.shared, token);
     if (finish != Finish::running) c.shared.finish = static_cast<int>(finish);
   }
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
   using namespace monotape;
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  if (threadIdx.x == 0) {
+  if (thread_number() == 0) {
     for (int i = 0; i < kRingPages; i++) barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], kWarps);
     barrier_init_fence();
     shared.done = shared.playing = shared.mailed = shared.delivered = shared.cancel = 0;
@@ -117,22 +117,23 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
     shared.list_of[0] = shared.list_of[1] = shared.listed_splits = shared.sample_turn = 0;
     shared.pace = kPolling, shared.swept = -1;
   }
-  if (threadIdx.x < kMatrixStages) shared.spans[threadIdx.x] = request.spans[blockIdx.x * kMatrixStages + threadIdx.x];
-  for (int layer = threadIdx.x; layer < kLayers; layer += kThreads) shared.windows[layer] = request.windows[layer];
+  if (thread_number() < kMatrixStages) shared.spans[thread_number()] = request.spans[worker_number() * kMatrixStages + thread_number()];
+  if constexpr (kKinds > 1)
+    for (int layer = thread_number(); layer < kLayers; layer += kThreads) shared.windows[layer] = request.windows[layer];
   if constexpr (kRanks > 1)
-    for (int i = threadIdx.x; i < kSteps; i += kThreads) shared.steps[i] = request.ranks.steps[i];
-  __syncthreads();
-  if (threadIdx.x >= kConsumers) {
+    for (int i = thread_number(); i < kSteps; i += kThreads) shared.steps[i] = request.ranks.steps[i];
+  block_meets();
+  if (thread_number() >= kConsumers) {
     give_registers<kOtherRegisters>();
-    if (threadIdx.x == kConsumers) Producer(shared, request).play(blockIdx.x);
-    if (threadIdx.x == kConsumers + 32) Clerk(shared, request).work();
-    if (threadIdx.x / 32 == kWarps + 2) Janitor(shared, request).work();
-    if (kLeadBytes > 0 && threadIdx.x / 32 == kWarps + 3) Scout(shared, request, blockIdx.x).work();
+    if (thread_number() == kConsumers) Producer(shared, request).play(worker_number());
+    if (thread_number() == kConsumers + kLanes) Clerk(shared, request).work();
+    if (warp_number() == kWarps + 2) Janitor(shared, request).work();
+    if (kLeadBytes > 0 && warp_number() == kWarps + 3) Scout(shared, request, worker_number()).work();
     return;
   }
   take_registers<kConsumerRegisters>();
   run(shared);
-  if (threadIdx.x == 0) {
+  if (thread_number() == 0) {
     fence_block();
     shared.done = 1;
   }

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from monotape.models.lanes import Lanes
+from monotape.models.layer import DENSE, Matrix
 
 #: The tensors of one layer, by role. A role that a family does not have is absent from its table.
 LAYER_ROLES = (
@@ -77,6 +78,7 @@ class ModelSpec:
     dtype: str = "bfloat16"  # what the checkpoint says of itself
     notes: tuple[str, ...] = field(default=())  # choices a user should be able to see
     lanes: Lanes | None = None  # None: one residual stream, however many ranks compute it
+    layer: tuple[Matrix, ...] = DENSE  # the matrices of every layer, in order
 
     @property
     def q_rows(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from monotape.errors import PlanError
-from monotape.plan.types import Format, Plan, Stage
+from monotape.plan.types import Format, Part, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def _tiles_cover_rows(plan: Plan) -> Iterator[str]:
 def _whole_blocks(plan: Plan) -> Iterator[str]:
     for rank in plan.ranks:
         for stage in rank.stages:
-            block = max(plan.format.block, plan.machine.k_block)
+            block = max(stage.format.block, plan.machine.k_block)
             if stage.padded_k % block or not 0 <= stage.padded_k - stage.k < block:
                 yield f"{stage.name}: k {stage.k} is padded to {stage.padded_k}, blocks are {block}"
 
@@ -95,7 +95,7 @@ def _tape_holds_its_tiles(plan: Plan) -> Iterator[str]:
                 yield f"tape {tape.worker}: stages are not in the order in which they run"
                 continue
             for stage, segment in zip(rank.stages, segments, strict=True):
-                if segment.bytes != _owned_bytes(plan.format, stage, tape.worker):
+                if segment.bytes != _owned_bytes(stage, tape.worker):
                     yield f"tape {tape.worker}: {stage.name} takes {segment.bytes} bytes, not what its tiles need"
 
 
@@ -111,10 +111,10 @@ def _balanced(plan: Plan) -> Iterator[str]:
     """Whole units cannot be split, so each stage may leave a worker one unit above its share."""
     for rank in plan.ranks:
         loads = [
-            sum(_owned_bytes(plan.format, stage, worker) for stage in rank.layer_stages)
+            sum(_owned_bytes(stage, worker) for stage in rank.layer_stages)
             for worker in range(plan.machine.workers)
         ]
-        slack = sum(stage.unit * plan.format.tile_bytes(stage.padded_k) for stage in rank.layer_stages)
+        slack = sum(stage.unit * stage.tile_bytes for stage in rank.layer_stages)
         if max(loads) > sum(loads) / len(loads) + slack:
             mean = sum(loads) // len(loads)
             yield f"rank {rank.rank}: one worker reads {max(loads)} bytes a layer, the mean is {mean}"
@@ -155,11 +155,19 @@ def _chunk_fits(plan: Plan) -> Iterator[str]:
                 yield f"buffer {buffer.name} has {buffer.rows} rows, a prefill pass has {plan.chunk}"
 
 
+def _formats_that_run(plan: Plan) -> Iterator[str]:
+    """The CPU's kernels take one format for all stages; a GPU's activations are halves."""
+    for rank in plan.ranks:
+        for stage in rank.stages:
+            if plan.machine.kind != "cuda" and stage.format is not plan.format:
+                yield f"{stage.name}: is {stage.format.value} in a plan of {plan.format.value}"
+
+
 def _kv_makes_sense(plan: Plan) -> Iterator[str]:
     for rank in plan.ranks:
         if rank.kv.layers != plan.layers or min(rank.kv.kv_heads, rank.kv.head_dim, rank.kv.block) < 1:
             yield f"rank {rank.rank}: the KV layout does not fit the model"
-        formats = (Format.BF16,) if plan.machine.kind == "cuda" else (Format.F32, Format.F16)
+        formats = (Format.BF16, Format.F16) if plan.machine.kind == "cuda" else (Format.F32, Format.F16)
         if rank.kv.format not in formats:
             yield f"rank {rank.rank}: KV cannot be kept as {rank.kv.format.value}"
 
@@ -188,10 +196,13 @@ def _shares_cover(plan: Plan) -> Iterator[str]:
 def _columns_follow_rows(plan: Plan) -> Iterator[str]:
     """A rank's partial sums run over exactly the values that it computed itself."""
     for rank in plan.ranks:
-        qkv, output, gate_up, down = rank.layer_stages
-        for made, read in ((qkv.parts[0], output), (gate_up.parts[0], down)):
-            if (read.first_k, read.k) != (made.first, made.rows):
-                yield f"rank {rank.rank}: {read.name} reads columns that are not the rows of its {made.role}"
+        made: dict[str, Part] = {}
+        for stage in rank.layer_stages:
+            source = made.get("query" if stage.reads == "attended" else stage.reads)
+            if source is not None and (stage.first_k, stage.k) != (source.first, source.rows):
+                yield f"rank {rank.rank}: {stage.name} reads columns that are not the rows of its {source.role}"
+            if stage.writes != "residual":
+                made[stage.writes] = stage.parts[0]
 
 
 def _steps_fit(plan: Plan) -> Iterator[str]:
@@ -222,11 +233,11 @@ def _slots_suffice(plan: Plan) -> Iterator[str]:
             yield f"module {module} folds a sum {lag} sends late, which takes {2 * lag + 2} slots and not {plan.slots}"
 
 
-def _owned_bytes(fmt: Format, stage: Stage, worker: int) -> int:
+def _owned_bytes(stage: Stage, worker: int) -> int:
     tiles = (
         stage.spans[worker].count if worker < len(stage.spans) else 0
     )  # its absence is another rule's business
-    return tiles * fmt.tile_bytes(stage.padded_k)
+    return tiles * stage.tile_bytes
 
 
 RULES: tuple[Rule, ...] = (
@@ -237,6 +248,7 @@ RULES: tuple[Rule, ...] = (
     Rule("whole units", "What must stay together (a head, gate and up) has one owner.", _whole_units),
     Rule("tiles cover rows", "A stage's tiles hold all rows of its parts.", _tiles_cover_rows),
     Rule("whole blocks", "k is padded to the format's block and no further.", _whole_blocks),
+    Rule("formats", "On a CPU all stages have the plan's format.", _formats_that_run),
     Rule("tape holds its tiles", "A tape holds its worker's tiles, in running order.", _tape_holds_its_tiles),
     Rule("tape is one run", "A tape has no gap wider than its alignment and no overlap.", _tape_is_one_run),
     Rule("aligned", "Every segment starts on the machine's alignment.", _aligned),

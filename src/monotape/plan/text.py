@@ -20,14 +20,14 @@ def dump(plan: Plan) -> str:
         f"plan {plan.digest}",
         f"  model    {plan.model}, {plan.layers} layers, context {plan.context}",
         f"  machine  {_machines(plan)}, {plan.machine.alignment} byte alignment",
-        f"  weights  {plan.format.value}: {_bytes(plan.weight_bytes)}"
-        f" (tapes {_bytes(plan.tape_bytes)}, embedding {_bytes(plan.embedding_bytes)},"
-        f" norms and biases {_bytes(plan.small_bytes)}, positions {_bytes(plan.table_bytes)})",
-        f"  a token reads {_bytes(plan.token_bytes(0))} and {_bytes(_position_bytes(plan))} per position",
+        f"  weights  {plan.format.value}: {byte_count(plan.weight_bytes)}"
+        f" (tapes {byte_count(plan.tape_bytes)}, embedding {byte_count(plan.embedding_bytes)},"
+        f" norms and biases {byte_count(plan.small_bytes)}, positions {byte_count(plan.table_bytes)})",
+        f"  a token reads {byte_count(plan.token_bytes(0))} and {byte_count(_position_bytes(plan))} per position",
         f"  prefill  {plan.chunk} rows a pass",
     ]
     if plan.steps:
-        lines += _schedule(plan)
+        lines += schedule_lines(plan)
     for rank in plan.ranks:
         lines += _rank(plan, rank)
     return "\n".join(lines) + "\n"
@@ -42,7 +42,7 @@ def _position_bytes(plan: Plan) -> int:
     return sum(rank.kv.position_bytes for rank in plan.ranks)
 
 
-def _schedule(plan: Plan) -> Iterator[str]:
+def schedule_lines(plan: Plan) -> Iterator[str]:
     """What becomes of each module's partial outputs; modules that do alike share a line."""
     yield f"  exchange {plan.slots} sends are kept, a head reads {_HEAD_INPUTS[plan.head_input]}"
     yield "  modules (attention of layer n is module 2 n, feed-forward 2 n + 1)"
@@ -52,7 +52,7 @@ def _schedule(plan: Plan) -> Iterator[str]:
         if not rows or rows[-1][1] != text:
             rows.append((module, text))
     ends = [first - 1 for first, _ in rows[1:]] + [len(plan.steps) - 1]
-    yield from _table(
+    yield from table_lines(
         [
             (f"{first}" if first == end else f"{first} to {end}", text)
             for (first, text), end in zip(rows, ends, strict=True)
@@ -81,9 +81,9 @@ def _rank(plan: Plan, rank: RankPlan) -> Iterator[str]:
         f" {kv.block} positions a block"
     )
     yield "  buffers"
-    yield from _table([(b.name, f"{b.rows} x {b.width}", _bytes(b.bytes)) for b in rank.buffers])
+    yield from table_lines([(b.name, f"{b.rows} x {b.width}", byte_count(b.bytes)) for b in rank.buffers])
     yield f"  stages (a layer is {' -> '.join(_flow(rank.layer_stages))})"
-    yield from _table(
+    yield from table_lines(
         [
             (
                 stage.name,
@@ -102,7 +102,7 @@ def _rank(plan: Plan, rank: RankPlan) -> Iterator[str]:
         ]
     )
     yield "  tapes (tiles of each stage; bytes of a layer; bytes of the tape)"
-    yield from _table(
+    yield from table_lines(
         [
             (
                 f"worker {tape.worker}",
@@ -125,11 +125,11 @@ def _flow(stages: Iterable[Stage]) -> Iterator[str]:
         yield stage.name
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def table_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _bytes(count: int) -> str:
+def byte_count(count: int) -> str:
     return f"{count:,} B"

@@ -28,6 +28,11 @@ class Format(Enum):
         """Values along k that share a scale; k is padded to a multiple of it."""
         return 32 if self is Format.Q8 else 1
 
+    @property
+    def is_half(self) -> bool:
+        """Whether a value is a 16-bit float."""
+        return self in (Format.F16, Format.BF16)
+
     def tile_bytes(self, k: int) -> int:
         """Bytes of one tile: TILE_ROWS rows of k (padded) values."""
         if self is Format.Q8:
@@ -77,11 +82,22 @@ class Stage:
     spans: tuple[Span, ...]  # one a worker
     reads: str  # buffer
     writes: str  # buffer
+    format: Format  # of its weights
     first_k: int = 0  # where its input begins in the tensors' columns: a rank has a share of them
+    gain: str | None = None  # the norm of its input
+    bias: str | None = None
 
     @property
     def rows(self) -> int:
         return sum(part.rows for part in self.parts)
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.format.tile_bytes(self.padded_k)
+
+    def owned_bytes(self, worker: int) -> int:
+        """Bytes of one worker's tiles."""
+        return self.spans[worker].count * self.tile_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def _fill_stage(
     spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: Packer, pool: ThreadPoolExecutor,
     stage: Stage, layer: int | None, tapes: list[Bytes], places: list[int],
 ) -> None:  # fmt: skip
-    tile_bytes = plan.format.tile_bytes(stage.padded_k)
+    tile_bytes = stage.tile_bytes
     jobs = []
     for worker, span in enumerate(stage.spans):
         segment = tapes[worker][places[worker] : places[worker] + span.count * tile_bytes]
@@ -95,7 +95,7 @@ def _fill_stage(
         for run in tile_runs(stage, span):
             for piece, out in _pieces(run, tiles, stage.padded_k):
                 jobs.append(
-                    pool.submit(_pack_piece, spec, plan.format, checkpoint, packer, stage, layer, piece, out)
+                    pool.submit(_pack_piece, spec, stage.format, checkpoint, packer, stage, layer, piece, out)
                 )
     names = [tensor_name(source_of(spec, part.role, layer), layer) for part in stage.parts]
     for done, job in enumerate(jobs, start=1):

@@ -58,10 +58,6 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
-inline int __clz(unsigned v) { return v ? __builtin_clz(v) : 32; }
-inline float __expf(float v) { return expf(v); }
-inline float __fdividef(float a, float b) { return a / b; }
-inline float rsqrtf(float v) { return 1 / sqrtf(v); }
 
 namespace host {
 

@@ -41,12 +41,13 @@ struct AsyncWord {
   int group;
 };
 
-struct AsyncProduct {  // ptx.h: begin_product
+struct AsyncProduct {  // hopper.h: begin_product
   float (*sums)[4];
   bool add;
   const unsigned char *first, *second;
   int tiles, half, group;
   float rows[2][16];  // of the first operand, where that is null
+  bool float16;
 };
 
 struct Fiber {

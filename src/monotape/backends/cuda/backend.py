@@ -23,22 +23,20 @@ from monotape.backends.cuda.driver import (
     memory_free_and_total,
 )
 from monotape.backends.cuda.generation import CudaGeneration
-from monotape.backends.cuda.header import SHARED_MEMORY, plan_header
+from monotape.backends.cuda.header import Variant, plan_header
 from monotape.backends.cuda.launch import Launch, require_idle
-from monotape.backends.cuda.links import InboxMemory, Numbers, inbox_bytes, most_rows, sends_of, step_table
+from monotape.backends.cuda.links import InboxMemory, Numbers, step_table
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.memory import memory_plan, require_memory
 from monotape.backends.cuda.params import (
-    STAGES,
     THREADS,
-    TRACED_STAGES,
     ParamsStruct,
     exchange_bytes,
     place_table,
     sampler_bytes,
     span_table,
 )
-from monotape.backends.cuda.rank_view import first_id, rank_plan, rank_spec
+from monotape.backends.cuda.rank_view import rank_plan
 from monotape.backends.cuda.request import RequestMemory
 from monotape.backends.cuda.sampling import SamplingMemory, has_penalties
 from monotape.backends.cuda.sequence import CudaSequence
@@ -46,7 +44,7 @@ from monotape.backends.cuda.trace import TraceRecords, records_of, stage_bytes_o
 from monotape.backends.protocol import Job, KvSequence
 from monotape.errors import RequestError
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import Plan
+from monotape.plan.gpu import SHARED_MEMORY, GpuPlan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress
 
@@ -61,11 +59,12 @@ class CudaBackend:
     name = "cuda"
 
     def __init__(
-        self, spec: ModelSpec, plan: Plan, model: LoadedModel, cubin: bytes, *, rank: int = 0,
-        link_delay: bool = False,
-    ) -> None:  # fmt: skip
-        self.spec, self.plan, self.rank, self.device = spec, plan, rank, device_index()
-        self._own_spec, self._own_plan = rank_spec(spec, plan, rank), rank_plan(plan, rank)
+        self, spec: ModelSpec, gpu_plan: GpuPlan, model: LoadedModel, cubin: bytes, *, rank: int = 0
+    ) -> None:
+        self.spec, self.gpu_plan, self.rank, self.device = spec, gpu_plan, rank, device_index()
+        self.plan, self.gpu_rank = gpu_plan.plan, gpu_plan.ranks[rank]
+        plan, own, workers = self.plan, self.gpu_rank, gpu_plan.workers
+        self._own_plan = rank_plan(plan, rank)
         self.kernel = Kernel(cubin, KERNEL_NAME, SHARED_MEMORY, TOLD)
         self.request_memory = RequestMemory(plan.context)
         self._trace_kernel: Kernel | None = None
@@ -76,33 +75,32 @@ class CudaBackend:
             **model.memories,
             "spans": DeviceMemory.of(span_table(self._own_plan)),
             "places": DeviceMemory.of(places),
-            "exchange": DeviceMemory(exchange_bytes(self._own_spec, plan)),
+            "exchange": DeviceMemory(exchange_bytes(own, workers)),
             "logits": DeviceMemory(4 * (spec.vocab + 8)),
-            "sampler_words": DeviceMemory(sampler_bytes(plan)),
+            "sampler_words": DeviceMemory(sampler_bytes(own, workers)),
         }
         self._params = ParamsStruct()
         for name, memory in self._memories.items():
-            setattr(self._params, name, memory.pointer)
+            if name in own.vectors:
+                self._params.vectors[own.vectors.index(name)] = memory.pointer
+            else:
+                setattr(self._params, name, memory.pointer)
         self._adjusted, self._counts = DeviceMemory(4 * spec.vocab), DeviceMemory(4 * spec.vocab)
         self._logits_out = DeviceMemory(4 * _KEPT_LOGITS * spec.vocab)
-        self._params.chunk = chunk_of(spec, plan)
-        self._params.rows, self._row_memories = rows.allocate(
-            self._own_spec, self._params.chunk, plan.machine.workers
-        )
-        self._params.first_place[:] = first_places
+        self._params.chunk = own.prefill.chunk
+        self._params.rows, self._row_memories = rows.allocate(own.prefill)
+        self._params.first_place[: len(first_places)] = first_places
         self._params.deadline_ns = DEADLINE_NS
-        windows = [window or 0 for window in spec.windows]
-        self._params.widest_window = max(windows) if all(windows) else 0
         self.inbox: InboxMemory | None = None
         if plan.steps:
-            self._open_inbox(link_delay)
+            self._open_inbox()
 
-    def _open_inbox(self, link_delay: bool) -> None:
-        self.inbox = InboxMemory(self.spec, self.plan, self._params.chunk, link_delay=link_delay)
+    def _open_inbox(self) -> None:
+        self.inbox = InboxMemory(self.gpu_rank.links)
         self._numbers = Numbers()
         self._steps = DeviceMemory.of(step_table(self.plan))
         ranks = self._params.ranks
-        ranks.rank, ranks.first_id = self.rank, first_id(self.plan, self.rank)
+        ranks.rank, ranks.first_id = self.rank, self.gpu_rank.links.first_id
         ranks.peers = (1 << len(self.plan.ranks)) - 1 & ~(1 << self.rank)
         ranks.steps, ranks.own = self._steps.pointer, self.inbox.struct()
 
@@ -126,22 +124,18 @@ class CudaBackend:
 
     @classmethod
     def load(
-        cls, spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None, *,
-        rank: int = 0, shared: Mapping[str, DeviceMemory] | None = None, link_delay: bool = False,
+        cls, spec: ModelSpec, plan: GpuPlan, checkpoint: Checkpoint, progress: Progress | None = None, *,
+        rank: int = 0, shared: Mapping[str, DeviceMemory] | None = None,
     ) -> CudaBackend:  # fmt: skip
-        # A model that the kernel does not run is refused before all else.
-        header = plan_header(spec, plan, rank=rank, link_delay=link_delay)
-        own_spec, own_plan = rank_spec(spec, plan, rank), rank_plan(plan, rank)
-        chunk, workers = chunk_of(spec, plan), plan.machine.workers
-        working = exchange_bytes(own_spec, plan) + sum(rows.sizes(own_spec, chunk, workers).values())
-        working += inbox_bytes(spec, plan, chunk, link_delay=link_delay) if plan.steps else 0
-        require_memory(memory_plan(own_spec, own_plan, plan.context, working), memory_free_and_total()[0])
+        header = plan_header(plan, rank=rank)
+        own_plan = rank_plan(plan.plan, rank)
+        require_memory(memory_plan(plan, rank), memory_free_and_total()[0])
         beside = ThreadPoolExecutor(1, "compile")
         try:
             cubin = beside.submit(compile_kernel, header)
             model = load_model(spec, own_plan, checkpoint, progress, shared)
             try:
-                return cls(spec, plan, model, cubin.result(), rank=rank, link_delay=link_delay)
+                return cls(spec, plan, model, cubin.result(), rank=rank)
             except BaseException:
                 for memory in model.memories.values():
                     memory.close()  # the exception's traceback would keep them
@@ -150,7 +144,7 @@ class CudaBackend:
             beside.shutdown(wait=False)
 
     def new_sequence(self) -> CudaSequence:
-        return CudaSequence(self._own_spec, self.plan.context)
+        return CudaSequence(self.gpu_rank.kv, self.plan.context)
 
     def start(self, job: Job, sequence: KvSequence) -> CudaGeneration:
         assert isinstance(sequence, CudaSequence), "a sequence of another backend"
@@ -205,7 +199,7 @@ class CudaBackend:
         assert self.inbox is not None and params.ranks.inbox[0].sums, "a rank that nobody has connected"
         if self._numbers.used_up:
             self._numbers.start_again([self.inbox])
-        taken = self._numbers.take(self.plan.context + 1, sends_of(self.plan), 2 * self.plan.layers)
+        taken = self._numbers.take(self.plan.context + 1, self.gpu_rank.links.sends, 2 * self.plan.layers)
         params.ranks.first_send, params.ranks.first_token, params.ranks.first_meeting = taken
 
     def logits(
@@ -233,22 +227,22 @@ class CudaBackend:
                 "Give a shorter prompt, or fewer tokens.",
             )
         if self._trace_kernel is None:
-            link_delay = self.inbox is not None and self.inbox.link_delay
-            header = plan_header(self.spec, self.plan, rank=self.rank, trace=True, link_delay=link_delay)
+            header = plan_header(self.gpu_plan, rank=self.rank, variant=Variant(trace=True))
             self._trace_kernel = Kernel(compile_kernel(header), KERNEL_NAME, SHARED_MEMORY, TOLD)
-        slots = self.spec.layers * TRACED_STAGES + 2
+        traced = self.gpu_rank.stage_names[:-1]  # all but the rows of a prompt
+        slots = self.spec.layers * len(traced) + 2
         clocks = np.zeros((self.plan.machine.workers, count, slots, 3), np.int64)
         memory = DeviceMemory.of(clocks)
         job = Job(tuple(prompt), 0, count)
         self.begin(job, self.new_sequence(), kernel=self._trace_kernel, trace=memory).finish()
         read = stage_bytes_of(self._own_plan, len(prompt) + count // 2)
-        return records_of(memory.read(clocks)[:, 1:], self.spec.layers, STAGES[:TRACED_STAGES], read)
+        return records_of(memory.read(clocks)[:, 1:], self.spec.layers, traced, read)
 
     def waits(self) -> list[Wait]:
         """After a deadline: what its workers had waited for."""
         exchange = self._memories["exchange"].read(np.empty(self._memories["exchange"].bytes, np.uint8))
         table = exchange[-16 * self.plan.machine.workers :].view(np.int32).reshape(-1, 4)
-        return waits_of(self.rank, table)
+        return waits_of(self.gpu_rank, table)
 
     def blame(self) -> str:
         """After a deadline: what the worker that was furthest behind had waited for."""
@@ -275,8 +269,3 @@ class CudaBackend:
             if self.inbox is not None:
                 self.inbox.close()
                 self._steps.close()
-
-
-def chunk_of(spec: ModelSpec, plan: Plan) -> int:
-    """Rows of a prefill's pass."""
-    return rows.chunk_for(plan.context, most_rows(spec, plan)) if plan.steps else rows.chunk_for(plan.context)

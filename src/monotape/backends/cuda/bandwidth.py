@@ -18,7 +18,7 @@ ROUNDS = 2  # passes over the buffer in one launch
 REPEATS = 3
 #: (bytes of a copy, copies in flight) of a block. The best counts: nothing can be too fast.
 SHAPES = ((16 << 10, 8), (16 << 10, 13), (32 << 10, 4), (32 << 10, 6))
-#: ptx.h wants to know what halves are; nothing here multiplies any.
+#: machine/hopper.h wants to know what halves are; nothing here multiplies any.
 HEADER = "#pragma once\nnamespace monotape {\nconstexpr bool kFloat16 = false;\n}  // namespace monotape\n"
 _THREADS = 32
 

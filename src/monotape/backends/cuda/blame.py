@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from monotape.backends.cuda.params import STAGE_ORDER, STAGES
+from monotape.plan.gpu import GpuRank
 
-_PEER_WAIT = 1 << 30  # kernels/ranks.h: kPeerWait; then the peer, from bit 24 on, and the word
+_PEER_WAIT = 1 << 30  # kernels/ranks/words.h: kPeerWait; then the peer, from bit 24 on, and the word
 _PEER_SHIFT = 24
 
 
@@ -22,7 +22,8 @@ class Wait:
     worker: int
     position: int
     layer: int
-    stage: int
+    stage: str
+    order: int  # where a token passes that stage
     word: int
     peer: int | None  # the rank that owed the word; None: its own
 
@@ -33,22 +34,23 @@ class Wait:
         return (
             self.position,
             self.layer,
-            STAGE_ORDER[self.stage],
+            self.order,
             self.peer is not None,
             self.rank,
             self.worker,
         )
 
 
-def waits_of(rank: int, table: NDArray[np.int32]) -> list[Wait]:
-    """From kernels/types.h: Exchange.waits, [workers][position, layer, stage, word]"""
+def waits_of(rank: GpuRank, table: NDArray[np.int32]) -> list[Wait]:
+    """From kernels/plan/params.h: Exchange.waits, [workers][position, layer, stage, word]"""
     found = []
     for worker, (position, layer, stage, word) in enumerate(table.tolist()):
         if stage < 0:
             continue
         peer = word >> _PEER_SHIFT & 63 if word & _PEER_WAIT else None
         at = word & (1 << _PEER_SHIFT) - 1 if peer is not None else word
-        found.append(Wait(rank, worker, position, layer, stage, at, peer))
+        name, order = rank.stage_names[stage], rank.stage_order[stage]
+        found.append(Wait(rank.rank, worker, position, layer, name, order, at, peer))
     return found
 
 
@@ -56,14 +58,13 @@ def sentence(waits: Sequence[Wait], ranks: int) -> str:
     if not waits:
         return "The kernel ran into its deadline, and no worker says what it waited for."
     last = min(waits, key=lambda wait: wait.place)
-    stage = STAGES[last.stage]
     if last.peer is not None:
         return (
-            f"Rank {last.rank} waited too long for rank {last.peer} in stage {stage} of layer {last.layer}, "
+            f"Rank {last.rank} waited too long for rank {last.peer} in stage {last.stage} of layer {last.layer}, "
             f"for word {last.word} at position {last.position}."
         )
     who = f"Worker {last.worker}" + (f" of rank {last.rank}" if ranks > 1 else "")
     return (
-        f"{who} waited too long for word {last.word} of the input of stage {stage} in layer {last.layer}, "
+        f"{who} waited too long for word {last.word} of the input of stage {last.stage} in layer {last.layer}, "
         f"at position {last.position}."
     )

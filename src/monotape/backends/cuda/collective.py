@@ -38,7 +38,7 @@ class Rounds:
 
 
 def header(ranks: int) -> str:
-    """What ptx.h and the kernel want to know."""
+    """What the machine header and the kernel want to know."""
     return (
         "#pragma once\nnamespace monotape {\n"
         f"constexpr bool kFloat16 = false;\nconstexpr int kRanks = {ranks};\n}}  // namespace monotape\n"

@@ -53,8 +53,8 @@ def compile_kernel(header: str, source: str = KERNEL_FILE) -> bytes:
 
 def cached_path(header: str, source: str = KERNEL_FILE) -> Path:
     """Where the cubin lies once it has been compiled."""
-    files = [KERNELS / source, *sorted(KERNELS.glob("*.h"))]
-    contents = [(file.name, file.read_text()) for file in files]
+    files = [KERNELS / source, *sorted(KERNELS.rglob("*.h"))]
+    contents = [(str(file.relative_to(KERNELS)), file.read_text()) for file in files]
     key = repr((header, contents, ARCHITECTURE, STANDARD, _compiler_version()))
     return cache_dir() / "cubin" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from monotape.plan.types import Format, Plan, Span, Stage, Tape
+from monotape.plan.types import Plan, Span, Stage, Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Cut:
     bytes: int
     spans: tuple[TileSpan, ...]
 
-    def gaps(self, fmt: Format) -> list[slice]:
+    def gaps(self) -> list[slice]:
         """What alignment leaves free."""
-        ends = [0, *(item.at + item.span.count * fmt.tile_bytes(item.stage.padded_k) for item in self.spans)]
+        ends = [0, *(item.at + item.span.count * item.stage.tile_bytes for item in self.spans)]
         starts = [*(item.at for item in self.spans), self.bytes]
         return [slice(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
 
@@ -58,7 +58,7 @@ def _cut(plan: Plan, spans: list[TileSpan], total: int, most: int) -> Iterator[C
     """What alignment leaves free behind a stage belongs to the cut before it."""
     chunks: list[TileSpan] = []
     for item in spans:
-        tile_bytes, unit = plan.format.tile_bytes(item.stage.padded_k), item.stage.unit
+        tile_bytes, unit = item.stage.tile_bytes, item.stage.unit
         tiles = max(unit, (most - plan.machine.alignment) // tile_bytes // unit * unit)
         for first in range(0, item.span.count, tiles):
             span = Span(item.span.first + first, min(tiles, item.span.count - first))

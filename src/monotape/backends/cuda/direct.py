@@ -41,14 +41,15 @@ def pack_function() -> Any:
     return function
 
 
-def packing_for(
-    spec: ModelSpec, fmt: Format, checkpoint: Checkpoint, stages: Sequence[Stage], layers: Layers
-) -> Packing:
+def packing_for(spec: ModelSpec, checkpoint: Checkpoint, stages: Sequence[Stage], layers: Layers) -> Packing:
     """The quickest way to pack these stages of these layers; of the head, layers are (None,)."""
-    tensors = _mapped_tensors(spec, fmt, checkpoint, stages, layers) if pack_function() is not None else None
-    if tensors is None:
-        return AnyPacking(spec, fmt, checkpoint)
-    return DirectPacking(spec, fmt, checkpoint, tensors, head=layers[0] is None)
+    formats = {stage.format for stage in stages}
+    if len(formats) == 1 and pack_function() is not None:
+        fmt = formats.pop()
+        tensors = _mapped_tensors(spec, fmt, checkpoint, stages, layers)
+        if tensors is not None:
+            return DirectPacking(spec, fmt, checkpoint, tensors, head=layers[0] is None)
+    return AnyPacking(spec, checkpoint)
 
 
 def _mapped_tensors(
@@ -98,7 +99,7 @@ class DirectPacking:
         self._addresses = np.array([[halves.ctypes.data for halves in layer] for layer in by_layer], np.int64)
 
     def of_cut(self, cut: Cut) -> Pack:
-        return partial(self._pack, cut, self._runs(cut), cut.gaps(self._format))
+        return partial(self._pack, cut, self._runs(cut), cut.gaps())
 
     def _runs(self, cut: Cut) -> _Runs:
         runs = [
@@ -111,7 +112,7 @@ class DirectPacking:
 
     def _run(self, item: TileSpan, run: TileRun, start: int, stop: int, tile: int) -> tuple[int, ...]:
         """Rows start..stop of a run's part, whose first tile is the run's so many-th."""
-        part, stage, tile_bytes = run.part, item.stage, self._format.tile_bytes(item.stage.padded_k)
+        part, stage, tile_bytes = run.part, item.stage, item.stage.tile_bytes
         source, (rows, columns) = self._sources[part.role], self._tensors[part.role][0].shape
         first = (source.rows[0] if source.rows else 0) + part.first + start
         assert first + stop - start <= rows and stage.first_k + stage.k <= columns, f"{part} of {rows} rows"

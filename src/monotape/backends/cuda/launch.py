@@ -8,13 +8,12 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from monotape.backends.cuda.driver import Kernel
-from monotape.backends.cuda.params import STAGE_ORDER, STAGES
 from monotape.backends.cuda.request import RequestMemory
 from monotape.backends.cuda.sampling import SamplingMemory
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import FinishReason, Job, Token
 from monotape.errors import BackendError, DeadlineFault, NumericalFault
-from monotape.models.spec import ModelSpec
+from monotape.plan.gpu import GpuRank
 
 POLL_S = 20e-6
 _FINISH: dict[int, FinishReason] = {1: "stop", 2: "length", 3: "cancelled"}
@@ -77,7 +76,7 @@ class Launcher(Protocol):
     """What a launch asks its backend."""
 
     @property
-    def spec(self) -> ModelSpec: ...
+    def gpu_rank(self) -> GpuRank: ...
     @property
     def request_memory(self) -> RequestMemory: ...
     def blame(self) -> str: ...
@@ -144,9 +143,12 @@ class Launch(Running):
     def _find_fault(self) -> BackendError | None:
         status = self._memory.status
         if status.finish == _NUMERICAL:
-            self.fault_place = (status.layer, STAGE_ORDER[status.stage])
-            inside = status.layer < self._backend.spec.layers
-            place = f"Stage {STAGES[status.stage]}" + (f" of layer {status.layer}" if inside else "")
+            rank = self._backend.gpu_rank
+            self.fault_place = (status.layer, rank.stage_order[status.stage])
+            inside = status.layer < rank.dimensions.layers
+            place = f"Stage {rank.stage_names[status.stage]}" + (
+                f" of layer {status.layer}" if inside else ""
+            )
             return NumericalFault(
                 f"{place} gave values that are not numbers (worker {status.worker})."
                 if status.worker >= 0

@@ -20,6 +20,7 @@ from monotape.backends.cuda.rank_view import reads_table
 from monotape.backends.cuda.staging import SLOT_BYTES, Piece, Staging
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
+from monotape.plan.gpu import GPU_FORMATS
 from monotape.plan.types import Format, Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.small import small_tensors
@@ -51,7 +52,7 @@ def load_model(
 
     `shared` has what another rank on the same GPU has loaded already.
     """
-    assert plan.format in (Format.BF16, Format.F16), f"{plan.format} is no format of the GPU's tapes"
+    assert all(stage.format in GPU_FORMATS for stage in plan.ranks[0].stages), "formats of a GPU's tapes"
     assert len(plan.ranks) == 1, "a GPU is one rank"
     memories = {"tapes": DeviceMemory(plan.tape_bytes)}
     shared = shared or {}
@@ -91,14 +92,15 @@ def all_pieces(
     spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, memories: Mapping[str, DeviceMemory]
 ) -> tuple[list[tuple[Layers, Piece]], int]:
     """What is to be moved, in the order of the file, and how many threads are of use for that."""
-    rank, fmt = plan.ranks[0], plan.format
-    of_layers = packing_for(spec, fmt, checkpoint, rank.layer_stages, range(spec.layers))
-    of_heads = packing_for(spec, fmt, checkpoint, (rank.head,), HEAD)
+    rank = plan.ranks[0]
+    of_layers = packing_for(spec, checkpoint, rank.layer_stages, range(spec.layers))
+    of_heads = packing_for(spec, checkpoint, (rank.head,), HEAD)
     pieces = [
         *layer_pieces(plan, of_layers, spec.layers, memories["tapes"]),
         *((HEAD, piece) for piece in head_pieces(plan, of_heads, memories["tapes"])),
     ]
     if "embedding" in memories:
+        fmt = rank.head.format if spec.tied else plan.format
         table = table_pieces(spec, fmt, checkpoint, memories["embedding"])
         pieces += [(HEAD, piece) for piece in table]
     return pieces, max(of_layers.threads, of_heads.threads)

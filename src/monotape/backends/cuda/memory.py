@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monotape.backends.cuda.params import exchange_bytes
+from monotape.backends.cuda.rank_view import rank_plan
 from monotape.errors import ResourceError
-from monotape.models.spec import ModelSpec
-from monotape.plan.types import Plan
+from monotape.plan.gpu import UNIT_POSITIONS, GpuPlan
 
 _OTHER_BYTES = 64 << 20  # prompts, ids, logits of one row, the kernel's code, and what pools round up
 
@@ -17,14 +18,10 @@ class MemoryPlan:
 
     weights: int  # tapes, norms, biases, position tables, an untied embedding
     kv_per_position: int
+    kv: int  # of one sequence that fills the context, in whole units
     context: int
-    exchange: int
+    exchange: int  # between workers, of a prefill's rows, and of ranks
     other: int
-
-    @property
-    def kv(self) -> int:
-        """The KV of one sequence that fills the context."""
-        return self.kv_per_position * self.context
 
     @property
     def total(self) -> int:
@@ -37,13 +34,14 @@ class MemoryPlan:
         )
 
 
-def memory_plan(spec: ModelSpec, plan: Plan, context: int, exchange: int | None = None) -> MemoryPlan:
-    """For one conversation of `context` positions. `exchange` is what the backend will take, if it is known exactly."""
-    rank = plan.ranks[0]
-    if exchange is None:
-        exchange = 2 * sum(buffer.bytes for buffer in rank.buffers)
-    other = _OTHER_BYTES + 4 * spec.vocab
-    return MemoryPlan(plan.weight_bytes, rank.kv.position_bytes, context, exchange, other)
+def memory_plan(plan: GpuPlan, rank: int = 0) -> MemoryPlan:
+    """For one conversation that fills the context, on the GPU of one rank."""
+    own, context = plan.ranks[rank], plan.plan.context
+    exchange = exchange_bytes(own, plan.workers) + own.prefill.bytes + own.links.inbox_bytes
+    other = _OTHER_BYTES + 4 * own.dimensions.all_vocab
+    weights = rank_plan(plan.plan, rank).weight_bytes
+    position = own.kv.bytes(UNIT_POSITIONS) // UNIT_POSITIONS
+    return MemoryPlan(weights, position, own.kv.bytes(context), context, exchange, other)
 
 
 def require_memory(needed: MemoryPlan, free: int) -> None:

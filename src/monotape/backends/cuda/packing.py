@@ -50,7 +50,6 @@ class AnyPacking:
     """For every checkpoint that can be read at all."""
 
     spec: ModelSpec
-    format: Format
     checkpoint: Checkpoint
 
     @property
@@ -65,10 +64,10 @@ class AnyPacking:
             self._pack(cut, layer, part)
 
     def _pack(self, cut: Cut, layer: int | None, out: Bytes) -> None:
-        for gap in cut.gaps(self.format):
+        for gap in cut.gaps():
             out[gap] = 0
         for item in cut.spans:
-            tile_bytes = self.format.tile_bytes(item.stage.padded_k)
+            tile_bytes = item.stage.tile_bytes
             tiles = out[item.at : item.at + item.span.count * tile_bytes].reshape(item.span.count, tile_bytes)
             for run in tile_runs(item.stage, item.span):
                 halves = self._part_halves(item.stage, run, layer)
@@ -79,12 +78,12 @@ class AnyPacking:
         """What the rank has of the rows of a run, in the format of the tapes."""
         source, part = source_of(self.spec, run.part.role, layer), run.part
         name, (start, stop) = tensor_name(source, layer), rows_of(run)
-        read = partial(_stored_halves, self.format, self.checkpoint, name)
+        read = partial(_stored_halves, stage.format, self.checkpoint, name)
         halves = part_rows(self.spec, stage, part, source, read, start, stop)
-        bad = first_not_finite(self.format, halves)
+        bad = first_not_finite(stage.format, halves)
         if bad >= 0:
             first = source.rows[0] if source.rows else 0
-            refuse_row(self.checkpoint, name, first + part.first + start + bad, self.format)
+            refuse_row(self.checkpoint, name, first + part.first + start + bad, stage.format)
         return halves
 
 

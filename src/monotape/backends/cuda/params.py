@@ -1,4 +1,4 @@
-"""What the kernel is told: its parameters as kernels/types.h lays them out, and the tables they point to."""
+"""What the kernel is told: its parameters as kernels/plan/params.h lays them out, and the tables they point to."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from monotape.backends.cuda.header import MOST_STAGES, MOST_VECTORS
 from monotape.backends.cuda.links import RanksStruct
 from monotape.backends.cuda.sampling import SamplingStruct
-from monotape.models.spec import ModelSpec
+from monotape.plan.gpu import WORD_BYTES, GpuRank
 from monotape.plan.types import Plan
 
 THREADS = 12 * 32
-STAGES = ("qkv", "output", "gate_up", "down", "head", "attention", "combine", "sample", "rows")
-STAGE_ORDER = (0, 3, 4, 5, 6, 1, 2, 7, -1)  # in which a token passes them
-MATRIX_STAGES = 5
-TRACED_STAGES = 8  # all but the last
-SAMPLER_WORDS = 1 + 256 // 2  # kernels/select.h: kSamplerWords
 
 
 def _pointers(*names: str) -> tuple[tuple[str, type], ...]:
@@ -27,7 +23,7 @@ def _pointers(*names: str) -> tuple[tuple[str, type], ...]:
 
 
 class StatusStruct(ctypes.Structure):
-    """kernels/types.h: HostStatus, in memory that both sides see."""
+    """kernels/plan/params.h: HostStatus, in memory that both sides see."""
 
     _fields_ = (
         *((name, c_int32) for name in ("finish", "tokens", "worker", "stage", "layer")),
@@ -36,42 +32,39 @@ class StatusStruct(ctypes.Structure):
 
 
 class RowsStruct(ctypes.Structure):
-    """kernels/types.h: Rows"""
+    """kernels/plan/params.h: Rows"""
 
     _fields_ = _pointers("residual", "normed", "queries", "attended", "activation", "partials")
 
 
 class ParamsStruct(ctypes.Structure):
-    """kernels/types.h: Params"""
+    """kernels/plan/params.h: Params"""
 
     _fields_ = (
-        *_pointers("tapes", "tape_start", "layer_bytes", "spans", "places", "attention_norm", "ffn_norm", "final_norm"),
-        *_pointers("qkv_bias", "q_norm", "k_norm", "cosines", "sines", "windows", "embedding", "kv", "exchange"),
+        *_pointers("tapes", "tape_start", "layer_bytes", "spans", "places"), ("vectors", c_void_p * MOST_VECTORS),
+        *_pointers("cosines", "sines", "windows", "embedding", "kv", "exchange"),
         ("rows", RowsStruct),
         *_pointers("logits", "logits_out", "status", "prompt", "stop_ids", "ids", "times_ns", "trace"),
-        ("kv_units", c_int64), ("deadline_ns", c_int64), ("first_place", c_int32 * MATRIX_STAGES),
+        ("kv_units", c_int64), ("deadline_ns", c_int64), ("choice_stride", c_int64),
+        ("first_place", c_int32 * MOST_STAGES),
         *((name, c_int32) for name in ("prompt_length", "cached", "max_tokens", "stop_count", "chunk")),
-        *((name, c_int32) for name in ("widest_window", "trace_tokens")),
+        ("trace_tokens", c_int32),
         ("sampling", SamplingStruct), *_pointers("sampler_words"), ("ranks", RanksStruct),
     )  # fmt: skip
 
 
-def exchange_bytes(spec: ModelSpec, plan: Plan) -> int:
-    """kernels/types.h: sizeof(Exchange)"""
-    workers = plan.machine.workers
-    splits = max(1, workers // spec.kv_heads)
-    width, ffn = -(-spec.width // 8), -(-spec.ffn // 8)
-    words = 3 * width + (spec.q_rows + 2 * spec.kv_rows) // 8 + spec.heads * splits * (spec.head_dim // 4 + 1)
-    return 2 * 16 * (words + spec.q_rows // 8 + ffn) + 3 * 16 * workers + 16 + 16 * workers
+def exchange_bytes(rank: GpuRank, workers: int) -> int:
+    """kernels/plan/params.h: sizeof(Exchange)"""
+    return WORD_BYTES * (rank.exchange_words + 2 + workers)  # counters, choices; what each worker waited for
 
 
-def sampler_bytes(plan: Plan) -> int:
-    """kernels/team.h: words of 16 bytes, for three turns."""
-    return 3 * 16 * plan.machine.workers * SAMPLER_WORDS
+def sampler_bytes(rank: GpuRank, workers: int) -> int:
+    """kernels/sampling/team.h: words of 16 bytes, for three turns."""
+    return 3 * WORD_BYTES * workers * rank.sampler_words
 
 
 def span_table(plan: Plan) -> NDArray[Any]:
-    """kernels/types.h: Span, [workers][stages]"""
+    """kernels/plan/params.h: Span, [workers][stages]"""
     rank = plan.ranks[0]
     table = np.zeros(
         (plan.machine.workers, len(rank.stages)), [("first", "i4"), ("count", "i4"), ("offset", "i8")]
@@ -85,12 +78,12 @@ def span_table(plan: Plan) -> NDArray[Any]:
 
 
 def place_table(plan: Plan) -> tuple[NDArray[np.int64], tuple[int, ...]]:
-    """kernels/types.h: TilePlace of every tile of every stage, and where each stage's tiles begin in the table."""
+    """kernels/plan/params.h: TilePlace of every tile of every stage, and where each stage's tiles begin."""
     rank = plan.ranks[0]
     starts = np.cumsum([0, *(tape.bytes for tape in rank.tapes)])
     tables, first = [], [0]
     for index, stage in enumerate(rank.stages):
-        tile_bytes = plan.format.tile_bytes(stage.padded_k)
+        tile_bytes = stage.tile_bytes
         places = np.zeros((stage.tiles, 2), np.int64)
         for tape, start, span in zip(rank.tapes, starts, stage.spans, strict=False):
             segment = (*tape.layer_segments, tape.head_segment)[index]

@@ -22,7 +22,7 @@ from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import Job, KvSequence
 from monotape.errors import BackendError, DeadlineFault, NumericalFault
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import Plan
+from monotape.plan.gpu import GpuPlan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress
 
@@ -119,8 +119,8 @@ class RankedCudaBackend:
 
     @classmethod
     def load(
-        cls, spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None, *,
-        devices: Sequence[int], link_delay: bool = False,
+        cls, spec: ModelSpec, plan: GpuPlan, checkpoint: Checkpoint, progress: Progress | None = None, *,
+        devices: Sequence[int],
     ) -> RankedCudaBackend:  # fmt: skip
         """`devices`: the GPU of each rank. Ranks on the same one share what is only read."""
         assert len(devices) == len(plan.ranks) > 1
@@ -132,9 +132,8 @@ class RankedCudaBackend:
             for number, index in enumerate(devices):
                 with on_device(index):
                     rank = CudaBackend.load(
-                        spec, plan, checkpoint, progress, rank=number, shared=shared.get(index),
-                        link_delay=link_delay,
-                    )  # fmt: skip
+                        spec, plan, checkpoint, progress, rank=number, shared=shared.get(index)
+                    )
                 ranks.append(rank)
                 shared.setdefault(index, rank.memories_of(_SAME_ON_A_GPU))
             return cls(ranks)

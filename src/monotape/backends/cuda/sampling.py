@@ -1,4 +1,4 @@
-"""A job's sampling as the kernel sees it: the struct of kernels/sampling.h, its tables, and log-probabilities."""
+"""A job's sampling as the kernel sees it: its struct (kernels/sampling/settings.h), tables and log-probabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_LOGPROBS = 128  # the kernel ranks 256 tokens at once, one a thread, and wa
 
 
 class SamplingStruct(ctypes.Structure):
-    """kernels/sampling.h: Sampling. All zeros: greedy."""
+    """kernels/sampling/settings.h: Sampling. All zeros: greedy."""
 
     _fields_ = (
         ("top_p", c_double), ("seed", c_uint64),

@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from monotape.backends.cuda.driver import DeviceMemory
-from monotape.backends.cuda.header import kv_unit_bytes
-from monotape.models.spec import ModelSpec
+from monotape.plan.gpu import UNIT_POSITIONS, KvUnits
 
-UNIT = 32  # positions; kernels/types.h: kUnitPositions
 _STEP_UNITS = 64  # growing by at least 2,048 positions keeps growing rare
 
 
 class CudaSequence:
-    """kernels/types.h: [layers][kv heads][units of 32 positions]"""
+    """[layers][kv heads][units of 32 positions]"""
 
-    def __init__(self, spec: ModelSpec, context: int) -> None:
+    def __init__(self, kv: KvUnits, context: int) -> None:
         self.length = 0
-        self._heads = spec.layers * spec.kv_heads
-        self._unit_bytes = kv_unit_bytes(spec)
-        self._most_units = -(-context // UNIT)
+        self._heads = kv.layers * kv.kv_heads
+        self._unit_bytes = kv.unit_bytes
+        self._most_units = -(-context // UNIT_POSITIONS)
         self.units = 0
         self._memory: DeviceMemory | None = None
 
@@ -45,7 +43,7 @@ class CudaSequence:
 
         Zeros, because the kernel multiplies all of a unit: what it does not look at must be numbers.
         """
-        wanted = -(-positions // UNIT)
+        wanted = -(-positions // UNIT_POSITIONS)
         assert wanted <= self._most_units
         if wanted <= self.units:
             return

@@ -62,7 +62,7 @@ def records_of(
 ) -> TraceRecords:
     """From what the kernel writes: [workers][tokens][slots][start, arrived, end] ns, 0 where nothing happened.
 
-    Slots are the stages of layer 0, of layer 1, ..., then the head and the sampler (kernels/consumer.h).
+    Slots are the stages of layer 0, of layer 1, ..., then the head and the sampler (kernels/worker/consumer.h).
     """
     per_layer = (clocks.shape[2] - len(_AFTER_LAYERS)) // layers
     assert clocks.shape[2] == layers * per_layer + len(_AFTER_LAYERS)

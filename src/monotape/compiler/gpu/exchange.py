@@ -1,0 +1,158 @@
+"""The exchange: which buffers stages pass values through, who owns their words, and when a word is taken back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from monotape.plan.gpu import (
+    ATTENTION,
+    WORD_VALUES,
+    Dimensions,
+    Epilogue,
+    ExchangeBuffer,
+    MatrixStage,
+    Reset,
+    Source,
+)
+from monotape.plan.types import RankPlan, Stage
+
+START, FINAL = "residual", "final_residual"  # what a layer starts from, and what the head starts from
+
+
+def matrix_stages(
+    rank: RankPlan, products: dict[str, int], published: tuple[str, ...] = ()
+) -> tuple[tuple[MatrixStage, ...], MatrixStage]:
+    """A layer's matrices and the head with the buffers they read and write.
+
+    The plan has one residual stream. In the exchange each stage that adds to it publishes copies of its own, so that no
+    reader has to know whether a word is of before or after the stage. The next layer starts from those of the last one.
+    """
+    writers = [stage.name for stage in rank.layer_stages if stage.writes == "residual"]
+    before, made = START, []
+    for stage in rank.layer_stages:
+        last = stage.name == writers[-1]
+        writes = {"residual": START if last else f"after_{stage.name}", "query": "qkv"}.get(
+            stage.writes, stage.writes
+        )
+        reads = before if stage.reads == "residual" else stage.reads
+        made.append(_matrix(stage, reads, writes, products))
+        before = writes if stage.writes == "residual" else before
+    layer = tuple(
+        replace(stage, source=Source.PUBLISHED) if stage.name in published else stage for stage in made
+    )
+    return layer, _matrix(rank.head, FINAL, "logits", products)
+
+
+def _matrix(stage: Stage, reads: str, writes: str, products: dict[str, int]) -> MatrixStage:
+    epilogue = {"residual": Epilogue.RESIDUAL, "logits": Epilogue.LOGITS}.get(stage.writes, Epilogue.PUBLISH)
+    return MatrixStage(
+        name=stage.name, reads=reads, writes=writes, gain=stage.gain, bias=stage.bias,
+        epilogue=Epilogue.GATED if stage.interleaved else epilogue, k=stage.k, tiles=stage.tiles,
+        product=products[stage.name],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Buffers and resets of one rank."""
+
+    buffers: tuple[ExchangeBuffer, ...]
+    resets: tuple[Reset, ...]
+
+
+def exchange_of(
+    dimensions: Dimensions, layer: tuple[MatrixStage, ...], workers: int, splits: int, rows: int
+) -> Exchange:
+    width = -(-dimensions.width // WORD_VALUES)
+    residual = [stage for stage in layer if stage.epilogue is Epilogue.RESIDUAL]
+    head = dimensions.heads * dimensions.head_dim // WORD_VALUES
+    parts = (
+        dimensions.heads * splits * (dimensions.head_dim // 4 + 1)
+    )  # float32 values, then (peak, sum, 0, 0)
+    sized = [
+        (START, width, residual[0].name),
+        (FINAL, width, residual[0].name),
+        *((stage.writes, width, stage.name) for stage in residual if stage.writes != START),
+        *(
+            (stage.writes, _words(stage), stage.name)
+            for stage in layer
+            if stage.epilogue is not Epilogue.RESIDUAL
+        ),
+        ("partials", parts, ATTENTION),
+        ("attended", head, ATTENTION),
+    ]
+    half = rows * sum(words for _, words, _ in sized)
+    buffers, start = [], 0
+    for name, words, owner in sized:
+        buffers.append(ExchangeBuffer(name, rows * words, 2, start, half, owner))
+        start += rows * words
+    candidates = ExchangeBuffer("candidates", workers, 3, 2 * half, workers, "worker")
+    return Exchange((*buffers, candidates), resets_of(layer))
+
+
+def _words(stage: MatrixStage) -> int:
+    """Words that a stage publishes: a tile is a word, or a gate tile and its up tile together."""
+    return stage.tiles // (2 if stage.epilogue is Epilogue.GATED else 1)
+
+
+def chain_of(layer: tuple[MatrixStage, ...]) -> tuple[tuple[str, tuple[str, ...], str], ...]:
+    """A layer as a chain of (stage, buffers it reads, buffer it writes), attention and its combination too."""
+    chain: list[tuple[str, tuple[str, ...], str]] = []
+    for stage in layer:
+        if stage.reads == "attended":
+            chain += [(ATTENTION, ("qkv",), "partials"), ("combine", ("partials",), "attended")]
+        chain.append((stage.name, (stage.reads,), stage.writes))
+    return tuple(chain)
+
+
+def resets_of(layer: tuple[MatrixStage, ...]) -> tuple[Reset, ...]:
+    """A buffer that was read two stages before the layer's last one, or earlier, is reset there, all of them together.
+
+    The others are reset in the next turn, by the stage that writes them, once it has its input. `gpu_rules.py` checks
+    that every reader is done by then; ARCHITECTURE.md has the argument.
+    """
+    chain = chain_of(layer)
+    names = [stage for stage, _, _ in chain]
+    last = len(chain) - 1
+    found = []
+    for _, _, buffer in chain:
+        reader = next((at for at, (_, reads, _) in enumerate(chain) if buffer in reads), -1)
+        writer = next(stage for stage, _, writes in chain if writes == buffer)
+        if reader <= last - 2:
+            found.append(Reset(buffer, names[last], turns=0, listed=True))
+        else:
+            found.append(Reset(buffer, writer, turns=1))
+    return (*found, Reset(FINAL, names[last], turns=1, first_layer=True))
+
+
+def own_words(rank: RankPlan, dimensions: Dimensions, exchange: Exchange) -> int:
+    """The most words that one worker resets together."""
+    workers = len(rank.tapes)
+    listed = {reset.buffer for reset in exchange.resets if reset.listed}
+    owners = [
+        buffer.owner for buffer in exchange.buffers if buffer.name in listed and buffer.owner != ATTENTION
+    ]
+    spans = {stage.name: (stage.spans, 2 if stage.interleaved else 1) for stage in rank.layer_stages}
+    matrices = max(
+        sum(spans[name][0][worker].count // spans[name][1] for name in owners) for worker in range(workers)
+    )
+    attention = dimensions.group * (dimensions.head_dim // 4 + 1)
+    combined = -(-dimensions.heads // workers) * (dimensions.head_dim // 8)
+    return matrices + attention + combined
+
+
+def is_scattered(rank: RankPlan) -> bool:
+    """Whether some worker has so few stages that it can be far ahead of the others: kernels/exchange/janitor.h.
+
+    In a layer of four matrices, which read and write the residual stream in turn, a worker keeps step if it has tiles
+    of the head, and of the last matrix or of both that read the residual. In other layers it must have tiles of all.
+    """
+    layer = rank.layer_stages
+    in_turn = len(layer) == 4 and [stage.reads == "residual" for stage in layer] == [True, False, True, False]
+
+    def keeps_step(worker: int) -> bool:
+        owns = [stage.spans[worker].count > 0 for stage in layer]
+        takes_part = owns[-1] or (owns[0] and owns[2]) if in_turn else all(owns)
+        return takes_part and rank.head.spans[worker].count > 0
+
+    return not all(keeps_step(worker) for worker in range(len(rank.tapes)))

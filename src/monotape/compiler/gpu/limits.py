@@ -1,0 +1,81 @@
+"""What the kernel cannot run, refused by name before anything is compiled or loaded."""
+
+from __future__ import annotations
+
+from monotape.compiler.gpu.pages import BLOCK_BYTES, Room, page_blocks, prefill_ring
+from monotape.errors import UnsupportedModel
+from monotape.plan.gpu import BLOCK_K, GPU_FORMATS, Dimensions
+from monotape.plan.types import Plan, RankPlan
+
+MOST_RANKS = 8
+HEAD_INPUTS = ("own", "mean", "sum")  # kernels/plan/params.h: HeadInput
+MOST_WIDTH = 8192  # a normalised input is held in registers: 4 words a lane of 8 warps
+MOST_VOCAB = 1 << 18  # weights of a sampler's words are integers, whose sums must fit 64 bits
+_CPU = "use --backend cpu."
+
+
+def check_model(dimensions: Dimensions, workers: int) -> None:
+    """Heads, width and vocabulary that the kernel's registers and tables can hold."""
+    d = dimensions
+    if d.head_dim % 8 or d.head_dim > 128 or d.rope_dims % 16:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run heads of {d.head_dim} values of which {d.rope_dims} rotate.",
+            f"They must be a multiple of 8 up to 128, rotated in multiples of 16; {_CPU}",
+        )
+    if d.group > 8:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run {d.group} query heads to a KV head.",
+            f"At most 8 can share one; {_CPU}",
+        )
+    if d.width > MOST_WIDTH:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run a residual stream of {d.width:,} values.",
+            f"At most {MOST_WIDTH:,} fit its registers; {_CPU}",
+        )
+    if d.all_vocab > MOST_VOCAB:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not sample from a vocabulary of {d.all_vocab:,} tokens.",
+            f"At most {MOST_VOCAB:,} can be told apart; {_CPU}",
+        )
+    if workers < d.kv_heads:
+        raise UnsupportedModel(
+            f"{workers} workers cannot share {d.kv_heads} KV heads.", "Use as many workers as KV heads."
+        )
+
+
+def check_plan(plan: Plan) -> None:
+    """Ranks and formats that the kernel knows."""
+    if len(plan.ranks) > MOST_RANKS:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run {len(plan.ranks)} ranks.",
+            f"Use --tp {MOST_RANKS} or fewer, or --backend cpu.",
+        )
+    if plan.head_input not in HEAD_INPUTS:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run a head that reads the lanes' '{plan.head_input}'.",
+            "Use --backend cpu.",
+        )
+    for stage in plan.ranks[0].stages:
+        if stage.format not in GPU_FORMATS:
+            raise UnsupportedModel(
+                f"The CUDA kernel does not run {stage.format.value} weights yet.",
+                "Use --dtype bf16 or fp16, or --backend cpu.",
+            )
+
+
+def check_room(rank: RankPlan, room: Room) -> None:
+    """A prefill needs the ring, and may use the place of a token's input beside it."""
+    blocks = page_blocks(rank, room)
+    if rows_bytes(room, blocks) < prefill_ring(room.dimensions.head_dim):
+        raise UnsupportedModel(
+            f"The CUDA kernel has no room for inputs of {BLOCK_K * room.input_blocks:,} values beside its ring.",
+            "Share the model among ranks with --tp, or use --backend cpu.",
+        )
+
+
+def rows_bytes(room: Room, blocks: int) -> int:
+    """Bytes of shared memory for a prefill: the ring, and the place of a token's input where the ring is too small."""
+    ring = room.pages(blocks) * blocks * BLOCK_BYTES
+    if ring >= prefill_ring(room.dimensions.head_dim):
+        return ring
+    return ring + 2 * BLOCK_K * room.rows * room.input_blocks

@@ -1,0 +1,168 @@
+"""Lowers a Plan to what the kernel does on a GPU, one rank after another, and checks the result against every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from monotape.compiler.compile import compile_plan
+from monotape.compiler.gpu.exchange import exchange_of, is_scattered, matrix_stages, own_words
+from monotape.compiler.gpu.limits import check_model, check_plan, check_room, rows_bytes
+from monotape.compiler.gpu.links import links_of, most_rows
+from monotape.compiler.gpu.pages import Room, blocks_of, page_blocks, pages_for, product_of
+from monotape.compiler.gpu.rows import chunk_for, row_plan
+from monotape.models.spec import ModelSpec
+from monotape.plan.gpu import (
+    ATTENTION,
+    AttentionStage,
+    Dimensions,
+    GpuPlan,
+    GpuRank,
+    KvUnits,
+    LayerKind,
+    MatrixStage,
+    Stage,
+)
+from monotape.plan.gpu_rules import verify
+from monotape.plan.types import Format, Machine, Plan, RankPlan
+from monotape.plan.types import Stage as PlanStage
+
+_SAMPLER_WORDS = 1 + 256 // 2  # kernels/sampling/cut.h: kSamplerWords
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Choices that experiments and tests make otherwise."""
+
+    units_per_split: int = (
+        8  # fewer positions are not worth another worker: adding parts up takes an exchange
+    )
+    page_blocks: int | None = None  # None: the size that is worth most
+    rows: int = 1  # tokens that a decode pass computes
+    link_delay: bool = False
+    published: tuple[str, ...] = ()  # stages whose weights are chosen while the kernel runs
+    choices: int = 2
+
+
+def gpu_plan(
+    spec: ModelSpec, workers: int, context: int, fmt: Format = Format.BF16, tp: int | None = None, *,
+    stage_formats: Mapping[str, Format] | None = None, tuning: Tuning | None = None,
+) -> GpuPlan:  # fmt: skip
+    """The plan for GPUs: 32 values along k at a time, heads finished by the worker that attends to them.
+
+    `workers` are those of one rank.
+    """
+    machine = Machine("cuda", workers, alignment=128, k_block=32, whole_heads=False, levels=False)
+    plan = compile_plan(spec, machine, fmt, context=context, ranks=tp, stage_formats=stage_formats)
+    return lower(spec, plan, tuning)
+
+
+def lower(spec: ModelSpec, plan: Plan, tuning: Tuning | None = None) -> GpuPlan:
+    check_plan(plan)
+    lowering = [_Lowering(spec, plan, rank, tuning or Tuning()) for rank in plan.ranks]
+    found = GpuPlan(plan, tuple(rank.rank() for rank in lowering))
+    verify(found)
+    return found
+
+
+class _Lowering:
+    """Of one rank."""
+
+    def __init__(self, spec: ModelSpec, plan: Plan, rank: RankPlan, tuning: Tuning) -> None:
+        self._spec, self._plan, self._rank, self._tuning = spec, plan, rank, tuning
+        self._workers = plan.machine.workers
+        self._dimensions = self._find_dimensions()
+        check_model(self._dimensions, self._workers)
+
+    def rank(self) -> GpuRank:
+        rank, d, tuning, workers = self._rank, self._dimensions, self._tuning, self._workers
+        numbers, lengths = self._product_numbers()
+        layer, head = matrix_stages(rank, numbers, tuning.published)
+        splits = max(1, workers // d.kv_heads)
+        exchange = exchange_of(d, layer, workers, splits, tuning.rows)
+        residual = next(stage for stage in rank.layer_stages if stage.writes == "residual")
+        room = Room(
+            d, input_blocks=max(blocks_of(stage) for stage in rank.stages),
+            own_words=own_words(rank, d, exchange), residual_tiles=max(1, *(span.count for span in residual.spans)),
+            steps=len(self._plan.steps), rows=tuning.rows,
+        )  # fmt: skip
+        check_room(rank, room)
+        blocks = tuning.page_blocks or page_blocks(rank, room)
+        kinds, layer_kinds = self._kinds(layer)
+        chunk = self._chunk()
+        return GpuRank(
+            rank=rank.rank, dimensions=d, half=self._plan.format, rows_a_pass=tuning.rows,
+            choices=tuning.choices if tuning.published else 1,
+            vectors=self._vectors(), products=tuple(product_of(stage, blocks) for stage in lengths),
+            kinds=kinds, layer_kinds=layer_kinds, head=head,
+            embedding=rank.head.format if self._spec.tied else self._plan.format,
+            pages=pages_for(rank, blocks, room.pages(blocks), len(self._plan.ranks)),
+            buffers=exchange.buffers, resets=exchange.resets, scattered=self._scattered(),
+            own_words=room.own_words, residual_tiles=room.residual_tiles, input_blocks=room.input_blocks,
+            kv=KvUnits(
+                d.layers, d.kv_heads, d.head_dim, rank.kv.format, tuning.units_per_split, splits
+            ),
+            beside_ring=room.bytes, prefill_bytes=rows_bytes(room, blocks),
+            prefill=row_plan(d, (*layer, head), workers, chunk), sampler_words=_SAMPLER_WORDS,
+            links=links_of(
+                self._plan, rank.rank, d.width, d.all_vocab, chunk, link_delay=tuning.link_delay
+            ),
+        )  # fmt: skip
+
+    def _find_dimensions(self) -> Dimensions:
+        """Of one rank, its heads, feed-forward columns and words."""
+        spec, rank = self._spec, self._rank
+        rows = {part.role: part.rows for stage in rank.stages for part in stage.parts}
+        return Dimensions(
+            layers=spec.layers, width=spec.width, heads=rows["q"] // spec.head_dim, kv_heads=rank.kv.kv_heads,
+            head_dim=spec.head_dim, ffn=rows["gate"], vocab=rank.head.parts[0].rows, all_vocab=spec.vocab,
+            rope_dims=spec.rope.dims, norm_eps=spec.norm_eps, attention_scale=spec.attention_scale,
+            qk_norm=spec.qk_norm,
+        )  # fmt: skip
+
+    def _product_numbers(self) -> tuple[dict[str, int], list[PlanStage]]:
+        """Which stages multiply alike: by name a number, and of each number a stage that has it."""
+        numbers: dict[str, int] = {}
+        lengths: list[PlanStage] = []
+        for stage in self._rank.stages:
+            keys = [(other.padded_k, other.format) for other in lengths]
+            if (stage.padded_k, stage.format) not in keys:
+                lengths.append(stage)
+                keys.append((stage.padded_k, stage.format))
+            numbers[stage.name] = keys.index((stage.padded_k, stage.format))
+        return numbers, lengths
+
+    def _kinds(self, layer: tuple[MatrixStage, ...]) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
+        """Layers whose attention sees as far are of one kind."""
+        windows = list(dict.fromkeys(self._spec.windows))
+        kinds = tuple(
+            LayerKind("full" if window is None else f"window {window}", _with_attention(layer, window))
+            for window in windows
+        )
+        return kinds, tuple(windows.index(window) for window in self._spec.windows)
+
+    def _vectors(self) -> tuple[str, ...]:
+        """Norms and biases that stages name, and those of the heads."""
+        named = [name for stage in self._rank.stages for name in (stage.gain, stage.bias) if name]
+        return tuple(dict.fromkeys([*named, *(("q_norm", "k_norm") if self._spec.qk_norm else ())]))
+
+    def _chunk(self) -> int:
+        plan = self._plan
+        return (
+            chunk_for(plan.context, most_rows(self._spec.width, plan))
+            if plan.steps
+            else chunk_for(plan.context)
+        )
+
+    def _scattered(self) -> bool:
+        """The same of all ranks, whose words depend on each other."""
+        return any(is_scattered(rank) for rank in self._plan.ranks)
+
+
+def _with_attention(layer: tuple[MatrixStage, ...], window: int | None) -> tuple[Stage, ...]:
+    stages: list[Stage] = []
+    for stage in layer:
+        if stage.reads == "attended":
+            stages.append(AttentionStage(ATTENTION, "qkv", "attended", window))
+        stages.append(stage)
+    return tuple(stages)

@@ -1,0 +1,134 @@
+"""How weights lie in the ring's pages: the size of a page, how many there are, and how fast they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monotape.plan.gpu import (
+    BATCH_TILES,
+    BLOCK_K,
+    BLOCKS_AT_ONCE,
+    GPU_FORMATS,
+    SHARED_MEMORY,
+    WARPS,
+    Dimensions,
+    Pages,
+    Product,
+)
+from monotape.plan.types import TILE_ROWS, Format, RankPlan, Stage
+
+BLOCK_BYTES = 512
+_FAIR_BYTES_PER_TICK = 21.8  # of the memory's bandwidth, for each of an H200's 132 workers
+_LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes of a worker
+_FINISHED_BLOCK = 135168  # kernels/rows/matrix.h: the largest block of a product, on its way out
+_SELECT_SHARED = 9056  # kernels/sampling/cut.h: SelectScratch
+_OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What shared memory holds beside the ring: see Shared in kernels/worker/shared.h."""
+
+    dimensions: Dimensions
+    input_blocks: int
+    own_words: int
+    residual_tiles: int
+    steps: int  # of ranks
+    rows: int = 1
+
+    @property
+    def bytes(self) -> int:
+        group, head = self.dimensions.group, self.dimensions.head_dim
+        sums = max(2 * self.rows * BATCH_TILES * WARPS * TILE_ROWS * 4, _SELECT_SHARED)
+        inputs = 2 * BLOCK_K * self.rows * self.input_blocks + sums
+        attended = 4 * WARPS * group * (head + 4)  # lies over the input and its sums
+        lists = 2 * 4 * self.own_words + 4 * self.dimensions.layers
+        rest = max(inputs, attended) + lists + 4 * TILE_ROWS * self.residual_tiles * self.rows + 8 * head
+        if self.steps:
+            rest += 16 * self.steps + 4 * TILE_ROWS * BATCH_TILES  # steps, and sums that came early
+        return rest + _OTHER_SHARED
+
+    def pages(self, blocks: int) -> int:
+        """As many pages as fit."""
+        return (SHARED_MEMORY - self.bytes) // (blocks * BLOCK_BYTES)
+
+
+def blocks_of(stage: Stage) -> int:
+    return stage.padded_k // BLOCK_K
+
+
+def product_of(stage: Stage, page: int) -> Product:
+    """How tiles of a stage lie in pages of so many blocks, and how many a warp multiplies together."""
+    size = page * BLOCK_BYTES // GPU_FORMATS[stage.format].block_bytes
+    blocks = blocks_of(stage)
+    in_page, pages = max(1, size // blocks), -(-blocks // size)
+    part = -(-blocks // pages)
+    run = blocks if pages == 1 else -(-part // WARPS) * WARPS  # whole blocks for every warp
+    most = min(in_page, BATCH_TILES // 2, max(1, BLOCKS_AT_ONCE // -(-run // WARPS)))
+    together = max(tiles for tiles in range(1, most + 1) if in_page % tiles == 0)
+    return Product(stage.format, blocks, in_page, run, together)
+
+
+def page_blocks(rank: RankPlan, room: Room) -> int:
+    """Blocks of a page: the size with which the ring holds most, and workers take the fewest steps.
+
+    A step costs a worker the same whatever its size: as much as if it were twelve blocks longer. More room than a
+    layer takes is of no use.
+    """
+    stages, workers = rank.layer_stages, len(rank.tapes)
+    total = sum(stage.tiles * blocks_of(stage) for stage in stages)
+    layer = total * BLOCK_BYTES / workers
+
+    def worth(size: int) -> float:
+        handled = [_pages_and_steps(stage, size) for stage in stages]
+        pages, steps = sum(pages for pages, _ in handled), sum(steps for _, steps in handled)
+        held = room.pages(size) * BLOCK_BYTES * total / pages
+        return min(held, layer) / SHARED_MEMORY - 12 * steps / total
+
+    unit = _unit_blocks(room.dimensions.head_dim)
+    sizes = [size for size in range(24, 97, 8) if size >= unit]
+    enough = prefill_ring(room.dimensions.head_dim)
+    roomy = [size for size in sizes if room.pages(size) * size * BLOCK_BYTES >= enough]
+    return max(roomy or sizes, key=worth)
+
+
+def _pages_and_steps(stage: Stage, page: int) -> tuple[int, int]:
+    """Pages that the tiles of a stage take, of all workers, and steps of their warps."""
+    product = product_of(stage, page)
+    if product.page_run < product.blocks:
+        pages = stage.tiles * -(-product.blocks // product.page_run)
+        return pages, pages
+    shares = [span.count for span in stage.spans]
+    pages = sum(-(-share // product.tiles_in_page) for share in shares)
+    return pages, sum(-(-share // product.together) for share in shares)
+
+
+def _unit_blocks(head_dim: int) -> int:
+    """Blocks of a unit of KV."""
+    return 4 * -(-head_dim // BLOCK_K) + head_dim // TILE_ROWS
+
+
+def prefill_ring(head_dim: int) -> int:
+    """Bytes of the ring that a prefill needs: a finished block, or the queries and four steps of rows/attention.h."""
+    blocks, value_tiles = -(-head_dim // BLOCK_K), 8 if head_dim <= 64 else 16
+    queries, step = 16 * blocks * BLOCK_BYTES, (8 * blocks + 2 * value_tiles) * BLOCK_BYTES
+    return max(_FINISHED_BLOCK, queries + 4 * step)
+
+
+def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int) -> Pages:
+    """About 96 KB in flight of what is needed now; of what is not, what the memory serves every worker in that time.
+
+    One of several ranks reads so little that words which queue behind pages cost it more than late pages. And of long
+    layers the memory has always something to read: nothing has to be brought ahead.
+    """
+    page = blocks * BLOCK_BYTES
+    now = max(3, 98304 // page)
+    if ranks > 1:
+        return Pages(blocks, ring, now, ahead=1, polling=1, attending=2, ticks=0, lead=0)
+    lead = _LEAD if max(tape.layer_bytes for tape in rank.tapes) < _LONG_LAYER else 0
+    ticks = int(page / _FAIR_BYTES_PER_TICK)
+    return Pages(blocks, ring, now, ahead=2, polling=2, attending=now, ticks=ticks, lead=lead)
+
+
+def half_of(fmt: Format) -> Format:
+    return GPU_FORMATS[fmt].half

@@ -1,0 +1,91 @@
+"""How a prompt goes through the model in rows: the chunk, the memory between its parts, and how products are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from monotape.plan.gpu import BLOCK_K, CUT_ROWS, Cut, Dimensions, MatrixStage, RowBuffer, RowPlan
+from monotape.plan.types import TILE_ROWS
+
+CHUNK = 2048  # rows of a pass: weights are read once for all of them, and every worker has blocks enough
+_CHUNK_STEP = 128
+_BLOCK_BYTES, _BLOCK_WORDS = 512, 32
+_SHAPES = (
+    (8, 16),
+    (16, 16),
+    (16, 24),
+    (16, 32),
+)  # row and column tiles of a block of output: kernels/rows/matrix.h
+_BEGINNING = (
+    250  # what a block of output costs beside its reads, in blocks that a worker could read meanwhile
+)
+
+
+def chunk_for(context: int, most: int = CHUNK) -> int:
+    """Whole blocks of 128 rows, and no more of them than a prompt can fill, or than `most`."""
+    return min(CHUNK, most, -(-context // _CHUNK_STEP) * _CHUNK_STEP)
+
+
+def row_plan(dimensions: Dimensions, stages: tuple[MatrixStage, ...], workers: int, chunk: int) -> RowPlan:
+    cuts = tuple((stage.name, tuple(_cuts(stage, workers))) for stage in stages)
+    return RowPlan(chunk, tuple(_buffers(dimensions, workers, chunk)), cuts)
+
+
+def _buffers(dimensions: Dimensions, workers: int, chunk: int) -> Iterator[RowBuffer]:
+    """Bytes of each buffer, by its name in kernels/plan/params.h: Rows."""
+
+    def blocks(k: int) -> int:
+        return chunk // TILE_ROWS * -(-k // BLOCK_K) * _BLOCK_BYTES
+
+    width, queries = -(-dimensions.width // 8) * 8, dimensions.heads * dimensions.head_dim
+    # A whole product in one piece, or of each worker one piece of 128 x 256 sums: more than what it has attended to,
+    # which is 128 rows of a head, and two numbers more of each.
+    partials = max(chunk * max(width, dimensions.qkv_rows), workers * 128 * 256) if chunk else 0
+    yield RowBuffer("residual", 4 * chunk * width)
+    yield RowBuffer("normed", blocks(dimensions.width))
+    yield RowBuffer("queries", 2 * chunk * queries)
+    yield RowBuffer("attended", blocks(queries))
+    yield RowBuffer("activation", blocks(dimensions.ffn))
+    yield RowBuffer("partials", 4 * partials)
+
+
+def _cuts(stage: MatrixStage, workers: int) -> Iterator[Cut]:
+    """For every number of rows that a chunk can have, the shape of blocks that is done first; neighbours are joined."""
+    found: list[Cut] = []
+    for rows in range(CUT_ROWS, CHUNK + 1, CUT_ROWS):
+        shape, pieces = _best_cut(stage, workers, rows)
+        if found and (found[-1].row_tiles, found[-1].column_tiles, found[-1].pieces) == (*shape, pieces):
+            found.pop()
+        found.append(Cut(rows, *shape, pieces))
+    yield from found
+
+
+def _best_cut(stage: MatrixStage, workers: int, rows: int) -> tuple[tuple[int, int], int]:
+    """A block's time is what it reads, and some more to begin and to end; sums of pieces are written and read again.
+
+    Products are bound by what workers read from the L2. Where blocks of output are fewer than workers k is cut into
+    pieces too, if the part after the product adds them up: that is so of all but gated values and logits.
+    """
+    blocks = -(-stage.k // BLOCK_K)
+
+    def cost(shape: tuple[int, int]) -> tuple[int, int]:
+        row_tiles, column_tiles = shape
+        items = -(-rows // (row_tiles * TILE_ROWS)) * -(-stage.tiles // column_tiles)
+        most = max(1, min(workers // items, blocks // 4)) if leaves_pieces(stage) else 1
+        each = -(-blocks // most)
+        pieces = -(-blocks // each)  # none is empty
+        sums = pieces * rows * stage.tiles * 2 // (_BLOCK_WORDS // 2 * workers)
+        return -(-items * pieces // workers) * ((row_tiles + column_tiles) * each + _BEGINNING) + sums, pieces
+
+    costs = [(*cost(shape), shape) for shape in _SHAPES]
+    _, pieces, shape = min(costs, key=lambda entry: entry[0])  # the first of equals
+    return shape, pieces
+
+
+def leaves_pieces(stage: MatrixStage) -> bool:
+    """Whether the part after a product adds up pieces of k: gated values and logits are not sums."""
+    return stage.epilogue.value in ("publish", "residual")
+
+
+def shape_number(cut: Cut) -> int:
+    return _SHAPES.index((cut.row_tiles, cut.column_tiles))

@@ -1,0 +1,190 @@
+// When published words are reset. A turn is a layer's pass; half of a buffer is used in even turns, half in odd ones.
+//
+// A word may be reset by a worker that has seen another word which could only be made after everybody had read the first.
+// - At `down` it has a word of the activation. Its maker had all words of `output`; their makers had everything that was
+//   attended to; that was made of all of q, k and v; and those of all of the residual stream. So everybody has read what
+//   qkv and attention published in this turn, and what the turn started from: all that is reset. (Not what `output`
+//   published: other workers may still be on their way to `gate_up`.) In a token's first layer also what the head of
+//   the token before started from.
+// - At the next turn's `output` everybody has read what `output` published in the turn before, because the turn started
+//   from what came of it; at the next turn's `gate_up`, the activation.
+// Workers of small models may own no tiles of `down`; they reset at their first stage of the next turn.
+//
+// A warp of its own, the janitor, does it: no token waits for the round trip. Before a worker publishes what a stage gave,
+// the resets of earlier stages are done. Who polls a word again, two turns later at the earliest, has needed what its
+// owner published at `output` or `down` since: nobody can take an old word for a new one. An owner without these stages
+// has tiles of qkv and `gate_up`: what it reset at qkv is polled by who needed its part of the activation, or of what
+// others made of it; what it reset at `gate_up`, by who needed what came of its part of q, k and v. So it is where every
+// worker has tiles of the head, and of `down` or of both stages that read the residual stream. In all other plans
+// (kScattered) a worker waits for a stage's own resets before it publishes what the stage gave.
+#pragma once
+#include "worker/consumer.h"
+
+namespace monotape {
+
+// The words of a stage's output that a worker owns: one a tile, or one of a gate tile and its up tile.
+__device__ __forceinline__ int words_of_tiles(int tiles, Stage stage) {
+  return row_of(stage).epilogue == Epilogue::gated ? tiles / 2 : tiles;
+}
+__device__ __forceinline__ int own_first(const Span& span, Stage stage) { return words_of_tiles(span.first, stage); }
+__device__ __forceinline__ int own_count(const Span& span, Stage stage) { return words_of_tiles(span.count, stage); }
+
+__device__ __forceinline__ int part_word(int kv_head, int g, int split, int word) {
+  return ((kv_head * kGroup + g) * kMaxSplits + split) * kPartialWords + word;
+}
+
+// Words that are reset together are listed by their place in the first half of the exchange, which is of even turns.
+__device__ __forceinline__ uint4* place_of(Exchange& exchange, uint32_t word, int turn) {
+  return exchange.words + word + (turn & 1) * kTurnWords;
+}
+
+// Lists what this worker publishes and resets together: it changes only with the number of splits. There are two lists,
+// because the janitor may still be at the token before.
+class OwnWords {
+ public:
+  __device__ OwnWords(Consumer& c, int list, int splits) : c_(c), words_(c.shared.own_words[list]), splits_(splits) {}
+
+  __device__ int add_all() {
+    add_listed();
+    return count_;
+  }
+
+ private:
+  template <int I = 0>
+  __device__ void add_listed() {
+    if constexpr (I < kResets) {
+      constexpr ResetRow kReset = reset_row(I);
+      constexpr BufferRow kBuffer = buffer_row(static_cast<int>(kReset.buffer));
+      if constexpr (kReset.listed && kReset.buffer == Buffer::partials) add_parts(kBuffer);
+      else if constexpr (kReset.listed && kReset.buffer == Buffer::attended) add_attended(kBuffer);
+      else if constexpr (kReset.listed) add(kBuffer, own_first(c_.span(kBuffer.owner), kBuffer.owner), own_count(c_.span(kBuffer.owner), kBuffer.owner));
+      add_listed<I + 1>();
+    }
+  }
+  __device__ void add(BufferRow buffer, int first, int length) {
+    for (int i = c_.thread; i < length; i += kConsumers)
+      words_[count_ + i] = static_cast<uint32_t>(buffer.start + first + i);
+    count_ += length;
+  }
+  __device__ void add_parts(BufferRow buffer) {
+    const int kv_head = worker_number() % kKvHeads, split = worker_number() / kKvHeads;
+    for (int g = 0; g < kGroup && splits_ > 1 && split < splits_; g++) add(buffer, part_word(kv_head, g, split, 0), kPartialWords);
+  }
+  __device__ void add_attended(BufferRow buffer) {
+    const int kv_head = worker_number() % kKvHeads;
+    if (splits_ == 1 && worker_number() / kKvHeads == 0) add(buffer, kv_head * kGroup * kHeadWords, kGroup * kHeadWords);
+    for (int head = kWorkers - 1 - worker_number(); splits_ > 1 && head < kHeads; head += kWorkers)
+      add(buffer, head * kHeadWords, kHeadWords);
+  }
+
+  Consumer& c_;
+  uint32_t* words_;
+  int splits_, count_ = 0;
+};
+
+// At the start of a token.
+__device__ __forceinline__ void keep_lists(Consumer& c, int position) {
+  const int parity = c.token_step / kTokenSteps & 1, before = c.shared.list_of[parity ^ 1];
+  const int splits = split_count(position);
+  const bool same = splits == c.shared.listed_splits;
+  const int list = same ? before : before ^ 1;
+  if (!same) {
+    const int count = OwnWords(c, list, splits).add_all();
+    if (c.thread == 0) c.shared.own_count[list] = count;
+  }
+  c.meet();  // everybody has looked
+  if (c.thread == 0) c.shared.list_of[parity] = list, c.shared.listed_splits = splits;
+}
+
+__host__ __device__ constexpr Stage list_stage() {
+  for (int i = 0; i < kResets; i++)
+    if (reset_row(i).listed) return reset_row(i).at;
+  return kLastStage;
+}
+constexpr Stage kListStage = list_stage();
+
+class Janitor {
+ public:
+  __device__ Janitor(Shared& shared, const Params& params) : shared_(shared), params_(params) {}
+
+  // A whole warp, of which one lane listens: `pace` says which matrix has its input.
+  __device__ void work() {
+    for (int next = -1;;) {
+      int now = 0;
+      int ends = 0;
+      if (lane_number() == 0)
+        while (((now = shared_.pace) % 4 != kWorking || now / 4 < next) && !ends) {
+          rest(100);
+          ends = shared_.done;
+        }
+      if (lane_at(ends, 0)) return;
+      const int step = lane_at(now, 0) / 4;
+      fence_block();  // lists were written before
+      // Stages of which the worker has no tiles were passed unseen.
+      for (next = next < 0 ? step : next; next <= step; next++) sweep(next);
+      warp_meets();
+      if (lane_number() == 0) shared_.swept = step;
+    }
+  }
+
+ private:
+  // Resets what the table says of this step's stage.
+  __device__ void sweep(int step) {
+    const int token = step / kTokenSteps, in_token = step % kTokenSteps;
+    if (in_token == kTokenSteps - 1) return;
+    sweep_each(stage_of(in_token), layer_of(in_token), token);
+  }
+  template <int I = 0>
+  __device__ __forceinline__ void sweep_each(Stage stage, int layer, int token) {
+    if constexpr (I < kResets) {
+      constexpr ResetRow kReset = reset_row(I);
+      constexpr BufferRow kBuffer = buffer_row(static_cast<int>(kReset.buffer));
+      const int turn = kReset.first_layer ? token + kReset.turns : token * kLayers + layer + kReset.turns;
+      if (!kReset.listed && stage == kReset.at && (!kReset.first_layer || layer == 0)) {
+        const Span& span = shared_.spans[static_cast<int>(kBuffer.owner)];
+        reset_run(words_of<kReset.buffer>(*params_.exchange, turn) + own_first(span, kBuffer.owner), own_count(span, kBuffer.owner));
+      }
+      if constexpr (I + 1 == kResets)
+        if (stage == kListStage) reset_list(shared_.list_of[token & 1], token * kLayers + layer);
+      sweep_each<I + 1>(stage, layer, token);
+    }
+  }
+  __device__ void reset_run(uint4* first, int count) {
+    reset_each(count, [&](int i) { return first + i; });
+  }
+  __device__ void reset_list(int list, int turn) {
+    reset_each(shared_.own_count[list], [&](int i) { return place_of(*params_.exchange, shared_.own_words[list][i], turn); });
+  }
+  // A load that gives the reset back tells that it has arrived.
+  template <class WordAt>
+  __device__ __forceinline__ void reset_each(int count, WordAt word_at) {
+    if (shared_.failed) return;  // leave everything as it is, for whoever looks for the cause
+    for (int i = lane_number(); i < count; i += kLanes) store_word(word_at(i), not_yet());
+    for (int i = lane_number(); i < count; i += kLanes) {
+      const uint4* word = word_at(i);
+      for (uint4 seen = load_word(word); (seen.x & seen.y & seen.z & seen.w) != ~0u && !shared_.failed;) seen = load_word(word);
+    }
+  }
+
+  Shared& shared_;
+  const Params& params_;
+};
+
+// Whether a worker's words of a turn are reset in the next turn's attention, because that is its first stage.
+__device__ __forceinline__ bool resets_in_attention(const Consumer& c) {
+  return c.span(kFirstStage).count == 0 && c.span(kLastStage).count == 0;
+}
+
+// The number of a matrix in the request.
+__device__ __forceinline__ int step_of(const Consumer& c, Stage stage, int layer) {
+  return c.token_step + layer * kLayerSteps + (stage == Stage::head ? 0 : static_cast<int>(stage));
+}
+
+// One thread waits until everything is reset that must be before the worker publishes what this step gave.
+__device__ __forceinline__ void await_resets(Consumer& c, int step) {
+  const int wanted = kScattered ? step : c.step_before;
+  while (c.shared.swept < wanted && !c.lost) c.lost = c.shared.failed;
+  c.step_before = step;
+}
+
+}  // namespace monotape

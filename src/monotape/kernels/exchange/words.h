@@ -1,0 +1,98 @@
+// The exchange: small buffers through which stages pass activations. A word is either "not yet" (all ones) or the
+// value; who needs it polls it. No counters, no barriers.
+//
+// Each buffer exists twice, for even and odd turns, and every word of it is written in every turn. Whoever publishes a
+// word resets it too: later, when everybody must have read it, and long before anybody polls it again two turns on.
+// exchange/janitor.h says when that is.
+// A real NaN never looks like "not yet": conversions make 0x7fff or 0x7fffffff of it.
+#pragma once
+#include "worker/ring.h"
+
+namespace monotape {
+
+__device__ __forceinline__ uint4 not_yet() { return make_uint4(~0u, ~0u, ~0u, ~0u); }
+// All four parts: nobody promises that 16 bytes arrive at once.
+__device__ __forceinline__ bool arrived(uint4 v) {
+  return v.x != ~0u && v.y != ~0u && v.z != ~0u && v.w != ~0u;
+}
+
+// The words of a buffer that are used in a turn.
+template <Buffer B>
+__device__ __forceinline__ uint4* words_of(Exchange& exchange, int turn) {
+  constexpr BufferRow kRow = buffer_row(static_cast<int>(B));
+  return exchange.words + kRow.start + turn % kRow.copies * kRow.stride;
+}
+template <Buffer B>
+__device__ __forceinline__ void publish(Exchange& exchange, int turn, int word, uint4 value) {
+  store_word(words_of<B>(exchange, turn) + word, value);
+}
+
+// A wait that ends: by the word, or because the watchdog (see worker/clerk.h) has called everything off. Who waits for long
+// says what for; nothing else of the safety net is on the path of a token.
+class Patience {
+ public:
+  __device__ Patience(Shared& shared, bool& lost, Stage stage, int layer)
+      : shared_(shared), lost_(lost), stage_(stage), layer_(layer) {}
+
+  // Called in each round of polling; false when it is time to give up. `word` is what is still missing.
+  __device__ __forceinline__ bool more(int word) {
+    if ((++rounds_ & 1023) != 0) return true;
+    shared_.awaited_stage = static_cast<int>(stage_), shared_.awaited_layer = layer_, shared_.awaited_word = word;
+    shared_.awaited_progress = shared_.progress;
+    lost_ = shared_.failed;
+    return !lost_;
+  }
+
+ private:
+  Shared& shared_;
+  bool& lost_;  // of the thread that waits
+  Stage stage_;
+  int layer_;
+  int rounds_ = 0;
+};
+
+// Polls several words at once, every missing one in each round, until all are there. A negative index is a zero word.
+template <int Count>
+__device__ __forceinline__ void poll(const uint4* buffer, const int (&index)[Count], uint4 (&word)[Count],
+                                     Patience& patience) {
+#pragma unroll
+  for (int i = 0; i < Count; i++) word[i] = index[i] >= 0 ? load_word(buffer + index[i]) : make_uint4(0, 0, 0, 0);
+  for (;;) {
+    int missing = -1;
+#pragma unroll
+    for (int i = 0; i < Count; i++)
+      if (!arrived(word[i])) {
+        missing = index[i];
+        word[i] = load_word(buffer + index[i]);
+      }
+    if (missing < 0 || !patience.more(missing)) return;
+  }
+}
+
+// A NaN that is about to be published: the first place of this worker that saw one is kept, for the watchdog.
+__device__ __forceinline__ void report_nan(Shared& shared, Stage stage, int layer) {
+  if (shared.nan_place < 0) shared.nan_place = layer * kTracedStages + static_cast<int>(stage);
+}
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int o = kLanes / 2; o; o >>= 1) value += lane_across(value, o);
+  return value;
+}
+
+// Eight neighbouring lanes' values as one word, in the first of them.
+__device__ __forceinline__ uint4 gather_word(float value) {
+  const uint32_t pair = pack_pair(value, lane_above(value, 1));
+  return make_uint4(pair, lane_above(pair, 2), lane_above(pair, 4), lane_above(pair, 6));
+}
+
+// As the products of a stage take it: where all stages' halves are of one kind, that is known when it is compiled.
+__device__ __forceinline__ uint4 pack8_for(Stage stage, const float* v) {
+  if constexpr (kOneHalf) return pack8(v);
+  return takes_float16(stage) ? pack8<true>(v) : pack8<false>(v);
+}
+
+// silu(gate) * up
+__device__ __forceinline__ float gated(float gate, float up) { return quotient(gate, 1 + exponential(-gate)) * up; }
+
+}  // namespace monotape

@@ -1,0 +1,440 @@
+// NVIDIA Hopper: every instruction and built-in that touches memory, synchronises, moves values between lanes or belongs
+// to this machine alone, under a name that says what it is for. No other file of the kernel contains assembly or CUDA's
+// own names, so another machine is another header with the same functions.
+#pragma once
+#include "plan.h"
+
+namespace monotape {
+
+using int64_t = long long;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+
+// A worker is a block of threads on one multiprocessor; a warp of 32 lanes goes in step.
+constexpr int kLanes = 32;
+__device__ __forceinline__ int worker_number() { return static_cast<int>(blockIdx.x); }
+__device__ __forceinline__ int thread_number() { return static_cast<int>(threadIdx.x); }
+__device__ __forceinline__ int warp_number() { return static_cast<int>(threadIdx.x / kLanes); }
+__device__ __forceinline__ int lane_number() { return static_cast<int>(threadIdx.x % kLanes); }
+
+// The value of another lane of the warp: of a given one, of the one whose number differs in the bits of `mask`, of the
+// one `distance` further on, or further back. All lanes of the warp take part.
+template <class T>
+__device__ __forceinline__ T lane_at(T value, int lane) {
+  return __shfl_sync(~0u, value, lane);
+}
+template <class T>
+__device__ __forceinline__ T lane_across(T value, int mask) {
+  return __shfl_xor_sync(~0u, value, mask);
+}
+template <class T>
+__device__ __forceinline__ T lane_above(T value, int distance) {
+  return __shfl_down_sync(~0u, value, distance);
+}
+template <class T>
+__device__ __forceinline__ T lane_below(T value, int distance) {
+  return __shfl_up_sync(~0u, value, distance);
+}
+__device__ __forceinline__ void warp_meets() { __syncwarp(); }
+__device__ __forceinline__ void block_meets() { __syncthreads(); }
+
+// Which row of an operand's block, and which 16 of the row's 64 bytes, are a lane's own.
+__device__ __forceinline__ int fragment_row(unsigned lane) { return static_cast<int>(lane / 4); }
+__device__ __forceinline__ int fragment_column(unsigned lane) { return static_cast<int>(lane % 4); }
+
+// Arithmetic that the machine does approximately, in a few units of the last place.
+__device__ __forceinline__ float exponential(float value) { return __expf(value); }
+__device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ float inverse_root(float value) { return rsqrtf(value); }
+__device__ __forceinline__ int leading_zeros(uint32_t value) { return __clz(static_cast<int>(value)); }
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Barriers in shared memory: the ring's pages.
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+}
+__device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;"); }
+__device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parity) {
+  uint32_t passed;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, p;\n}"
+      : "=r"(passed)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return passed;
+}
+
+// A place in shared memory whose address is in a register: left alone, the compiler works it out anew for every page.
+// `lanes` are those that ask. (It takes a real instruction, because the assembler too would see through an empty one.)
+__device__ __forceinline__ uint32_t kept_address(const void* p, uint32_t lanes) {
+  uint32_t address = shared_address(p);
+  asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, %2;" : "+r"(address) : "r"(threadIdx.x % 32), "r"(lanes));
+  return address;
+}
+template <class T>
+__device__ __forceinline__ T& kept(T& object, uint32_t lanes) {
+  return *static_cast<T*>(__cvta_shared_to_generic(kept_address(&object, lanes)));
+}
+
+class Barriers {
+ public:
+  __device__ Barriers(const uint64_t* first, uint32_t lanes) : first_(kept_address(first, lanes)) {}
+  __device__ __forceinline__ bool passed(int i, uint32_t parity) const {
+    uint32_t passed;
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, p;\n}"
+        : "=r"(passed)
+        : "r"(first_ + 8 * i), "r"(parity)
+        : "memory");
+    return passed;
+  }
+  __device__ __forceinline__ void arrive(int i) const {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(first_ + 8 * i) : "memory");
+  }
+  __device__ __forceinline__ void expect(int i, uint32_t bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(first_ + 8 * i), "r"(bytes) : "memory");
+  }
+  __device__ __forceinline__ uint32_t at(int i) const { return first_ + 8 * i; }
+
+ private:
+  uint32_t first_;
+};
+
+// Copies a page of a tape into shared memory; the barrier learns how many bytes have landed. Weights are read once a
+// token, so they should leave the L2 first.
+__device__ __forceinline__ uint64_t streaming_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy_page(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier,
+                                          uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void copy_page(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
+  copy_page(shared_address(to), from, bytes, shared_address(barrier), policy);
+}
+// Pages in shared memory, for copies.
+template <int PageBytes>
+class Pages {
+ public:
+  __device__ Pages(const void* first, uint32_t lanes) : first_(kept_address(first, lanes)) {}
+  __device__ __forceinline__ void copy(int i, const void* from, uint32_t bytes, const Barriers& full, uint64_t policy) const {
+    full.expect(i, bytes);
+    copy_page(first_ + i * PageBytes, from, bytes, full.at(i), policy);
+  }
+
+ private:
+  uint32_t first_;
+};
+// A load for the sake of the L2: it has the whole 256 bytes around it brought there. (Instructions that only prefetch bring
+// them to where copies do not find them: they then come no faster than from memory. Why is a guess, see reports/LOG.md.)
+constexpr int kL2LineBytes = 256;
+__device__ __forceinline__ uint32_t load_line(const void* from) {
+  uint32_t value;
+  asm volatile("ld.global.L2::256B.b32 %0, [%1];" : "=r"(value) : "l"(from));
+  return value;
+}
+// Ordinary accesses before it come before bulk copies after it, and the other way round.
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// The same of shared memory alone, where whole products read like copies do.
+__device__ __forceinline__ void fence_shared_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Sixteen bytes a lane into shared memory, in groups that can be waited for; `bytes` 0 writes zeros.
+__device__ __forceinline__ void copy_word(void* to, const void* from, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Left>
+__device__ __forceinline__ void wait_copy_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+}
+
+// Words of the exchange: loads and stores that go to the L2, where all workers see them.
+__device__ __forceinline__ uint4 load_word(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_word(uint4* p, uint4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+// Words between ranks, which may be on several GPUs: eight bytes at once, wherever the memory is.
+__device__ __forceinline__ uint64_t load_link(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_link(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+// Two of them by one instruction; each arrives whole, but nobody says which first.
+__device__ __forceinline__ void load_links(const uint64_t* p, uint64_t& a, uint64_t& b) {
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1}, [%2];" : "=l"(a), "=l"(b) : "l"(p) : "memory");
+}
+__device__ __forceinline__ void store_links(uint64_t* p, uint64_t a, uint64_t b) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(a), "l"(b) : "memory");
+}
+// Four values of a row, into the memory of any rank. No order: a meeting of all ranks follows.
+__device__ __forceinline__ void store_row_word(uint4* p, uint4 v) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+// Through the L2, because another worker wrote it: rows of a prefill.
+__device__ __forceinline__ uint4 load_row_word(const uint4* p) { return __ldcg(p); }
+__device__ __forceinline__ float load_row_value(const float* p) { return __ldcg(p); }
+
+// Adds to a counter in the worker's own shared memory.
+__device__ __forceinline__ void add_to_shared(uint32_t* p, uint32_t n) {
+  asm volatile("red.relaxed.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n) : "memory");
+}
+
+// A counter that all workers raise: what they wrote before is seen by who has waited for it.
+__device__ __forceinline__ void raise_counter(uint32_t* p) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+__device__ __forceinline__ uint32_t read_counter(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+// The same without an order: an ordered load also empties the worker's cache.
+__device__ __forceinline__ uint32_t read_flag(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void mark_unhealthy(uint32_t* p) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(p) : "memory");
+}
+
+// True for the first caller alone. (In memory of the device: a bus need not do atomics on the host's.)
+__device__ __forceinline__ bool claim(uint32_t* p) { return atomicExch(p, 0) != 0; }
+
+// The host's side of things.
+__device__ __forceinline__ uint32_t load_host_flag(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_to_host(int* p, int v) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_to_host(float* p, float v) { store_to_host(reinterpret_cast<int*>(p), __float_as_int(v)); }
+__device__ __forceinline__ void store_to_host(int64_t* p, int64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ void fence_host() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ void fence_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
+
+// Registers of a thread, from now on: four warps ask together. What some give others may take.
+template <int Count>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+
+__device__ __forceinline__ int64_t clock_ns() {
+  int64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+__device__ __forceinline__ int64_t clock_ticks() { return clock64(); }
+__device__ __forceinline__ void rest(int ns) { __nanosleep(ns); }
+
+// A value that the compiler must not see through: what is computed from it is computed again, not kept in registers
+// from one stage to the next. It takes a real instruction, because the assembler too would see through an empty one.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(value) : "r"(threadIdx.x % 32));
+  return value;
+}
+
+// The consumer warps of a block wait for each other; the producer goes on.
+__device__ __forceinline__ void consumers_meet(int threads) {
+  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+}
+
+// The same, and they agree: true if all of them say so.
+__device__ __forceinline__ bool consumers_agree(int threads, bool good) {
+  uint32_t all;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %2, 0;\nbar.red.and.pred q, 1, %1, p;\nselp.u32 %0, 1, 0, q;\n}"
+      : "=r"(all)
+      : "r"(threads), "r"(static_cast<uint32_t>(good))
+      : "memory");
+  return all;
+}
+
+// c += a * b for 16 rows of a, 8 columns of b and 16 values of k. a0 and a2 are rows 0-7, a1 and a3 rows 8-15. Operands are
+// fp16 or bf16; where it is not said, as activations are.
+template <bool Float16 = kFloat16>
+__device__ __forceinline__ void multiply_accumulate(float* c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                    uint32_t b0, uint32_t b1) {
+  if constexpr (Float16)
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Products of a group: four warps, of which the first is a multiple of four, multiply operands that both lie in shared
+// memory, without reading them into registers. An operand is tiles of eight rows and 32 values of k, one block after
+// another, the words of each block in the order of `operand_place`: that is how the tensor cores read 64 bytes a row
+// without conflicts. Warp w of a group has rows 16 w to 16 w + 15 of the first operand's 64, and holds of each tile of the
+// second what multiply_accumulate holds.
+__device__ __forceinline__ int operand_place(int lane) { return (lane & ~3) | ((lane ^ lane >> 3) & 3); }
+
+__device__ __forceinline__ uint64_t operand_at(const void* block, int half) {
+  constexpr uint64_t kRows64Bytes = 2ull << 62, kTileStride = static_cast<uint64_t>(512 >> 4) << 32, kUnused = 1ull << 16;
+  return kRows64Bytes | kTileStride | kUnused | (shared_address(block) + 32 * half) >> 4;
+}
+
+// Of 64 or 128 columns; `io` is how the sums take part ("+f", or "=f" where they are not read), `add` whether they are added to.
+#define MONOTAPE_TILE(io, t) io(c[t][0]), io(c[t][1]), io(c[t][2]), io(c[t][3])
+#define MONOTAPE_TILES_8(io, t)                                                                               \
+  MONOTAPE_TILE(io, t), MONOTAPE_TILE(io, t + 1), MONOTAPE_TILE(io, t + 2), MONOTAPE_TILE(io, t + 3),         \
+      MONOTAPE_TILE(io, t + 4), MONOTAPE_TILE(io, t + 5), MONOTAPE_TILE(io, t + 6), MONOTAPE_TILE(io, t + 7)
+#define MONOTAPE_SUMS_64                                                                                      \
+  " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"  \
+  "%28,%29,%30,%31}, "
+#define MONOTAPE_SUMS_128                                                                                     \
+  " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"  \
+  "%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,"  \
+  "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+#define MONOTAPE_PRODUCT_64(type, io, add)                                                                    \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type MONOTAPE_SUMS_64                   \
+               "%32, %33, " add ", 1, 1, 0, 0;"                                                               \
+               : MONOTAPE_TILES_8(io, 0)                                                                      \
+               : "l"(operand_at(first, half)), "l"(operand_at(second, half)))
+#define MONOTAPE_PRODUCT_128(type, io, add)                                                                   \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type MONOTAPE_SUMS_128                 \
+               "%64, %65, " add ", 1, 1, 0, 0;"                                                               \
+               : MONOTAPE_TILES_8(io, 0), MONOTAPE_TILES_8(io, 8)                                             \
+               : "l"(operand_at(first, half)), "l"(operand_at(second, half)))
+#define MONOTAPE_WEIGHTED_64(type)                                                                            \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type MONOTAPE_SUMS_64                   \
+               "{%32,%33,%34,%35}, %36, 1, 1, 1, 0;"                                                          \
+               : MONOTAPE_TILES_8("+f", 0)                                                                    \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand_at(second, half)))
+#define MONOTAPE_WEIGHTED_128(type)                                                                           \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type MONOTAPE_SUMS_128                 \
+               "{%64,%65,%66,%67}, %68, 1, 1, 1, 0;"                                                          \
+               : MONOTAPE_TILES_8("+f", 0), MONOTAPE_TILES_8("+f", 8)                                         \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand_at(second, half)))
+// c += a * b for 64 rows of a, `Tiles` tiles of b (8 or 16) and one half of the k of their blocks. It has only begun.
+template <int Tiles, bool Float16 = kFloat16>
+__device__ __forceinline__ void begin_product(float (*c)[4], const void* first, const void* second, int half) {
+  static_assert(Tiles == 8 || Tiles == 16, "products that there are");
+  if constexpr (Tiles == 8 && Float16) MONOTAPE_PRODUCT_64("f16", "+f", "1");
+  else if constexpr (Tiles == 8) MONOTAPE_PRODUCT_64("bf16", "+f", "1");
+  else if constexpr (Float16) MONOTAPE_PRODUCT_128("f16", "+f", "1");
+  else MONOTAPE_PRODUCT_128("bf16", "+f", "1");
+}
+// c = a * b.
+__device__ __forceinline__ void begin_first_product(float (*c)[4], const void* first, const void* second, int half) {
+  if constexpr (kFloat16) MONOTAPE_PRODUCT_64("f16", "=f", "0");
+  else MONOTAPE_PRODUCT_64("bf16", "=f", "0");
+}
+// c += a * b, with a in registers, as multiply_accumulate has it: they must not change before the product is waited for.
+template <int Tiles>
+__device__ __forceinline__ void begin_weighted_product(float (*c)[4], const uint32_t (&a)[4], const void* second, int half) {
+  static_assert(Tiles == 8 || Tiles == 16, "products that there are");
+  if constexpr (Tiles == 8 && kFloat16) MONOTAPE_WEIGHTED_64("f16");
+  else if constexpr (Tiles == 8) MONOTAPE_WEIGHTED_64("bf16");
+  else if constexpr (kFloat16) MONOTAPE_WEIGHTED_128("f16");
+  else MONOTAPE_WEIGHTED_128("bf16");
+}
+#undef MONOTAPE_TILE
+#undef MONOTAPE_TILES_8
+#undef MONOTAPE_SUMS_64
+#undef MONOTAPE_SUMS_128
+#undef MONOTAPE_PRODUCT_64
+#undef MONOTAPE_PRODUCT_128
+#undef MONOTAPE_WEIGHTED_64
+#undef MONOTAPE_WEIGHTED_128
+template <int Tiles>
+__device__ __forceinline__ void clear_sums(float (&c)[Tiles][4]) {
+#pragma unroll
+  for (int t = 0; t < Tiles; t++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(c[t][i]));
+}
+// Sums that were written in ordinary ways may be added to by products after it.
+__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void end_product_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// The operands of all but the latest group have been read.
+__device__ __forceinline__ void wait_operands() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+// All products have been added to the sums.
+template <int Tiles>
+__device__ __forceinline__ void wait_products(float (&c)[Tiles][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int t = 0; t < Tiles; t++) asm volatile("" : "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])::"memory");
+}
+
+// Pairs of 16-bit floats, fp16 or bf16; where it is not said, as activations are. The conversion never makes the pattern
+// "all ones": its only NaN is 0x7fff.
+template <bool Float16 = kFloat16>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (Float16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <bool Float16 = kFloat16>
+__device__ __forceinline__ float widen(uint16_t half) {
+  if constexpr (!Float16) return __uint_as_float(static_cast<uint32_t>(half) << 16);
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+  return value;
+}
+template <bool Float16 = kFloat16>
+__device__ __forceinline__ float low_half(uint32_t pair) {
+  if constexpr (!Float16) return __uint_as_float(pair << 16);
+  return widen<Float16>(static_cast<uint16_t>(pair));
+}
+template <bool Float16 = kFloat16>
+__device__ __forceinline__ float high_half(uint32_t pair) {
+  if constexpr (!Float16) return __uint_as_float(pair & 0xffff0000u);
+  return widen<Float16>(static_cast<uint16_t>(pair >> 16));
+}
+__device__ __forceinline__ float power_of_two(float exponent) {
+  float value;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(exponent));
+  return value;
+}
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
+}  // namespace monotape

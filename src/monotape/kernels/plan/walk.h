@@ -1,0 +1,104 @@
+// How the stage table is read: steps of a token, and facts of a stage that is known only when the kernel runs.
+#pragma once
+#include "machine/machine.h"
+
+namespace monotape {
+
+__host__ __device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+__host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
+__host__ __device__ constexpr int whole_warps(int threads) { return divide_up(threads, kLanes) * kLanes; }
+
+template <bool First, class A, class B>
+struct Choose {
+  using Type = A;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+  using Type = B;
+};
+template <bool First, class A, class B>
+using Chosen = typename Choose<First, A, B>::Type;
+
+// A step is a matrix that a token passes: those of every layer, then the head.
+constexpr int kLayerSteps = kMatrixStages - 1, kTokenSteps = kLayerSteps * kLayers + 1;
+constexpr Stage kFirstStage = static_cast<Stage>(0), kLastStage = static_cast<Stage>(kLayerSteps - 1);
+constexpr int kTracedStages = static_cast<int>(Stage::rows);  // all but that
+__host__ __device__ constexpr int layer_of(int step) { return step / kLayerSteps; }
+__host__ __device__ constexpr Stage stage_of(int step) {
+  return step == kLayerSteps * kLayers ? Stage::head : static_cast<Stage>(step % kLayerSteps);
+}
+__host__ __device__ constexpr StageRow row_of(Stage stage) { return stage_row(static_cast<int>(stage)); }
+
+// A fact of a stage's row, where the stage is known only when the kernel runs: chosen among constants, because a table
+// in memory would have to be read on the way of every token. `Fact` maps a row to a value.
+template <class Fact, int I = 0>
+__host__ __device__ __forceinline__ constexpr auto of_stage(Stage stage, Fact fact) {
+  constexpr StageRow row = stage_row(I);
+  if constexpr (I + 1 == kMatrixStages) return fact(row);
+  else return static_cast<int>(stage) == I ? fact(row) : of_stage<Fact, I + 1>(stage, fact);
+}
+
+__host__ __device__ constexpr Stage first_residual_stage() {
+  for (int i = 0;; i++)
+    if (stage_row(i).epilogue == Epilogue::residual) return static_cast<Stage>(i);
+}
+// The stage by whose spans the residual stream is owned; all that add to it have the same.
+constexpr Stage kResidualStage = first_residual_stage();
+__device__ __forceinline__ bool adds_to_residual(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return row.epilogue == Epilogue::residual; });
+}
+__device__ __forceinline__ bool is_gated(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return row.epilogue == Epilogue::gated; });
+}
+__host__ __device__ constexpr Stage stage_after_attention() {
+  for (int i = 0;; i++)
+    if (stage_row(i).reads == Buffer::attended) return static_cast<Stage>(i);
+}
+constexpr Stage kAfterAttention = stage_after_attention();
+__host__ __device__ constexpr Stage stage_that_attends() {
+  for (int i = 0;; i++)
+    if (stage_row(i).attends) return static_cast<Stage>(i);
+}
+constexpr Stage kAttends = stage_that_attends();  // it writes queries, keys and values
+__host__ __device__ constexpr Stage reader_of(Buffer buffer) {
+  for (int i = 0;; i++)
+    if (stage_row(i).reads == buffer) return static_cast<Stage>(i);
+}
+// The stage whose sums a stage's input takes in: the last before it that adds to the residual, or the layer's before.
+template <int I = 0>
+__device__ __forceinline__ constexpr Stage residual_before(Stage stage) {
+  constexpr Stage kLast = [] {
+    Stage last = kLastStage;
+    for (int i = 0; i < I; i++)
+      if (stage_row(i).epilogue == Epilogue::residual) last = static_cast<Stage>(i);
+    return last;
+  }();
+  if constexpr (I + 1 == kMatrixStages) return kLastStage;
+  else return static_cast<int>(stage) == I ? kLast : residual_before<I + 1>(stage);
+}
+
+// Modules are what ends with a sum into the residual: they are counted through a token.
+__host__ __device__ constexpr int count_modules() {
+  int count = 0;
+  for (int i = 0; i < kLayerSteps; i++) count += stage_row(i).epilogue == Epilogue::residual;
+  return count;
+}
+constexpr int kLayerModules = count_modules(), kModules = kLayerModules * kLayers;
+__host__ __device__ constexpr int modules_before(int stage) {
+  int count = 0;
+  for (int i = 0; i < stage; i++) count += stage_row(i).epilogue == Epilogue::residual;
+  return count;
+}
+template <int I = 0>
+__device__ __forceinline__ constexpr int module_in_layer(Stage stage) {
+  if constexpr (I + 1 == kLayerSteps) return modules_before(I);
+  else return static_cast<int>(stage) == I ? modules_before(I) : module_in_layer<I + 1>(stage);
+}
+__device__ __forceinline__ int module_of(Stage stage, int layer) { return layer * kLayerModules + module_in_layer(stage); }
+// The module before a stage; -1: the embedding is all there is.
+__device__ __forceinline__ int module_before(Stage stage, int layer) {
+  return stage == Stage::head ? kModules - 1 : module_of(stage, layer) - 1;
+}
+
+}  // namespace monotape

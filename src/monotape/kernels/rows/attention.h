@@ -1,0 +1,310 @@
+// Attention over rows. A block of work is 128 rows of one KV head, a row being (position, query head of the group), so
+// that every key and value serves all query heads that share it. A group of four warps has 64 rows, each warp 16; units
+// of KV come to all of them through shared memory, where groups multiply them. Where blocks are few and positions many, the units of a block are split among workers, and
+// what they have is combined in order.
+#pragma once
+#include "rows/state.h"
+
+
+namespace monotape {
+
+constexpr int kBlockRows = kWarps * 16;
+// What was attended to is packed as the next product takes it.
+constexpr bool kAttendedFloat16 = format_is_float16(product(row_of(kAfterAttention).product).format);
+
+// What a split has of a row and head: in partials, [split][row][query values], then (peak, sum) of [split][row][head].
+struct Splits {
+  int count, rows;
+
+  __device__ __forceinline__ float* values(const Params& params, int split, int row, int head) const {
+    return params.rows.partials + ((static_cast<int64_t>(split) * rows + row) * kHeads + head) * kHeadDim;
+  }
+  __device__ __forceinline__ float2* weight(const Params& params, int split, int row, int head) const {
+    return reinterpret_cast<float2*>(values(params, count, 0, 0)) + (static_cast<int64_t>(split) * rows + row) * kHeads + head;
+  }
+};
+
+__device__ __forceinline__ int attention_blocks(Chunk chunk) { return divide_up(chunk.count * kGroup, kBlockRows); }
+
+// As many splits as there are workers for, of so many units each that it is worth while.
+__device__ __forceinline__ Splits splits_of(Consumer& c) {
+  const Chunk chunk = rows_state(c).chunk;
+  const int window = window_of(c.shared, rows_state(c).layer()), positions = chunk.start + chunk.count;
+  const int seen = window ? smaller(positions, window + chunk.count) : positions;
+  const int room = kWorkers / (attention_blocks(chunk) * kKvHeads);
+  return {larger(1, smaller(room, divide_up(seen, kUnitsPerSplit * kUnitPositions))), chunk.count};
+}
+
+class RowAttention {
+ public:
+  static constexpr int kUnits = 2, kTiles = kUnits * 4;  // that a step looks at, and tiles of their positions
+  static constexpr int kValueTiles = kHeadTiles <= 8 ? 8 : 16;  // what lies in those past the head does not matter
+  static constexpr int kKeyBytes = kHeadBlocks * kTiles * kBlockBytes, kStepBytes = kKeyBytes + kUnits * kValueTiles * kBlockBytes;
+  static constexpr int kQueryBytes = kHeadBlocks * kBlockRows / kTileRows * kBlockBytes;
+  static constexpr int kSteps = smaller(8, (kPrefillBytes - kQueryBytes) / kStepBytes);
+  static_assert(kSteps >= 4, "steps on their way");
+
+  __device__ RowAttention(Consumer& c, Splits splits)
+      : c_(c), chunk_(rows_state(c).chunk), splits_(splits), layer_(rows_state(c).layer()), window_(window_of(c.shared, layer_)) {}
+
+  __device__ __forceinline__ void run(int kv_head, int block, int split) {
+    kv_head_ = kv_head;
+    const int first = block * kBlockRows;
+    // Units that any row of the block can see, and of those this split's: whole steps, so that only the last one of all,
+    // which nobody sees to its end, is filled up.
+    const int low = chunk_.start + first / kGroup, high = chunk_.start + smaller(chunk_.count, divide_up(first + kBlockRows, kGroup)) - 1;
+    const int begin = (window_ && low + 1 > window_ ? low + 1 - window_ : 0) / kUnitPositions, all = high / kUnitPositions + 1;
+    const int each = divide_up(all - begin, splits_.count * kUnits) * kUnits, from = begin + split * each, end = smaller(all, from + each);
+    consumers_meet(kConsumers);  // everybody is done with the block before
+    copy_queries(first);
+#pragma unroll 1
+    for (int step = 0; step < kSteps - 1; step++) copy_units(from + step * kUnits, end, step);
+    index_ = first + c_.warp() * 16 + c_.row();
+    clear();
+    see(first + c_.warp() * 16);
+#pragma unroll 1
+    for (int unit = from, step = 0; unit < end; unit += kUnits, step++) {
+      wait_copy_groups<kSteps - 2>();
+      fence_shared_copies();
+      consumers_meet(kConsumers);
+      // Everybody has waited for the products of the step before when they met.
+      copy_units(unit + (kSteps - 1) * kUnits, end, (step + kSteps - 1) % kSteps);
+      if (unit * kUnitPositions <= any_sees_until_) look_at_units(unit * kUnitPositions, step % kSteps);
+    }
+    wait_copy_groups<0>();
+    finish(split);
+  }
+
+ private:
+  // One of the lane's two rows.
+  struct Row {
+    int row, head, first, last;  // in the chunk, and the positions that it sees
+    bool real;
+  };
+  __device__ __forceinline__ Row row_of(int half) const {
+    const int index = index_ + 8 * half, row = index / kGroup, position = chunk_.start + row;
+    const bool real = row < chunk_.count;
+    return {row, kv_head_ * kGroup + index % kGroup, window_ ? position + 1 - window_ : 0, real ? position : -1, real};
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int half = 0; half < 2; half++) peak_[half] = -infinity(), sum_[half] = 0;
+    clear_sums(values_);
+  }
+
+  // What all 16 rows of the warp, which begin with that one, see, and what any row of its group sees.
+  __device__ __forceinline__ void see(int index) {
+    const int low = chunk_.start + index / kGroup, high = chunk_.start + smaller(chunk_.count - 1, (index + 15) / kGroup);
+    all_see_until_ = low, all_see_from_ = window_ ? high + 1 - window_ : 0;
+    const int group = index / 64 * 64;
+    any_sees_until_ = group / kGroup < chunk_.count ? chunk_.start + smaller(chunk_.count - 1, (group + 63) / kGroup) : -1;
+  }
+
+  __device__ __forceinline__ uint8_t* queries() { return c_.shared.ring[0]; }
+  __device__ __forceinline__ uint8_t* step_place(int slot) { return c_.shared.ring[0] + kQueryBytes + slot * kStepBytes; }
+
+  // The rows' queries, in blocks that products read. What pads a head is zero.
+  __device__ __forceinline__ void copy_queries(int first) {
+#pragma unroll 1
+    for (int i = c_.thread; i < kBlockRows * kHeadBlocks * 4; i += kConsumers) {
+      const int at = i / (kHeadBlocks * 4), word = i % (kHeadBlocks * 4), index = first + at, row = index / kGroup;
+      const bool real = row < chunk_.count && word < kHeadWords;
+      const int64_t from = static_cast<int64_t>(row) * kAttendedWords + (kv_head_ * kGroup + index % kGroup) * kHeadWords + word;
+      uint8_t* tile = queries() + (word / 4 * (kBlockRows / kTileRows) + at / kTileRows) * kBlockBytes;
+      copy_word(tile + operand_place(at % kTileRows * 4 + word % 4) * 16, c_.params.rows.queries + (real ? from : 0), real ? 16 : 0);
+    }
+  }
+
+  // A unit's positions come in the order in which its values have them, so that weights need not be rearranged. Past the
+  // end come zeros: weights of zero do not make a number of everything.
+  __device__ __forceinline__ void copy_units(int unit, int end, int slot) {
+    if (unit < end) {
+#pragma unroll
+      for (int u = 0; u < kUnits; u++) {
+        const uint32_t bytes = unit + u < end ? 16 : 0;
+        const uint4* from = reinterpret_cast<const uint4*>(kv_unit(c_.params, layer_, kv_head_, bytes ? unit + u : unit)) + c_.lane();
+#pragma unroll
+        for (int i = 0; i < kKeyBlocks; i += kWarps) {
+          const int block = i + c_.warp(), tile = block / kHeadBlocks, row = c_.row();
+          if (kKeyBlocks % kWarps && block >= kKeyBlocks) continue;
+          uint8_t* to = step_place(slot) + (block % kHeadBlocks * kTiles + u * 4 + row / 2) * kBlockBytes;
+          copy_word(to + operand_place((tile * 2 + row % 2) * 4 + c_.column()) * 16, from + block * kBlockWords, bytes);
+        }
+#pragma unroll
+        for (int i = 0; i < kHeadTiles; i += kWarps) {
+          const int tile = i + c_.warp();
+          if (kHeadTiles % kWarps && tile >= kHeadTiles) continue;
+          uint8_t* to = step_place(slot) + kKeyBytes + (u * kValueTiles + tile) * kBlockBytes;
+          copy_word(to + operand_place(c_.lane()) * 16, from + (kKeyBlocks + tile) * kBlockWords, bytes);
+        }
+      }
+    }
+    end_copy_group();
+  }
+
+  __device__ __forceinline__ void look_at_units(int position, int slot) {
+    float score[kTiles][4];
+    multiply_keys(slot, score);
+    if (position + kUnits * kUnitPositions - 1 > all_see_until_ || position < all_see_from_) hide(position, score);
+    uint32_t weight[kTiles / 2][4];
+    float fade[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) fade[half] = weigh(half, score, weight);
+#pragma unroll
+    for (int j = 0; j < kHeadTiles; j++)
+      values_[j][0] *= fade[0], values_[j][1] *= fade[0], values_[j][2] *= fade[1], values_[j][3] *= fade[1];
+    const uint8_t* values = step_place(slot) + kKeyBytes;
+    fence_products();
+#pragma unroll
+    for (int i = 0; i < 2 * kUnits; i++)
+      begin_weighted_product<kValueTiles>(values_, weight[i], values + i / 2 * kValueTiles * kBlockBytes, i % 2);
+    end_product_group();
+    wait_products(values_);
+  }
+
+  __device__ __forceinline__ void multiply_keys(int slot, float (&score)[kTiles][4]) {
+    const uint8_t* rows = queries() + c_.warp() / 4 * 8 * kBlockBytes;
+    const uint8_t* keys = step_place(slot);
+    static_assert(kTiles == 8, "products that there are");
+    fence_products();
+#pragma unroll
+    for (int i = 0; i < 2 * kHeadBlocks; i++) {
+      const uint8_t* row = rows + i / 2 * (kBlockRows / kTileRows) * kBlockBytes;
+      const uint8_t* key = keys + i / 2 * kTiles * kBlockBytes;
+      if (i == 0) begin_first_product(score, row, key, 0);
+      else begin_product<8>(score, row, key, i % 2);
+    }
+    end_product_group();
+    wait_products(score);
+  }
+
+  // Scores of positions that a row does not see.
+  __device__ __forceinline__ void hide(int position, float (&score)[kTiles][4]) {
+    index_ = opaque(index_);  // rows are worked out anew, not kept in registers
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const Row row = row_of(half);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; tile++)
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; i++) {
+          const int at = position + tile / 4 * kUnitPositions + c_.column() * 8 + tile % 4 * 2 + i % 2;
+          if (at > row.last || at < row.first) score[tile][i] = -infinity();
+        }
+    }
+  }
+
+  // Scores of one of the lane's two rows become weights; returns what earlier results shrink by. Each lane adds up the
+  // weights of its own positions.
+  __device__ __forceinline__ float weigh(int half, const float (&score)[kTiles][4], uint32_t (&weight)[kTiles / 2][4]) {
+    float top = peak_[half];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; tile++) top = fmaxf(top, fmaxf(score[tile][2 * half], score[tile][2 * half + 1]));
+    top = fmaxf(top, lane_across(top, 1));
+    top = fmaxf(top, lane_across(top, 2));
+    const float base = top == -infinity() ? 0 : top;  // nothing seen yet: all weights are zero
+    float total = 0;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; tile++) {
+      const float a = power_of_two(score[tile][2 * half] - base), b = power_of_two(score[tile][2 * half + 1] - base);
+      total += a + b;
+      weight[tile / 2][tile % 2 * 2 + half] = pack_pair(a, b);
+    }
+    const float fade = power_of_two(peak_[half] - base);
+    peak_[half] = top;
+    sum_[half] = sum_[half] * fade + total;
+    return fade;
+  }
+
+  __device__ __forceinline__ void finish(int split) {
+    index_ = opaque(index_);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float sum = sum_[half];
+      sum += lane_across(sum, 1);
+      sum += lane_across(sum, 2);
+      const Row row = row_of(half);
+      if (!row.real) continue;
+      if (splits_.count > 1) leave(row, split, half, sum);
+      else attended(row, half, 1 / sum);
+    }
+  }
+  __device__ __forceinline__ void attended(const Row& row, int half, float scale) {
+#pragma unroll
+    for (int j = 0; j < kHeadTiles; j++) {
+      const int word = row.head * kHeadWords + j;
+      uint32_t* pairs = reinterpret_cast<uint32_t*>(c_.params.rows.attended + block_word(row.row, word, k_blocks(kAfterAttention)));
+      pairs[c_.column()] = pack_pair<kAttendedFloat16>(values_[j][2 * half] * scale, values_[j][2 * half + 1] * scale);
+    }
+  }
+  __device__ __forceinline__ void leave(const Row& row, int split, int half, float sum) {
+    float2* values = reinterpret_cast<float2*>(splits_.values(c_.params, split, row.row, row.head)) + c_.column();
+#pragma unroll
+    for (int j = 0; j < kHeadTiles; j++) values[4 * j] = make_float2(values_[j][2 * half], values_[j][2 * half + 1]);
+    if (c_.column() == 0) *splits_.weight(c_.params, split, row.row, row.head) = make_float2(peak_[half], sum);
+  }
+
+  Consumer& c_;
+  Chunk chunk_;
+  Splits splits_;
+  int layer_, window_, kv_head_ = 0;
+  int index_ = 0;  // of the first of its rows, among those of the KV head
+  int all_see_from_, all_see_until_, any_sees_until_;
+  float peak_[2], sum_[2], values_[kValueTiles][4];
+};
+
+// The longest blocks first, and back and forth over the workers, so that all have about the same to do.
+__device__ __forceinline__ void attend_rows(Consumer& c) {
+#pragma unroll 1
+  for (int round = 0;; round++) {
+    c.refresh();
+    const Splits splits = splits_of(c);
+    const int blocks = attention_blocks(rows_state(c).chunk), items = blocks * kKvHeads * splits.count;
+    if (round * kWorkers >= items) return;
+    const int item = round * kWorkers + (round % 2 ? kWorkers - 1 - worker_number() : worker_number());
+    if (item < items) RowAttention(c, splits).run(item % kKvHeads, blocks - 1 - item / kKvHeads % blocks, item / kKvHeads / blocks);
+  }
+}
+
+// A thread has eight values of a row. Several splits are on their way together. One that saw nothing has no weight.
+__device__ __forceinline__ void combine_splits(Consumer& c) {
+  constexpr int kAtOnce = 8;
+  const Splits splits = splits_of(c);
+#pragma unroll 1
+  for (int i = c.thread * kWorkers + worker_number(); i < splits.rows * kAttendedWords; i += kConsumers * kWorkers) {
+    const int row = i / kAttendedWords, word = i % kAttendedWords, head = word / kHeadWords;
+    float top = -infinity(), sum = 0, value[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+#pragma unroll 1
+    for (int first = 0; first < splits.count; first += kAtOnce) {
+      float peak[kAtOnce], weight[kAtOnce], part[kAtOnce][8];
+#pragma unroll
+      for (int s = 0; s < kAtOnce; s++) {
+        const int split = smaller(first + s, splits.count - 1);
+        const float* of_row = &splits.weight(c.params, split, row, head)->x;
+        peak[s] = first + s < splits.count ? load_row_value(of_row) : -infinity(), weight[s] = load_row_value(of_row + 1);
+        load_row_values(splits.values(c.params, split, row, head) + word % kHeadWords * 8, part[s]);
+      }
+      float higher = top;
+#pragma unroll
+      for (int s = 0; s < kAtOnce; s++) higher = fmaxf(higher, peak[s]);
+      if (higher == -infinity()) continue;
+      const float fade = power_of_two(top - higher);
+      sum *= fade;
+#pragma unroll
+      for (int k = 0; k < 8; k++) value[k] *= fade;
+#pragma unroll
+      for (int s = 0; s < kAtOnce; s++) {
+        const float share = power_of_two(peak[s] - higher);
+        sum += weight[s] * share;
+#pragma unroll
+        for (int k = 0; k < 8; k++) value[k] += part[s][k] * share;
+      }
+      top = higher;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) value[k] /= sum;
+    c.params.rows.attended[block_word(row, word, k_blocks(kAfterAttention))] = pack8<kAttendedFloat16>(value);
+  }
+}
+
+}  // namespace monotape

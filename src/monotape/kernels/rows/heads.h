@@ -1,0 +1,89 @@
+// Queries, keys and values of rows: from the sums of the qkv product to the KV and to the input of attention.
+#pragma once
+#include "rows/state.h"
+
+namespace monotape {
+
+constexpr float kQueryScale = kAttentionScale * 1.4426950408889634f;  // scores are exponents of two
+
+// Of eight rows and one head: queries and keys are normalised and rotated; keys and values go into the KV.
+class RowHead {
+ public:
+  __device__ RowHead(Consumer& c, Pieces pieces, int head, int row)
+      : c_(c), pieces_(pieces), layer_(rows_state(c).layer()), head_(head), row_(row),
+        position_(rows_state(c).chunk.start + row), real_(row < rows_state(c).chunk.count) {}
+
+  __device__ __forceinline__ void keep_value() {
+    int number[kHeadBlocks];
+    uint4 value[kHeadBlocks];
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++) number[b] = 4 * b + c_.column() < kHeadWords ? 4 * b + c_.column() : -1;
+    read(number, value);
+    if (!real_) return;
+    uint8_t* unit = kv_unit(c_.params, layer_, head_ - kHeads - kKvHeads, position_ / kUnitPositions);
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++) {
+      if (number[b] < 0) continue;
+      const uint32_t pair[4] = {value[b].x, value[b].y, value[b].z, value[b].w};
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+        *value_place(unit, position_, number[b] * 8 + i) = static_cast<uint16_t>(pair[i / 2] >> (i % 2 * 16));
+    }
+  }
+
+  __device__ __forceinline__ void finish() {
+    const bool is_key = head_ >= kHeads;
+    int number[HeadWords::count];
+    HeadWords::numbers(c_.column(), number);
+    uint4 word[HeadWords::count];
+    read(number, word);
+    const HeadGains gains = read_head_gains(head_gain(c_.params, is_key, layer_), c_.column());
+    const Angles angles = angles_of(c_.params, real_ ? position_ : rows_state(c_).chunk.start);
+    const Head done = finish_head(word, c_.column(), gains, angles, is_key ? 1.0f : kQueryScale);
+    if (!real_) return;
+    uint4* queries = c_.params.rows.queries + static_cast<int64_t>(row_) * kAttendedWords + head_ * kHeadWords;
+    uint8_t* unit = kv_unit(c_.params, layer_, is_key ? head_ - kHeads : 0, position_ / kUnitPositions);
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++) {
+      const int at = 4 * b + c_.column();
+      if (is_key) store_key_word(unit, position_, b, c_.column(), done.block[b]);
+      else if (at < kHeadWords) queries[at] = done.block[b];
+    }
+  }
+
+ private:
+  // Words of the head (negative: zeros) as the qkv product left them, rounded as a token's are.
+  template <int Words>
+  __device__ __forceinline__ void read(const int (&number)[Words], uint4 (&word)[Words]) const {
+    int place[Words];
+    float value[Words][8];
+#pragma unroll
+    for (int n = 0; n < Words; n++) {
+      const bool there = real_ && number[n] >= 0;
+      place[n] = there ? row_ * (kQkvRows / 8) + head_ * kHeadWords + number[n] : -1;
+#pragma unroll
+      for (int i = 0; i < 8; i++) value[n][i] = 0;
+      if constexpr (kQkvBias)
+        if (there) load8(c_.params.vectors[static_cast<int>(row_of(kAttends).bias)] + static_cast<int64_t>(layer_) * kQkvRows + (head_ * kHeadWords + number[n]) * 8, value[n]);
+    }
+    add_pieces<larger(1, 8 / Words)>(c_.params, pieces_, place, value);
+#pragma unroll
+    for (int n = 0; n < Words; n++) word[n] = pack8(value[n]);
+  }
+
+  Consumer& c_;
+  Pieces pieces_;
+  int layer_, head_, row_, position_;
+  bool real_;
+};
+
+__device__ inline void finish_heads(Consumer& c, Pieces pieces) {
+  constexpr int kAll = kHeads + 2 * kKvHeads;  // keys follow the queries, values the keys
+  for_each_item(c, divide_up(pieces.rows, 8) * kAll, [&](int item) {
+    RowHead head(c, pieces, item % kAll, item / kAll * 8 + c.row());
+    if (item % kAll >= kHeads + kKvHeads) head.keep_value();
+    else head.finish();
+  });
+}
+
+}  // namespace monotape

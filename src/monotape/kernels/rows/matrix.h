@@ -1,0 +1,296 @@
+// A matrix product over rows: blocks of output are dealt out to workers; each block's operands stream through shared
+// memory, weights and activations alike, because both lie in the same blocks of 8 x 32, and groups of four warps
+// multiply them there.
+#pragma once
+#include "ranks/rows.h"
+
+namespace monotape {
+
+__device__ __forceinline__ int tiles_of(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return row.tiles; });
+}
+
+// A block of work, in tiles.
+struct Shape {
+  int row_tiles, column_tiles;
+};
+constexpr int kShapes = 4;
+__device__ constexpr Shape shape_of(int number) {
+  return number == 0 ? Shape{8, 16} : number == 1 ? Shape{16, 16} : number == 2 ? Shape{16, 24} : Shape{16, 32};
+}
+
+// How a product of so many rows is cut: see compiler/gpu/rows.py.
+__device__ __forceinline__ Cut cut_of(int stage, int rows) {
+  const unsigned char(&cut)[2] = kCuts[stage][divide_up(rows, kCutRows) - 1];
+  return {cut[0], cut[1]};
+}
+
+// A new chunk begins.
+__device__ __forceinline__ bool begin_chunk(Consumer& c, int start) {
+  if (!c.meet()) return false;  // nobody looks at the chunk before any more
+  RowsState& state = rows_state(c);
+  const Chunk chunk = {start, smaller(c.params.chunk, c.params.prompt_length - start)};
+  if (c.thread == 0) state.chunk = chunk, state.number = 0;
+  if (c.thread < kMatrixStages) state.cuts[c.thread] = cut_of(c.thread, chunk.count);
+  return c.meet();
+}
+
+__device__ __forceinline__ Pieces pieces_of(Consumer& c, Stage stage) {
+  const RowsState& state = rows_state(c);
+  return {state.cuts[static_cast<int>(stage)].pieces, state.chunk.count, tiles_of(stage)};
+}
+
+// The product at hand.
+struct RowProduct {
+  Chunk chunk;
+  Stage stage;
+  int layer, tiles, blocks;  // tiles: of eight outputs
+  const uint4* input;        // rows in blocks
+  Pieces pieces;
+  int shape;
+  Format format;
+};
+
+__device__ __forceinline__ RowProduct product_of(Consumer& c) {
+  const RowsState& state = rows_state(c);
+  const Rows& rows = c.params.rows;
+  const Stage stage = state.part().stage;
+  const Buffer reads = of_stage(stage, [](StageRow row) { return row.reads; });
+  const uint4* input = reads == Buffer::attended ? rows.attended : reads == Buffer::activation ? rows.activation : rows.normed;
+  const int layer = stage == Stage::head ? 0 : state.layer();
+  const int blocks = of_stage(stage, [](StageRow row) { return divide_up(row.k, kBlockK); });
+  return {state.chunk, stage, layer, tiles_of(stage), blocks, input, pieces_of(c, stage), state.cuts[static_cast<int>(stage)].shape,
+          of_stage(stage, [](StageRow row) { return monotape::product(row.product).format; })};
+}
+
+// A block of work, and where its output begins.
+struct Block {
+  int row_tile, column_tile, piece;
+};
+
+// What becomes of eight neighbouring outputs of a row, by stage.
+__device__ __forceinline__ void keep_activation(Consumer& c, int row, int tile, const float (&gate)[8], const float (&up)[8]) {
+  float value[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) value[i] = gated(gate[i], up[i]);
+  constexpr Stage kReader = reader_of(Buffer::activation);
+  constexpr bool kReadsFloat16 = format_is_float16(product(row_of(kReader).product).format);
+  c.params.rows.activation[block_word(row, tile / 2, k_blocks(kReader))] = pack8<kReadsFloat16>(value);
+}
+__device__ __forceinline__ void keep_logits(Consumer& c, const Chunk& chunk, int row, int tile, const float (&y)[8]) {
+  float* out = c.params.logits_out + static_cast<int64_t>(chunk.start - c.params.cached + row) * kAllVocab + first_id(c.params);
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+    if (tile * kTileRows + i < kVocab) out[tile * kTileRows + i] = y[i];
+}
+
+// A finished block goes through shared memory, so that whole words leave it. Floats of a row: the next is on other banks.
+__device__ constexpr int finished_stride(int column_tiles) { return column_tiles * kTileRows + 8; }
+__device__ __forceinline__ float* finished_row(Consumer& c, int row, int column_tiles) {
+  return reinterpret_cast<float*>(c.shared.ring[0]) + row * finished_stride(column_tiles);
+}
+
+// One block of output: RowTiles x ColumnTiles tiles of eight. Two groups of warps share it, by rows or by columns.
+template <int RowTiles, int ColumnTiles, Format F>
+class BlockProduct {
+ public:
+  static constexpr int kTiles = RowTiles + ColumnTiles, kRowCopies = RowTiles / kWarps, kColumnCopies = ColumnTiles / kWarps;
+  static constexpr int kStepBlocks = kTiles > 32 ? 1 : 2, kStepBytes = kTiles * kStepBlocks * kBlockBytes;
+  static constexpr int kSteps = smaller(8, kPrefillBytes / kStepBytes);  // in shared memory at a time
+  static constexpr bool kByRows = RowTiles == 16;
+  static constexpr int kColumns = kByRows ? ColumnTiles : ColumnTiles / 2;  // tiles of a group
+  static_assert(RowTiles == 8 || RowTiles == 16, "a group has 64 rows");
+  static_assert(kTiles % kWarps == 0 && kColumns % 8 == 0 && kSteps >= 4, "a block's shape");
+  static_assert(RowTiles * kTileRows * finished_stride(ColumnTiles) * 4 <= kPrefillBytes, "a finished block fits the ring");
+
+  // Leaves the finished block in shared memory.
+  static __device__ __forceinline__ void run(Consumer& c, const RowProduct& product, Block at) {
+    const int each = divide_up(product.blocks, product.pieces.count), first = at.piece * each;
+    const int last = smaller(product.blocks, first + each), steps = divide_up(last - first, kStepBlocks);
+    Sources from;  // rows follow each other, columns are on the tapes of their owners
+    from.rows = (at.row_tile + c.warp()) * product.blocks * kBlockWords + c.lane();
+#pragma unroll
+    for (int i = 0; i < kColumnCopies; i++) from.columns[i] = column_source(c, product, at, i) + c.lane();
+    float sums[kColumns][4];
+    clear_sums(sums);
+    consumers_meet(kConsumers);  // everybody is done with the block before
+#pragma unroll 1
+    for (int step = 0; step < kSteps - 2; step++) copy_step(c, product, from, step, first + step * kStepBlocks, last);
+#pragma unroll 1
+    for (int step = 0; step < steps; step++) {
+      wait_copy_groups<kSteps - 3>();
+      fence_shared_copies();
+      consumers_meet(kConsumers);
+      multiply_step(c, step % kSteps, sums);
+      // Everybody has waited for the products of two steps ago before they met.
+      const int next = step + kSteps - 2;
+      copy_step(c, product, from, next % kSteps, first + next * kStepBlocks, last);
+      wait_operands();
+    }
+    wait_products(sums);
+    wait_copy_groups<0>();
+    consumers_meet(kConsumers);
+    leave(c, sums);
+    consumers_meet(kConsumers);
+  }
+
+ private:
+  using Weight = Stored<F>;
+  // Numbers of 16-byte words; those of the tapes have 64 bits only where tapes are so large.
+  using TapeWord = Chosen<kLargeTapes, uint64_t, uint32_t>;
+  struct Sources {
+    uint32_t rows;
+    TapeWord columns[kColumnCopies];
+  };
+
+  static __device__ __forceinline__ uint8_t* step_place(Consumer& c, int slot) { return c.shared.ring[0] + slot * kStepBytes; }
+
+  // Where the first block of a tile of weights lies, in words; what is past the end is a copy of the last, and not used.
+  static __device__ __forceinline__ TapeWord column_source(Consumer& c, const RowProduct& product, Block at, int i) {
+    const int column = smaller(at.column_tile + c.warp() + i * kWarps, product.tiles - 1);
+    const TilePlace& place = c.params.places[c.params.first_place[static_cast<int>(product.stage)] + column];
+    return static_cast<TapeWord>((place.start + product.layer * place.stride) / 16);
+  }
+
+  static __device__ __forceinline__ void copy_step(Consumer& c, const RowProduct& product, const Sources& from, int slot,
+                                                    int block, int last) {
+    if (block < last) {
+      uint8_t* to = step_place(c, slot) + c.warp() * kBlockBytes + operand_place(c.lane()) * 16;
+#pragma unroll
+      for (int b = 0; b < kStepBlocks; b++) {
+        const uint32_t bytes = block + b < last ? 16 : 0;
+        const uint32_t word = (bytes ? block + b : block) * kBlockWords;
+#pragma unroll
+        for (int i = 0; i < kRowCopies; i++)
+          copy_word(to + (b * kTiles + i * kWarps) * kBlockBytes,
+                    product.input + (from.rows + word + i * kWarps * product.blocks * kBlockWords), bytes);
+#pragma unroll
+        for (int i = 0; i < kColumnCopies; i++)
+          copy_weights(c, to + (b * kTiles + RowTiles + i * kWarps) * kBlockBytes, from.columns[i] + word, bytes);
+      }
+    }
+    end_copy_group();
+  }
+
+  // A lane's 16 bytes of a block of weights. What is not an operand as it lies goes through registers.
+  static __device__ __forceinline__ void copy_weights(Consumer& c, uint8_t* to, TapeWord word, uint32_t bytes) {
+    const uint4* from = reinterpret_cast<const uint4*>(c.params.tapes) + word;
+    if constexpr (Weight::kAsMultiplied) copy_word(to, from, bytes);
+    else *reinterpret_cast<uint4*>(to) = bytes ? Weight::operand(*from) : make_uint4(0, 0, 0, 0);
+  }
+
+  static __device__ __forceinline__ void multiply_step(Consumer& c, int slot, float (&sums)[kColumns][4]) {
+    const int group = c.warp() / 4;
+    const uint8_t* rows = step_place(c, slot) + (kByRows ? group * 8 : 0) * kBlockBytes;
+    const uint8_t* columns = step_place(c, slot) + (RowTiles + (kByRows ? 0 : group * kColumns)) * kBlockBytes;
+    fence_products();
+#pragma unroll
+    for (int b = 0; b < kStepBlocks; b++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const uint8_t* x = rows + b * kTiles * kBlockBytes;
+        const uint8_t* w = columns + b * kTiles * kBlockBytes;
+#pragma unroll
+        for (int j = 0; j + 16 <= kColumns; j += 16) begin_product<16, Weight::kFloat16>(sums + j, x, w + j * kBlockBytes, half);
+        if constexpr (kColumns % 16) begin_product<8, Weight::kFloat16>(sums + kColumns - 8, x, w + (kColumns - 8) * kBlockBytes, half);
+      }
+    end_product_group();
+  }
+
+  static __device__ __forceinline__ void leave(Consumer& c, const float (&sums)[kColumns][4]) {
+    const int row = (kByRows ? c.warp() : c.warp() % 4) * 16 + c.row();
+    const int column = (kByRows ? 0 : c.warp() / 4 * kColumns * kTileRows) + 2 * c.column();
+#pragma unroll
+    for (int j = 0; j < kColumns; j++)
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        *reinterpret_cast<float2*>(finished_row(c, row + 8 * half, ColumnTiles) + column + j * kTileRows) =
+            make_float2(sums[j][2 * half], sums[j][2 * half + 1]);
+  }
+};
+
+// Eight values of a finished row; true if one of them is not a number.
+__device__ __forceinline__ bool take(const float* from, float (&value)[8]) {
+  load8(from, value);
+  bool nan = false;
+#pragma unroll
+  for (int i = 0; i < 8; i++) nan |= value[i] != value[i];
+  return nan;
+}
+
+// The finished block leaves shared memory. Rows and tiles past the end are left out.
+__device__ __forceinline__ void finish_block(Consumer& c, const RowProduct& product, Block at) {
+  const Shape shape = shape_of(product.shape);
+  const int rows = smaller(shape.row_tiles * kTileRows, product.chunk.count - at.row_tile * kTileRows);
+  const bool paired = is_gated(product.stage);  // gate tiles are even, their up tiles follow
+  const int each = paired ? 2 : 1, across = shape.column_tiles / each;
+  bool nan = false;
+#pragma unroll 1
+  for (int i = c.thread; i < rows * across; i += kConsumers) {
+    const int row = at.row_tile * kTileRows + i / across, tile = at.column_tile + i % across * each;
+    if (tile >= product.tiles) continue;
+    const float* from = finished_row(c, i / across, shape.column_tiles) + i % across * each * kTileRows;
+    float value[8];
+    nan |= take(from, value);
+    if (paired) {
+      float up[8];
+      nan |= take(from + kTileRows, up);
+      keep_activation(c, row, tile, value, up);
+    } else if (product.stage == Stage::head) {
+      keep_logits(c, product.chunk, row, tile, value);
+    } else if (kRanks > 1 && adds_to_residual(product.stage) && product.pieces.count == 1) {
+      RowSums(c, product.stage).keep(row, tile, value);
+    } else {
+      store_row_values(piece_values(c.params, product.pieces, at.piece, row, tile), value);
+    }
+  }
+  if (nan) report_nan(c.shared, product.stage, product.layer);
+}
+
+__host__ __device__ constexpr bool is_multiplied(Format format) {
+  for (int i = 0; i < kProducts; i++)
+    if (product(i).format == format) return true;
+  return false;
+}
+template <int Number, int F = 0>
+__device__ __forceinline__ void multiply_block(Consumer& c, const RowProduct& product, Block at) {
+  constexpr Format kFormat = static_cast<Format>(F);
+  constexpr Shape kShape = shape_of(Number);
+  if constexpr (F + 1 == kFormats || kOneFormat) return BlockProduct<kShape.row_tiles, kShape.column_tiles, kFormat>::run(c, product, at);
+  if constexpr (is_multiplied(kFormat))
+    if (product.format == kFormat) return BlockProduct<kShape.row_tiles, kShape.column_tiles, kFormat>::run(c, product, at);
+  multiply_block<Number, F + 1 == kFormats ? F : F + 1>(c, product, at);
+}
+
+__device__ __forceinline__ int blocks_of(const RowProduct& product) {
+  const Shape shape = shape_of(product.shape);
+  return divide_up(product.chunk.count, shape.row_tiles * kTileRows) * divide_up(product.tiles, shape.column_tiles) * product.pieces.count;
+}
+// Which block of output the i-th one is. Blocks of the same weights are neighbours in time, so that the weights are read
+// from memory once.
+__device__ __forceinline__ Block block_of(const RowProduct& product, int i) {
+  const Shape shape = shape_of(product.shape);
+  const int rows = divide_up(product.chunk.count, shape.row_tiles * kTileRows);
+  return {i % rows * shape.row_tiles, i / rows / product.pieces.count * shape.column_tiles, i / rows % product.pieces.count};
+}
+
+__device__ __forceinline__ void multiply_rows(Consumer& c) {
+#pragma unroll 1
+  for (int i = worker_number();; i += kWorkers) {
+    {
+      c.refresh();
+      const RowProduct product = product_of(c);
+      if (i >= blocks_of(product)) return;
+      const Block at = block_of(product, i);
+      if (product.shape == 0) multiply_block<0>(c, product, at);
+      else if (product.shape == 1) multiply_block<1>(c, product, at);
+      else if (product.shape == 2) multiply_block<2>(c, product, at);
+      else multiply_block<3>(c, product, at);
+    }
+    c.refresh();
+    const RowProduct product = product_of(c);
+    finish_block(c, product, block_of(product, i));
+  }
+}
+
+}  // namespace monotape

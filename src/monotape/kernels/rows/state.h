@@ -1,0 +1,148 @@
+// Rows: the tokens of a prompt go through the model together, a chunk at a time. Parts are separated by a barrier of all
+// workers, activations lie in global memory, and the ring's shared memory serves as the buffer of ordinary matrix
+// products. A product that too few workers would share is cut along k as well: it leaves sums of its pieces, which the
+// part after it adds up in order.
+#pragma once
+#include "token/heads.h"
+#include "token/model.h"
+
+namespace monotape {
+
+struct Chunk {
+  int start, count;  // position of its first row, and how many rows it has
+};
+
+// What a chunk passes in each layer, a barrier after each, as the stage table has it: the norm of a stage that has one, its
+// product, and where queries, keys and values come of it, their heads, attention, and the combination of its splits.
+enum class PartKind : int { norm, product, heads, attention, combine };
+struct Part {
+  PartKind kind;
+  Stage stage;  // of the norm or the product
+};
+__host__ __device__ constexpr int parts_of(StageRow row) { return (row.gain != kNoVector) + 1 + (row.attends ? 3 : 0); }
+__host__ __device__ constexpr int count_parts() {
+  int count = 0;
+  for (int i = 0; i < kLayerSteps; i++) count += parts_of(stage_row(i));
+  return count;
+}
+constexpr int kParts = count_parts();
+__host__ __device__ constexpr Part part_row(int number) {
+  int stage = 0;
+  for (; number >= parts_of(stage_row(stage)); stage++) number -= parts_of(stage_row(stage));
+  if (stage_row(stage).gain == kNoVector) number++;
+  return {static_cast<PartKind>(number), static_cast<Stage>(stage)};
+}
+static_assert(part_row(0).kind == PartKind::norm && part_row(1).kind == PartKind::product, "what the head's parts are read off");
+template <int I = 0>
+__device__ __forceinline__ Part part_at(int number) {
+  constexpr Part kPart = part_row(I);
+  if constexpr (I + 1 == kParts) return kPart;
+  else return number == I ? kPart : part_at<I + 1>(number);
+}
+
+// How a product is cut into blocks of work: their shape, and how many pieces of k. plan.h has it for all sizes of a chunk.
+struct Cut {
+  int shape, pieces;
+};
+
+// What a prefill is at. It lies in shared memory, where decoding has its sums, because a part takes all registers: what
+// follows from it is worked out anew wherever it is needed.
+struct RowsState {
+  Chunk chunk;
+  int number;  // of the part, counted through all layers
+  Cut cuts[kMatrixStages];
+
+  __device__ __forceinline__ int layer() const { return number / kParts; }
+  // After the last layer come the norm and, for tests, the product of the head.
+  __device__ __forceinline__ Part part() const {
+    const Part part = part_at(number % kParts);
+    return layer() == kLayers ? Part{part.kind, Stage::head} : part;
+  }
+};
+__device__ __forceinline__ RowsState& rows_state(Consumer& c) { return *reinterpret_cast<RowsState*>(c.shared.sums[1]); }
+
+// All workers have arrived, and see what the others wrote before. The next part begins.
+__device__ inline bool all_meet(Consumer& c, int parts) {
+  if (!c.meet()) return false;
+  if (c.thread == 0) {
+    const int barriers = ++c.shared.barriers;
+    c.shared.progress = c.shared.progress + 1;
+    raise_counter(&c.params.exchange->counter);
+    Patience patience(c.shared, c.lost, Stage::rows, rows_state(c).layer());
+    while (static_cast<int>(read_counter(&c.params.exchange->counter)) < barriers * kWorkers - 1)
+      if (!patience.more(barriers)) break;
+    rows_state(c).number += parts;
+  }
+  return c.meet();
+}
+
+// Items are dealt out to the warps of all workers.
+template <class Work>
+__device__ __forceinline__ void for_each_item(Consumer& c, int items, Work work) {
+#pragma unroll 1
+  for (int item = c.warp() * kWorkers + worker_number(); item < items; item += kWarps * kWorkers) work(item);
+}
+
+// Where word `word` (eight values) of a row lies in an array of blocks.
+__device__ __forceinline__ int64_t block_word(int row, int word, int blocks) {
+  return (static_cast<int64_t>(row / kTileRows) * blocks + word / 4) * kBlockWords + row % kTileRows * 4 + word % 4;
+}
+
+__device__ __forceinline__ void load_row_values(const float* from, float (&value)[8]) {
+  const uint4 low = load_row_word(reinterpret_cast<const uint4*>(from)), high = load_row_word(reinterpret_cast<const uint4*>(from) + 1);
+  const uint32_t bits[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int i = 0; i < 8; i++) value[i] = __uint_as_float(bits[i]);
+}
+__device__ __forceinline__ void store_row_values(float* to, const float (&value)[8]) {
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    reinterpret_cast<uint4*>(to)[i] = make_uint4(__float_as_uint(value[4 * i]), __float_as_uint(value[4 * i + 1]),
+                                                 __float_as_uint(value[4 * i + 2]), __float_as_uint(value[4 * i + 3]));
+}
+
+// What a product left: sums of each of its pieces of k, [pieces][rows of the chunk][words of eight].
+struct Pieces {
+  int count, rows, words;
+};
+
+__device__ __forceinline__ float* piece_values(const Params& params, const Pieces& pieces, int piece, int row, int word) {
+  return params.rows.partials + ((static_cast<int64_t>(piece) * pieces.rows + row) * pieces.words + word) * 8;
+}
+// Adds sums of each of several places in a piece, in words (negative: nothing), piece after piece. `AtOnce` pieces are on
+// their way together: one after another they would take the time of as many loads.
+template <int AtOnce, int Places>
+__device__ __forceinline__ void add_pieces(const Params& params, const Pieces& pieces, const int (&place)[Places], float (&value)[Places][8]) {
+#pragma unroll 1
+  for (int first = 0; first < pieces.count; first += AtOnce) {
+    float sums[AtOnce][Places][8];
+#pragma unroll
+    for (int i = 0; i < AtOnce; i++)
+#pragma unroll
+      for (int n = 0; n < Places; n++) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) sums[i][n][k] = 0;
+        if (first + i < pieces.count && place[n] >= 0) load_row_values(piece_values(params, pieces, first + i, 0, place[n]), sums[i][n]);
+      }
+#pragma unroll
+    for (int i = 0; i < AtOnce; i++)
+#pragma unroll
+      for (int n = 0; n < Places; n++)
+#pragma unroll
+        for (int k = 0; k < 8; k++) value[n][k] += sums[i][n][k];
+  }
+}
+
+__device__ __forceinline__ float* residual_values(const Params& params, int row, int word) {
+  return params.rows.residual + (static_cast<int64_t>(row) * kWidthWords + word) * 8;
+}
+__device__ __forceinline__ void load_embedding(const Params& params, int token, int word, float (&value)[8]) {
+  if constexpr (kWidth % 8 == 0) {
+    embedding_values(params, token, word * 8, value);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; i++) value[i] = word * 8 + i < kWidth ? embedding_value(params, token, word * 8 + i) : 0;
+  }
+}
+
+}  // namespace monotape

@@ -1,0 +1,58 @@
+// The kernel's own part of sampling: a token that is not simply the best is drawn, and its log-probabilities told.
+#pragma once
+#include "sampling/elect.h"
+#include "sampling/steps.h"
+#include "sampling/team.h"
+
+namespace monotape {
+
+// Chooses token number `produced` of the output, which will be at `position`.
+__device__ __forceinline__ bool draw(Consumer& c, const Sampling& s, SelectScratch& scratch, SamplerState& state, uint4* words,
+                                     int position, int produced) {
+  c.begin(Stage::sample, kLayers);
+  c.set_pace(kPolling);  // words are polled all the time
+  Team team(c, scratch, state, words);
+  const float* values = c.params.logits;
+  if constexpr (kRanks > 1) {
+    collect_logits(c);
+    if (!c.meet()) return false;
+  }
+  if (adjusts(s, produced)) {
+    if (!adjust(team, s, values, c.params.stop_ids, c.params.stop_count, produced)) return false;
+    values = s.adjusted;
+  }
+  c.trace.arrived();
+  const bool reports = s.top_logprobs >= 0;
+  Filtered left;
+  left.noisy = s.temperature > 0;
+  const auto tell = [&](int rank, int id, float value, double log_sum) {  // the chosen one's follows when it is known
+    if (worker_number() != 0) return;
+    const int64_t at = static_cast<int64_t>(produced) * s.top_logprobs + rank;
+    store_to_host(&s.top_ids[at], id);
+    store_to_host(&s.top_values[at], static_cast<float>(value - log_sum));
+  };
+  if (!filter(team, s, c.params.logits, values, position, left, tell)) return false;
+  if (c.thread == 0) scratch.log_sum = left.log_sum;
+  if (kRanks == 1 && left.winner && !reports) {  // everybody knows: no need to ask
+    if (c.thread == 0) announce(c, id_of(left.winner), scratch.stopping);
+    if (!c.meet()) return false;
+  } else {
+    const uint64_t mine = pick(team, s, values, left, position);
+    if (!elect(c, {value_of(mine), id_of(mine)}, reports ? &scratch.chosen_logit : nullptr)) return false;
+  }
+  const int token = c.shared.next_token;
+  if (c.thread == 0 && s.counts && token >= team.first && token < team.end) s.counts[token]++;
+  if (c.thread == 0 && worker_number() == 0 && reports && token >= 0)
+    store_to_host(&s.logprobs[produced], static_cast<float>(scratch.chosen_logit - scratch.log_sum));
+  c.trace.end();
+  return true;
+}
+
+// Once a request, before its first token is chosen.
+__device__ __forceinline__ bool begin_drawing(Consumer& c, const Sampling& s, SelectScratch& scratch, SamplerState& state,
+                                              uint4* words) {
+  Team team(c, scratch, state, words);
+  return !s.counts || begin_counts(team, s, c.params.prompt, c.params.prompt_length);
+}
+
+}  // namespace monotape

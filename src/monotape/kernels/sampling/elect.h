@@ -1,0 +1,86 @@
+// From logits to the next token.
+#pragma once
+#include "worker/clerk.h"
+#include "ranks/choice.h"
+
+namespace monotape {
+
+// A loop, although it is short: see Team::over_lanes.
+__device__ __forceinline__ Candidate best_of_warp(Candidate mine) {
+#pragma unroll 1
+  for (int o = kLanes / 2; o; o >>= 1) {
+    const Candidate other = {lane_across(mine.score, o), lane_across(mine.id, o)};
+    if (better(other, mine)) mine = other;
+  }
+  return mine;
+}
+
+// One thread tells the others of its worker what is next, after it has seen a word of this token from everybody. So all
+// have read the words of the turn before, and this worker's are taken back.
+__device__ __forceinline__ void announce(Consumer& c, int token, int stop) {
+  publish<Buffer::candidates>(*c.params.exchange, c.sample_turn() + 2, worker_number(), not_yet());
+  c.shared.next_token = token;
+  c.shared.stopping = stop;
+  c.shared.sample_turn = c.shared.sample_turn + 1;
+}
+
+// Every worker publishes its best, and every worker finds the best of all. Worker 0's word also says whether the host
+// wants to stop. Whoever has seen the words knows that all workers are done with this token. If a place for it is given,
+// in shared memory, the chosen token's own logit goes along.
+__device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen_logit = nullptr) {
+  c.set_pace(kPolling);
+  mine = best_of_warp(mine);
+  if (c.lane() == 0) c.shared.best_value[c.warp()] = mine.score, c.shared.best_id[c.warp()] = mine.id;
+  if (!c.meet()) return false;
+  if (c.warp() == 0) {
+    mine = c.lane() < kWarps ? Candidate{c.shared.best_value[c.lane()], c.shared.best_id[c.lane()]} : nobody();
+    mine = best_of_warp(mine);
+    uint4* candidates = words_of<Buffer::candidates>(*c.params.exchange, c.sample_turn());
+    if (c.lane() == 0) {
+      const float logit = chosen_logit && mine.id < kAllVocab ? c.params.logits[mine.id] : 0;
+      store_word(candidates + worker_number(),
+                 make_uint4(__float_as_uint(mine.score), mine.id, worker_number() == 0 && c.shared.cancel, __float_as_uint(logit)));
+    }
+    constexpr int kCount = divide_up(kWorkers, kLanes);
+    int index[kCount];
+    uint4 word[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; i++) index[i] = c.lane() + kLanes * i < kWorkers ? c.lane() + kLanes * i : -1;
+    Patience patience(c.shared, c.lost, Stage::sample, kLayers);
+    poll(candidates, index, word, patience);
+    mine = nobody();
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+      const Candidate other = {__uint_as_float(word[i].x), static_cast<int>(word[i].y)};
+      if (index[i] >= 0 && better(other, mine)) mine = other;
+    }
+    mine = best_of_warp(mine);
+    if (chosen_logit) {
+#pragma unroll
+      for (int i = 0; i < kCount; i++)
+        if (index[i] >= 0 && static_cast<int>(word[i].y) == mine.id) *chosen_logit = __uint_as_float(word[i].w);
+    }
+    int stop = word[0].z;
+    if constexpr (kRanks > 1) {
+      warp_meets();
+      const Choice told = {mine.score, mine.id, lane_at(stop, 0), chosen_logit ? *chosen_logit : 0};
+      const auto beats = [](float a, int id_a, float b, int id_b) { return better({a, id_a}, {b, id_b}); };
+      const Choice best = agree(c, told, beats);
+      mine = {best.score, best.id}, stop = best.stop;
+      if (chosen_logit && c.lane() == 0) *chosen_logit = best.logit;
+    }
+    warp_meets();  // only this warp has looked at the turn since everybody met
+    if (c.lane() == 0) announce(c, mine.score == mine.score ? mine.id : -1, stop);
+  }
+  return c.meet();
+}
+
+__device__ __forceinline__ bool choose(Consumer& c) {
+  c.begin(Stage::sample, kLayers);
+  c.trace.arrived();
+  const bool good = elect(c, c.best);
+  c.trace.end();
+  return good;
+}
+
+}  // namespace monotape

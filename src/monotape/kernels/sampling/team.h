@@ -1,0 +1,144 @@
+// The workers of the kernel as a team that sampling/cut.h can work with: consumer threads, and words through the L2.
+#pragma once
+#include "worker/consumer.h"
+#include "ranks/choice.h"
+#include "sampling/cut.h"
+
+namespace monotape {
+
+// A word on its way back to "not yet"; `confirm` returns when it is there, because a load gives it back.
+class Reset {
+ public:
+  __device__ __forceinline__ void begin(uint4* word) {
+    at_ = word;
+    store_word(at_, not_yet());
+    seen_ = load_word(at_);
+  }
+  __device__ __forceinline__ void confirm(const Shared& shared, bool& lost) {
+    while (at_ && (seen_.x & seen_.y & seen_.z & seen_.w) != ~0u && !lost) {
+      lost = shared.failed;
+      seen_ = load_word(at_);
+    }
+  }
+
+ private:
+  uint4* at_ = nullptr;
+  uint4 seen_;
+};
+
+// Everybody publishes some words in every turn and reads those of all. Three slots are used in turn. When a worker has
+// seen all words of a turn, everybody has read those of the turn before; so it takes back its own of those. That has
+// arrived before it publishes again (between two tokens a fence of the head's sees to it), and nobody polls that slot
+// until then.
+class Team {
+ public:
+  const int thread, first, end;
+
+  __device__ __forceinline__ Team(Consumer& c, SelectScratch& scratch, SamplerState& state, uint4* words)
+      : thread(c.thread),
+        first(drawn_from(c)),
+        end(drawn_until(c)),
+        c_(c), scratch_(scratch), state_(state), words_(words), turn_(state.turn) {}
+
+  __device__ __forceinline__ SelectScratch& scratch() { return scratch_; }
+  __device__ __forceinline__ bool meet() { return c_.meet(); }
+  __device__ __forceinline__ bool wants_to_stop() const { return worker_number() == 0 && c_.shared.cancel; }
+  __device__ __forceinline__ void add(uint32_t* counter, uint32_t n) { add_to_shared(counter, n); }
+
+  template <class T>
+  __device__ __forceinline__ T sum(T value) {
+    const auto add = [](T a, T b) { return a + b; };
+    T* parts = reinterpret_cast<T*>(scratch_.sums[flip()]);
+    value = over_lanes(value, kLanes / 2, add);
+    if (c_.lane() == 0) parts[c_.warp()] = value;
+    meet();
+    return over_lanes(parts[c_.lane() % kWarps], kWarps / 2, add);
+  }
+  template <int Count>
+  __device__ __forceinline__ void largest(uint64_t (&value)[Count]) {
+    const auto better = [](uint64_t a, uint64_t b) { return a > b ? a : b; };
+    uint64_t* parts = scratch_.sums[flip()];
+#pragma unroll
+    for (int i = 0; i < Count; i++) {
+      value[i] = over_lanes(value[i], kLanes / 2, better);
+      if (c_.lane() == 0) parts[i * kWarps + c_.warp()] = value[i];
+    }
+    meet();
+#pragma unroll
+    for (int i = 0; i < Count; i++) value[i] = over_lanes(parts[i * kWarps + c_.lane() % kWarps], kWarps / 2, better);
+  }
+  __device__ __forceinline__ uint64_t largest(uint64_t value) {
+    uint64_t all[1] = {value};
+    largest(all);
+    return all[0];
+  }
+  struct Scan {
+    int before, total;
+  };
+  __device__ __forceinline__ Scan scan(int value) {
+    int upto = value;
+#pragma unroll 1
+    for (int o = 1; o < kLanes; o <<= 1) {
+      const int other = lane_below(upto, o);
+      if (c_.lane() >= o) upto += other;
+    }
+    uint64_t* parts = scratch_.sums[flip()];
+    if (c_.lane() == kLanes - 1) parts[c_.warp()] = upto;
+    meet();
+    const int warp = c_.lane() % kWarps;
+    const uint64_t part = parts[warp], before = warp < c_.warp() ? part : 0;
+    const uint64_t both = over_lanes(before << 32 | part, kWarps / 2, [](uint64_t a, uint64_t b) { return a + b; });
+    return {upto - value + static_cast<int>(both >> 32), static_cast<int>(both)};
+  }
+
+  template <class WordAt>
+  __device__ __forceinline__ void publish(int count, WordAt word_at) {
+    if (c_.warp() != 0) return;
+    taken_back_.confirm(c_.shared, c_.lost);
+    warp_meets();
+    uint4* mine = slot(turn_) + worker_number() * kSamplerWords;
+#pragma unroll 1
+    for (int i = c_.lane(); i < count; i += kLanes) store_word(mine + i, word_at(i));
+    if (c_.lane() == 0) state_.written[turn_ % 3] = count;
+    warp_meets();
+  }
+  template <int Count>
+  __device__ __forceinline__ void collect(const int (&index)[Count], uint4 (&word)[Count]) {
+    Patience patience(c_.shared, c_.lost, Stage::sample, kLayers);
+    poll(slot(turn_), index, word, patience);
+  }
+  __device__ __forceinline__ void end_turn() {
+    if (c_.warp() == 0) {
+      uint4* mine = slot(turn_ + 2) + worker_number() * kSamplerWords;  // the turn before this one
+#pragma unroll 1
+      for (int i = c_.lane(); i < state_.written[(turn_ + 2) % 3]; i += kLanes) {
+        if (i >= kLanes) taken_back_.confirm(c_.shared, c_.lost);
+        taken_back_.begin(mine + i);
+      }
+    }
+    turn_++;
+    if (thread == 0) state_.turn = turn_;  // for the next token's team; there is a meeting in between
+  }
+
+ private:
+  // What is left of the values of 2 * `apart` lanes. A loop, although it is short: this code is run once a token, and
+  // shortening it saved more time than its instructions take; most likely they have left their cache in between.
+  template <class T, class Join>
+  static __device__ __forceinline__ T over_lanes(T value, int apart, Join join) {
+#pragma unroll 1
+    for (; apart; apart >>= 1) value = join(value, lane_across(value, apart));
+    return value;
+  }
+  // Two buffers in turn: who is a meeting ahead does not overwrite what others still read.
+  __device__ __forceinline__ int flip() { return flip_ ^= 1; }
+  __device__ __forceinline__ uint4* slot(int turn) { return words_ + turn % 3 * kWorkers * kSamplerWords; }
+
+  Consumer& c_;
+  SelectScratch& scratch_;
+  SamplerState& state_;
+  uint4* words_;
+  int turn_, flip_ = 0;
+  Reset taken_back_;
+};
+
+}  // namespace monotape

@@ -1,0 +1,325 @@
+// Attention of one token: the positions of each KV head are spread over as many workers as they can feed, and come
+// through the ring like weights; partial results are combined in the order of the positions.
+#pragma once
+#include "token/heads.h"
+#include "exchange/janitor.h"
+
+namespace monotape {
+
+// The softmax of some positions, not normalised, of the query heads that share a KV head. Scores have heads as rows:
+// lane / 4 is the head. Values are summed the other way round, with heads as columns, because then all sixteen rows of
+// the product are used: values[j] has dimensions 16j + lane / 4 and eight more, of heads 2t and 2t + 1, t = lane % 4.
+constexpr int kValueTiles = divide_up(kHeadTiles, 2);
+
+struct Running {
+  float peak = -infinity(), sum = 0;  // of head lane / 4
+  float values[kValueTiles][4];
+
+  __device__ void clear() {
+#pragma unroll
+    for (int j = 0; j < kValueTiles; j++) values[j][0] = values[j][1] = values[j][2] = values[j][3] = 0;
+  }
+};
+
+// One unit of 32 positions, of which [begin, end) can be seen. Everything is fetched before it is needed, and products
+// that follow each other do not wait for each other.
+__device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const Head& query, int begin, int end, Running& running) {
+  const uint4* keys = unit + c.lane();
+  const uint4* values = keys + kKeyBlocks * kBlockWords;
+  uint4 key[4][kHeadBlocks], value[2 * kValueTiles];
+#pragma unroll
+  for (int b = 0; b < kHeadBlocks; b++)
+#pragma unroll
+    for (int tile = 0; tile < 4; tile++) key[tile][b] = keys[(tile * kHeadBlocks + b) * kBlockWords];
+  float sum[4][4] = {}, score[4][2];
+#pragma unroll
+  for (int b = 0; b < kHeadBlocks; b++) {
+#pragma unroll
+    for (int tile = 0; tile < 4; tile++)
+      multiply_accumulate(sum[tile], query.block[b].x, 0, query.block[b].y, 0, key[tile][b].x, key[tile][b].y);
+#pragma unroll
+    for (int tile = 0; tile < 4; tile++)
+      multiply_accumulate(sum[tile], query.block[b].z, 0, query.block[b].w, 0, key[tile][b].z, key[tile][b].w);
+  }
+#pragma unroll
+  for (int j = 0; j < 2 * kValueTiles; j++)
+    value[j] = j < kHeadTiles ? values[j * kBlockWords] : make_uint4(0, 0, 0, 0);
+  float top = running.peak;
+#pragma unroll
+  for (int tile = 0; tile < 4; tile++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int at = tile * 8 + 2 * c.column() + i;
+      score[tile][i] = at >= begin && at < end ? sum[tile][i] : -infinity();
+      top = fmaxf(top, score[tile][i]);
+    }
+  top = fmaxf(top, lane_across(top, 1));
+  top = fmaxf(top, lane_across(top, 2));
+  if (top == -infinity()) top = 0;  // nothing to see: all weights are zero
+  const float fade = exponential(running.peak - top);
+  running.peak = top;
+  uint32_t weight[4];
+  float total = 0;
+#pragma unroll
+  for (int tile = 0; tile < 4; tile++) {
+    const float a = exponential(score[tile][0] - top), b = exponential(score[tile][1] - top);
+    total += a + b;
+    weight[tile] = pack_pair(a, b);
+  }
+  total += lane_across(total, 1);
+  total += lane_across(total, 2);
+  running.sum = running.sum * fade + total;
+  const float fade_even = lane_at(fade, 8 * c.column()), fade_odd = lane_at(fade, 8 * c.column() + 4);
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++) {
+    float* sums = running.values[j];
+    sums[0] *= fade_even, sums[1] *= fade_odd, sums[2] *= fade_even, sums[3] *= fade_odd;
+  }
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++) {
+    const uint4 low = value[2 * j], high = value[2 * j + 1];
+    multiply_accumulate(running.values[j], low.x, high.x, low.y, high.y, weight[0], weight[1]);
+  }
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++) {
+    const uint4 low = value[2 * j], high = value[2 * j + 1];
+    multiply_accumulate(running.values[j], low.z, high.z, low.w, high.w, weight[2], weight[3]);
+  }
+}
+
+// A token's angles are the same in all layers: they are in shared memory.
+__device__ __forceinline__ void keep_angles(Consumer& c, int position) {
+  const Angles angles = angles_of(c.params, position);
+  if (c.thread < kRopeHalf) c.shared.cosines[c.thread] = angles.cosines[c.thread], c.shared.sines[c.thread] = angles.sines[c.thread];
+}
+__device__ __forceinline__ Angles token_angles(Consumer& c) { return {c.shared.cosines, c.shared.sines}; }
+
+// What a warp needs of this token, made ready: row r of the result is query head r of those that share a KV head. The warp
+// that looks at the newest unit polls the new key and value as well, and leaves them in shared memory. The key rides
+// along as one more row where there is one.
+constexpr bool kKeyRides = kGroup < 8;
+
+__device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listens, bool newest, int layer) {
+  constexpr int kWords = HeadWords::count, kKeyWords = kKeyRides ? 0 : kWords, kAll = kWords + kKeyWords + 1;
+  const int first_query = kv_head * kGroup * kHeadWords, first_key = (kHeads + kv_head) * kHeadWords;
+  const bool queries = listens && c.row() < kGroup, is_key = kKeyRides && newest && c.row() == kGroup;
+  int number[kWords], index[kAll];
+  uint4 word[kAll];
+  HeadWords::numbers(c.column(), number);
+#pragma unroll
+  for (int i = 0; i < kWords; i++) {
+    const int mine = queries ? first_query + c.row() * kHeadWords : first_key;
+    index[i] = (queries || is_key) && number[i] >= 0 ? mine + number[i] : -1;
+    if constexpr (!kKeyRides) index[kWords + i] = newest && number[i] >= 0 ? first_key + number[i] : -1;
+  }
+  index[kAll - 1] = newest && c.lane() < kHeadWords ? first_key + kKvHeads * kHeadWords + c.lane() : -1;
+  const auto gains_of = [&](bool key) {
+    return read_head_gains(head_gain(c.params, key, layer), c.column());
+  };
+  const HeadGains gains = gains_of(is_key), key_gains = kKeyRides ? gains : gains_of(true);
+  Patience patience(c.shared, c.lost, Stage::attention, layer);
+  poll(words_of<Buffer::qkv>(*c.params.exchange, c.turn), index, word, patience);
+  warp_meets();
+  const auto finish = [&](int first, bool key, const HeadGains& gains) {
+    uint4 own[kWords];
+#pragma unroll
+    for (int i = 0; i < kWords; i++) own[i] = word[first + i];
+    return finish_head(own, c.column(), gains, token_angles(c), key ? 1.0f : kAttentionScale);
+  };
+  const Head head = finish(0, is_key, gains);
+  if (newest) {
+    const Head key = kKeyRides ? head : finish(kKeyWords, true, key_gains);
+    if (is_key || (!kKeyRides && c.row() == 0)) {
+#pragma unroll
+      for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + c.column()] = key.block[b];
+    }
+    if (c.lane() < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane()] = word[kAll - 1];
+    warp_meets();
+  }
+  return head;
+}
+
+// The newest token's key and value from shared memory into their unit: the one in the ring, so that the unit is as all
+// others, and later the one in the KV. Others see the latter only after the fence before the head: soon enough.
+__device__ __forceinline__ void put_newest(Consumer& c, uint8_t* unit, int position) {
+  if (c.lane() < kHeadBlocks * 4) store_key_word(unit, position, c.lane() / 4, c.column(), c.shared.new_key[c.lane()]);
+#pragma unroll
+  for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = c.shared.new_value[d];
+}
+
+// The warp's part into shared memory, head by head.
+__device__ __forceinline__ void keep_part(Consumer& c, const Running& running) {
+  float(*part)[kPartValues] = c.shared.attention[c.warp()];
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int head = 2 * c.column() + i % 2, d = 16 * j + c.row() + i / 2 * 8;
+      if (head < kGroup && d < kHeadDim) part[head][d] = running.values[j][i];
+    }
+  if (c.column() == 0 && c.row() < kGroup) part[c.row()][kHeadDim] = running.peak, part[c.row()][kHeadDim + 1] = running.sum;
+}
+
+// Four neighbouring values of a head with their peak and sum: what the warps have of them, added up in order.
+struct Quad {
+  float value[4], peak, sum;
+};
+__device__ __forceinline__ Quad combine_warps(const Shared& shared, int warps, int g, int d) {
+  Quad all = {{0, 0, 0, 0}, -infinity(), 0};
+  float2 ends[kWarps];  // peak and sum of each warp
+#pragma unroll
+  for (int w = 0; w < kWarps; w++) {
+    ends[w] = w < warps ? *reinterpret_cast<const float2*>(&shared.attention[w][g][kHeadDim]) : make_float2(-infinity(), 0);
+    all.peak = fmaxf(all.peak, ends[w].x);
+  }
+#pragma unroll
+  for (int w = 0; w < kWarps; w++) {
+    if (w >= warps) continue;
+    const float4 part = *reinterpret_cast<const float4*>(&shared.attention[w][g][d]);
+    const float weight = exponential(ends[w].x - all.peak);
+    all.sum += ends[w].y * weight;
+    all.value[0] += part.x * weight, all.value[1] += part.y * weight;
+    all.value[2] += part.z * weight, all.value[3] += part.w * weight;
+  }
+  return all;
+}
+
+// Two neighbouring lanes' values of a head, finished, are a word.
+__device__ __forceinline__ void publish_attended(Consumer& c, int head, int quad, const Quad& all, bool real) {
+  const float scale = quotient(1, all.sum);
+  const uint32_t low = pack_pair(all.value[0] * scale, all.value[1] * scale);
+  const uint32_t high = pack_pair(all.value[2] * scale, all.value[3] * scale);
+  const uint4 word = make_uint4(low, high, lane_above(low, 1), lane_above(high, 1));
+  if (real && quad % 2 == 0) publish<Buffer::attended>(*c.params.exchange, c.turn, head * kHeadWords + quad / 2, word);
+}
+
+// Thread i has four values of a head, and so on in rounds. One split publishes the attended values themselves, several
+// publish their parts, for `combine`.
+__device__ __forceinline__ void publish_results(Consumer& c, const Share& share) {
+  constexpr int kQuads = kHeadDim / 4;
+  Exchange& exchange = *c.params.exchange;
+#pragma unroll 1
+  for (int i = c.thread; i < whole_warps(kGroup * kQuads); i += kConsumers) {  // whole warps: they shuffle
+    const bool real = i < kGroup * kQuads;
+    const int g = real ? i / kQuads : 0, quad = i % kQuads;
+    const Quad all = combine_warps(c.shared, smaller(share.count, kWarps), g, quad * 4);
+    if (share.splits == 1) {
+      publish_attended(c, share.kv_head * kGroup + g, quad, all, real);
+      continue;
+    }
+    const uint4 word = make_uint4(__float_as_uint(all.value[0]), __float_as_uint(all.value[1]), __float_as_uint(all.value[2]),
+                                  __float_as_uint(all.value[3]));
+    if (real) publish<Buffer::partials>(exchange, c.turn, part_word(share.kv_head, g, share.split, quad), word);
+    if (real && quad == 0)
+      publish<Buffer::partials>(exchange, c.turn, part_word(share.kv_head, g, share.split, kPartialWords - 1),
+              make_uint4(__float_as_uint(all.peak), __float_as_uint(all.sum), 0, 0));
+  }
+}
+
+// A worker that owns nothing else in a layer has its words of the turn before taken back here: everybody has read this
+// turn's residual stream, of which the query was made.
+__device__ __forceinline__ void reset_in_attention(Consumer& c, int layer) {
+  c.set_pace(kWorking, step_of(c, kFirstStage, layer));
+  if (c.thread == 0) await_resets(c, step_of(c, kFirstStage, layer));
+}
+
+// The stage: the query arrives, every warp looks at units in turn, and the warps' results are added up.
+__device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
+  const Share share = share_of(c.shared, layer, position);
+  if (!share.has_part) return true;
+  c.begin(Stage::attention, layer);
+  if (!c.meet()) return false;  // nobody reads the sums of qkv any more, over which parts will lie
+  const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
+  const bool newest = last >= 0 && last % kWarps == c.warp();
+  const bool idle = resets_in_attention(c);
+  const Head query = hear_token(c, share.kv_head, c.warp() < share.count || idle, newest, layer);
+  c.trace.arrived();
+  if (idle) reset_in_attention(c, layer);
+  Running running;
+  running.clear();
+  for (int unit = 0; unit < share.count; unit += kPageUnits) {
+    const uint4* page = c.pages.take(c.lost);
+#pragma unroll 1
+    for (int i = unit; i < smaller(unit + kPageUnits, share.count); i++)
+      if (i % kWarps == c.warp()) {
+        const int base = (share.first + i) * kUnitPositions;
+        const uint4* words = page + (i - unit) * (kUnitBytes / 16);
+        if (i == last) {
+          put_newest(c, reinterpret_cast<uint8_t*>(const_cast<uint4*>(words)), position);
+          warp_meets();
+        }
+        look_at(c, words, query, share.begin - base, position + 1 - base, running);
+      }
+    if (!newest || unit + kPageUnits < share.count) c.pages.give_back(c.lane(), c.lost);
+  }
+  if (c.warp() < share.count) keep_part(c, running);
+  if (!c.meet()) return false;
+  publish_results(c, share);
+  c.trace.end();
+  if (newest) {
+    fence_shared_copies();  // the next copy into the page comes after what was stored there
+    c.pages.give_back(c.lane(), c.lost);
+    put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position);
+  }
+  return c.meet();
+}
+
+// Where several workers share a KV head: of a query head, each warp adds up the parts of every eighth of them, a lane four
+// of its values; then warps add up what they have, as in `attend`.
+__device__ __forceinline__ void hear_parts(Consumer& c, int head, int splits, int layer) {
+  constexpr int kAtOnce = smaller(divide_up(kMaxSplits, kWarps), 5);  // more would not fit the registers
+  const bool has_values = c.lane() < kPartialWords - 1;
+  float peak = -infinity(), sum = 0, value[4] = {0, 0, 0, 0};
+  Patience patience(c.shared, c.lost, Stage::combine, layer);
+#pragma unroll 1
+  for (int first = c.warp(); first < splits; first += kAtOnce * kWarps) {
+    int index[2 * kAtOnce];
+    uint4 word[2 * kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) {
+      const int split = first + i * kWarps, start = (head * kMaxSplits + split) * kPartialWords;
+      index[2 * i] = split < splits && has_values ? start + c.lane() : -1;
+      index[2 * i + 1] = split < splits ? start + kPartialWords - 1 : -1;
+    }
+    poll(words_of<Buffer::partials>(*c.params.exchange, c.turn), index, word, patience);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) {
+      const float its_peak = first + i * kWarps < splits ? __uint_as_float(word[2 * i + 1].x) : -infinity();
+      const float higher = fmaxf(peak, its_peak), top = higher == -infinity() ? 0 : higher;
+      const float fade = exponential(peak - top), weight = exponential(its_peak - top);
+      peak = higher;
+      sum = sum * fade + __uint_as_float(word[2 * i + 1].y) * weight;
+      value[0] = value[0] * fade + __uint_as_float(word[2 * i].x) * weight;
+      value[1] = value[1] * fade + __uint_as_float(word[2 * i].y) * weight;
+      value[2] = value[2] * fade + __uint_as_float(word[2 * i].z) * weight;
+      value[3] = value[3] * fade + __uint_as_float(word[2 * i].w) * weight;
+    }
+  }
+  warp_meets();
+  float* part = c.shared.attention[c.warp()][0];
+  if (has_values) reinterpret_cast<float4*>(part)[c.lane()] = float4{value[0], value[1], value[2], value[3]};
+  if (c.lane() == 0) part[kHeadDim] = peak, part[kHeadDim + 1] = sum;
+}
+
+__device__ __forceinline__ bool combine(Consumer& c, int layer, int position) {
+  const int splits = split_count(position);
+  if (splits == 1) return true;
+  // From the last worker down: the first ones have the most to do in attention.
+#pragma unroll 1
+  for (int head = kWorkers - 1 - worker_number(); head < kHeads; head += kWorkers) {
+    c.begin(Stage::combine, layer);
+    if (!c.meet()) return false;  // nobody reads the sums of qkv any more, as in `attend`, or the parts of the head before
+    hear_parts(c, head, splits, layer);
+    if (resets_in_attention(c) && worker_number() / kKvHeads >= splits) reset_in_attention(c, layer);  // not before, in `attend`
+    if (!c.meet()) return false;
+    if (c.warp() == 0) {
+      const int quad = smaller(c.lane(), kHeadDim / 4 - 1);  // all lanes: they shuffle
+      const Quad all = combine_warps(c.shared, kWarps, 0, quad * 4);
+      publish_attended(c, head, c.lane(), all, c.lane() < kHeadDim / 4);
+    }
+    c.trace.end();
+  }
+  return worker_number() < kWorkers - kHeads || c.meet();  // the next input lies where the parts are
+}
+
+}  // namespace monotape

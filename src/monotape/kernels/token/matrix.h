@@ -1,0 +1,307 @@
+// A matrix stage of one token: read the input from the exchange, multiply it by this worker's tiles as they come off
+// the tape, add up what the eight warps have, and hand each finished row to the stage's ending.
+//
+// All stages are this one piece of code: a layer runs through it once a matrix.
+#pragma once
+#include "exchange/janitor.h"
+
+namespace monotape {
+
+// What distinguishes a stage while a token passes it.
+struct Matrix {
+  Stage stage;
+  int layer, blocks, words;  // blocks of k, and words of the input: the last block may be padded
+  const uint4* input;   // words of the exchange
+  const float* gain;    // of the norm; null: the input is not normalised
+  const float* bias;    // of this worker's rows; null: none
+  uint4* output;        // where this worker's first word goes; null: not into the exchange
+};
+
+// Warp w has the blocks w, w + 8, w + 16 ... of k. A lane polls word lane % 4 of every eighth of them.
+constexpr int kRounds = 4;  // words that a lane polls together of long inputs
+constexpr int kNormRounds = divide_up(divide_up(kWidth, kBlockK), kWarps * 8);
+static_assert(kNormRounds <= kRounds, "words of a normalised input that registers can hold");
+
+__device__ __forceinline__ int input_word(Consumer& c, int round) {
+  return ((round * 8 + c.row()) * kWarps + c.warp()) * 4 + c.column();
+}
+
+// A word in the order in which products want it: its first and third pair, then its second and fourth.
+__device__ __forceinline__ uint4 in_halves(uint4 word) { return make_uint4(word.x, word.z, word.y, word.w); }
+
+// The norm's gain of a word's eight values; nothing past the end.
+__device__ __forceinline__ void read_gains(const float* gain, int at, float (&out)[8]) {
+  if (!gain) return;
+  if constexpr (kWidth % 8 == 0) {
+    if (at < kWidth) load8(gain + at, out);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      if (at + i < kWidth) out[i] = gain[at + i];
+  }
+}
+
+// Polls this warp's words of the input from round `first` on, and leaves them in shared memory, in the order of k,
+// multiplied by the norm's gain. Returns the lane's sum of squares, taken before the gain.
+template <int Rounds>
+__device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, int first, const float (&gains)[kNormRounds][8],
+                                             Patience& patience) {
+  int index[Rounds];
+  uint4 word[Rounds];
+#pragma unroll
+  for (int r = 0; r < Rounds; r++) {
+    const int at = input_word(c, first + r);
+    index[r] = at < matrix.words ? at : -1;
+  }
+  poll(matrix.input, index, word, patience);
+  float squares = 0;
+#pragma unroll
+  for (int r = 0; r < Rounds; r++) {
+    if (Rounds == kNormRounds && matrix.gain) {  // what is normalised is never longer than that
+      float value[8];
+      unpack8(word[r], value);
+#pragma unroll
+      for (int i = 0; i < 8; i++) squares += value[i] * value[i], value[i] *= gains[r][i];
+      word[r] = pack8_for(matrix.stage, value);
+    } else if constexpr (!kOneHalf) {
+      float value[8];
+      unpack8(word[r], value);
+      word[r] = pack8_for(matrix.stage, value);
+    }
+    const int at = input_word(c, first + r);
+    if (at < matrix.blocks * 4) c.shared.x[at] = in_halves(word[r]);  // past the last word there are zeros
+  }
+  return squares;
+}
+
+// All of them. What is normalised, and what is as short, is polled at once: most of the time from an input to an output is
+// the number of instructions in between.
+__device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
+  float gains[kNormRounds][8] = {};
+#pragma unroll
+  for (int r = 0; r < kNormRounds; r++) read_gains(matrix.gain, input_word(c, r) * 8, gains[r]);
+  Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
+  float squares = 0;
+  if (matrix.blocks <= kNormRounds * kWarps * 8) {
+    squares = read_rounds<kNormRounds>(c, matrix, 0, gains, patience);
+  } else {
+#pragma unroll 1
+    for (int first = 0; first * kWarps * 8 < matrix.blocks; first += kRounds) read_rounds<kRounds>(c, matrix, first, gains, patience);
+  }
+  c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));
+  warp_meets();
+  return squares;
+}
+
+// Weights that a warp has in registers: its blocks of the tiles that it multiplies together, or of a tile's part.
+__host__ __device__ constexpr int blocks_at_once(Product p) { return p.together * divide_up(p.page_run, kWarps); }
+__host__ __device__ constexpr int most_blocks_at_once() {
+  int most = 1;
+  for (int i = 0; i < kProducts; i++) most = larger(most, blocks_at_once(product(i)));
+  return most;
+}
+struct Weights {
+  uint4 block[most_blocks_at_once()] = {};
+};
+
+// A warp's way through its worker's tiles of a stage. A tile may take several pages.
+struct Progress {
+  Weights even, odd;              // what is multiplied next, and after that
+  int tile = 0, k = 0;            // of what is multiplied next
+  int next_tile = 0, next_k = 0;  // of what is fetched next
+  int in_page = 0;                // tiles of the page at hand that have been fetched
+  bool page_ends = false;         // with what was fetched last
+};
+
+// Tiles, eight rows each, times the input: this warp's blocks only, into the buffer of sums. All of a warp's time goes
+// into this loop, so it is short, and two pages are on their way: they are fetched before the input is there, which also
+// makes room in the ring while everybody waits for each other.
+//
+// Weights are the first operand of a product, which has 16 rows: eight rows of the tile with a half of each lane's
+// values, and the same eight with the other half. The input's halves are columns 0 and 1 of the other operand, so one
+// product takes a whole block, and row r's result is the sum of two values in lane 4r.
+//
+// For each product of the plan, a length of a tile and a format, there is a loop of its own: run-time bounds double the
+// instruction count.
+template <int Number>
+class TileProduct {
+ public:
+  static constexpr Product kProduct = product(Number);
+  static constexpr int kTogether = kProduct.together;
+
+  __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
+      : c_(c), at_(progress), count_(count),
+        input_(reinterpret_cast<const uint2*>(c.shared.x) + c.warp() * 8 + c.column() * 2 + c.row() % 2),
+        sums_out_(&c.shared.sums[c.buffer][0][c.row()][c.warp()]) {}
+
+  __device__ __forceinline__ void prepare() {
+    fetch_next(at_.even);
+    fetch_next(at_.odd);
+    give_back();
+  }
+
+  // The tiles from the next one on, up to `end`; `meanwhile` is called once something is under way.
+  template <class Meanwhile>
+  __device__ __forceinline__ void run(int end, Meanwhile meanwhile) {
+    if (kWhole) read_input();
+    step(at_.even);
+    meanwhile();
+#pragma unroll 1
+    while (at_.tile < end) {
+      step(at_.odd);
+      if (at_.tile >= end) break;
+      step(at_.even);
+    }
+  }
+
+ private:
+  using Weight = Stored<kProduct.format>;
+  static constexpr int kBlocks = kProduct.blocks, kInPage = kProduct.tiles_in_page, kRun = kProduct.page_run;
+  static constexpr int kAtOnce = divide_up(kRun, kWarps);
+  static constexpr int kLastRun = kBlocks - (divide_up(kBlocks, kRun) - 1) * kRun, kSure = kLastRun / kWarps;
+  static constexpr bool kWhole = kRun == kBlocks;  // a tile is never in two pages, and the input is the same for all
+  static constexpr int kChains = kTogether == 1 ? 4 : 2;  // of a tile's products that do not wait for each other
+
+  // A page's tiles, or some of them, or a part of one. What lies past the last tile is multiplied too, and left.
+  __device__ __forceinline__ void step(Weights& weights) {
+    if (!kWhole) read_input();
+    if (kWhole || at_.k == 0) clear();
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++)
+#pragma unroll
+      for (int t = 0; t < kTogether; t++) {
+        const uint4 w = Weight::operand(weights.block[t * kAtOnce + i]);
+        multiply_accumulate<Weight::kFloat16>(sums_[t][i % kChains], w.x, w.y, w.z, w.w, x_[i].x, x_[i].y);
+      }
+    fetch_next(weights);
+    at_.k += kRun;
+    if (!kWhole && at_.k < kBlocks) return;
+#pragma unroll
+    for (int t = 0; t < kTogether; t++) {
+      float y = sums_[t][0][0] + sums_[t][0][3];
+#pragma unroll
+      for (int i = 1; i < kChains; i++) y += sums_[t][i][0] + sums_[t][i][3];
+      if (c_.column() == 0) sums_out_[t * kTileRows * kWarps] = y;
+    }
+    sums_out_ += kTogether * kTileRows * kWarps;
+    at_.k = 0, at_.tile += kTogether;
+  }
+
+  // This warp's blocks of it, from k on.
+  __device__ __forceinline__ void read_input() {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) x_[i] = there(at_.k, i) ? input_[(at_.k + i * kWarps) * 8] : make_uint2(0, 0);
+  }
+
+  // What was fetched before is in registers by now.
+  __device__ __forceinline__ void give_back() {
+    if (at_.page_ends) c_.pages.give_back(c_.lane(), c_.lost);
+    at_.page_ends = false;
+  }
+
+  __device__ __forceinline__ void fetch_next(Weights& to) {
+    give_back();
+    if (at_.next_tile >= count_) return;
+    const uint4* page = c_.pages.take(c_.lost) + ((kInPage == kTogether ? 0 : at_.in_page * kBlocks) + c_.warp()) * kBlockWords + c_.lane();
+#pragma unroll
+    for (int t = 0; t < kTogether; t++)
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++) {
+        if (there(at_.next_k, i)) to.block[t * kAtOnce + i] = page[(t * kBlocks + i * kWarps) * kBlockWords];
+        else if (!kWhole) to.block[i] = make_uint4(0, 0, 0, 0);  // of whole tiles it has been zero from the start
+      }
+    at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || at_.next_tile + kTogether >= count_;
+    at_.in_page = at_.page_ends ? 0 : at_.in_page + kTogether;
+    at_.next_k += kRun;
+    if (kWhole || at_.next_k >= kBlocks) at_.next_k = 0, at_.next_tile += kTogether;
+  }
+
+  __device__ __forceinline__ bool there(int k, int i) const { return i < kSure || k + i * kWarps + c_.warp() < kBlocks; }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int t = 0; t < kTogether; t++)
+#pragma unroll
+      for (int i = 0; i < kChains; i++) sums_[t][i][0] = sums_[t][i][1] = sums_[t][i][2] = sums_[t][i][3] = 0;
+  }
+
+  Consumer& c_;
+  Progress& at_;
+  const int count_;
+  const uint2* const input_;
+  float* sums_out_;
+  uint2 x_[kAtOnce];
+  float sums_[kTogether][kChains][4];
+};
+
+// The product of a stage, which is known only when the kernel runs.
+__device__ __forceinline__ int product_number(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return row.product; });
+}
+template <int Number = kProducts - 1>
+__device__ __forceinline__ void prepare_tiles(Consumer& c, Progress& progress, int number, int count) {
+  if constexpr (Number == 0) TileProduct<0>(c, progress, count).prepare();
+  else if (number == Number) TileProduct<Number>(c, progress, count).prepare();
+  else prepare_tiles<Number - 1>(c, progress, number, count);
+}
+template <int Number = kProducts - 1, class Meanwhile>
+__device__ __forceinline__ void multiply_tiles(Consumer& c, Progress& progress, int number, int count, int end, Meanwhile meanwhile) {
+  if constexpr (Number == 0) TileProduct<0>(c, progress, count).run(end, meanwhile);
+  else if (number == Number) TileProduct<Number>(c, progress, count).run(end, meanwhile);
+  else multiply_tiles<Number - 1>(c, progress, number, count, end, meanwhile);
+}
+
+__device__ __forceinline__ float sum_of_warps(const float (&parts)[kWarps]) {
+  float part[kWarps];
+  load8(parts, part);
+  return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+}
+
+// Which tile of the batch that starts with tile `first` a thread finishes: number t of a worker is always finished by the
+// same threads, whatever the batch. ranks/words.h needs that.
+static_assert((kBatchTiles & (kBatchTiles - 1)) == 0, "a power of two");
+__device__ __forceinline__ int own_tile(const Consumer& c, int first) { return (c.part(kTileRows) - first) & (kBatchTiles - 1); }
+
+__device__ __forceinline__ float bias_of(const Consumer& c, const Matrix& matrix, int first, int count) {
+  const int tile = first + own_tile(c, first);
+  return matrix.bias && tile < count ? matrix.bias[tile * kTileRows + c.within(kTileRows)] : 0;
+}
+
+// Runs the stage: ending(tile, row of the tile, value, whether it is real) for every row of a batch, with whole warps so
+// that the ending may shuffle.
+template <class Ending>
+__device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Ending ending) {
+  const int count = c.span(matrix.stage).count, number = product_number(matrix.stage);
+  const int most = of_stage(matrix.stage, [](StageRow row) { return product(row.product).batch; });
+  if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
+  c.begin(matrix.stage, matrix.layer);
+  c.set_pace(matrix.stage == kAfterAttention ? kAttending : kPolling);
+  float bias = bias_of(c, matrix, 0, count);  // on its way while the input is awaited
+  Progress progress;
+  prepare_tiles(c, progress, number, count);
+  float squares = read_input(c, matrix);
+  c.trace.arrived();
+#pragma unroll 1
+  for (int first = 0; first < count; first += most, c.buffer ^= 1) {
+    const int batch = smaller(count - first, most);
+    const int mine = own_tile(c, first), row = c.within(kTileRows);  // what this thread will finish
+    multiply_tiles(c, progress, number, count, first + batch, [&] {
+      if (first == 0 && matrix.gain) squares = warp_sum(squares);
+    });
+    if (c.lane() == 0) c.shared.squares[c.buffer][c.warp()] = squares;
+    if (first == 0 && c.thread == 0) await_resets(c, step_of(c, matrix.stage, matrix.layer));
+    if (!c.meet()) return false;
+    if (c.thread < kBatchTiles * kTileRows) {
+      float y = sum_of_warps(c.shared.sums[c.buffer][mine][row]);
+      if (matrix.gain) y *= inverse_root(sum_of_warps(c.shared.squares[c.buffer]) * (1.0f / kWidth) + kNormEps);
+      if constexpr (kQkvBias) y += bias;
+      if (mine < batch && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
+      ending(first + mine, row, y, mine < batch);
+    }
+    if constexpr (kQkvBias) bias = bias_of(c, matrix, first + most, count);
+  }
+  c.trace.end();
+  return true;
+}
+
+}  // namespace monotape

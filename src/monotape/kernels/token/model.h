@@ -1,0 +1,142 @@
+// One token through the model: embed, the layers, the head.
+#pragma once
+#include "token/attention.h"
+#include "token/matrix.h"
+#include "ranks/head.h"
+#include "ranks/choice.h"
+
+namespace monotape {
+
+// Value k of a token's embedding, or eight from k on. A tied embedding is read off the tape of the worker that owns its row
+// of the head.
+using HeadWeight = Stored<product(row_of(Stage::head).product).format>;
+constexpr bool kTableFloat16 = Stored<kEmbeddingFormat>::kFloat16;
+
+__device__ __forceinline__ const uint8_t* embedding_block(const Params& params, int token, int k) {
+  const TilePlace& place = params.places[params.first_place[static_cast<int>(Stage::head)] + token / kTileRows];
+  return params.tapes + place.start + k / kBlockK * HeadWeight::kBlockBytes;
+}
+__device__ __forceinline__ float embedding_value(const Params& params, int token, int k) {
+  if (params.embedding) return widen<kTableFloat16>(params.embedding[static_cast<int64_t>(token) * kWidth + k]);
+  return HeadWeight::value(embedding_block(params, token, k), token % kTileRows, k % kBlockK);
+}
+__device__ __forceinline__ void embedding_values(const Params& params, int token, int k, float (&out)[8]) {
+  const uint16_t* table = params.embedding + static_cast<int64_t>(token) * kWidth + k;
+  if (params.embedding) unpack8<kTableFloat16>(*reinterpret_cast<const uint4*>(table), out);
+  else HeadWeight::values(embedding_block(params, token, k), token % kTileRows, k % kBlockK, out);
+}
+
+// The token's embedding becomes this worker's elements of the residual stream.
+__device__ __forceinline__ void embed(Consumer& c, int token) {
+  c.refresh();
+  const Span& owned = c.span(kResidualStage);
+#pragma unroll 1
+  for (int i = c.thread; i < whole_warps(owned.count * kTileRows); i += kConsumers) {  // whole warps: they shuffle
+    const int tile = i / kTileRows, row = i % kTileRows, k = (owned.first + tile) * kTileRows + row;
+    const bool mine = tile < owned.count;
+    const float value = mine && k < kWidth ? embedding_value(c.params, token, k) : 0;
+    if (mine) c.shared.residual[i] = value;  // zeros where the last tile is padded
+    const uint4 word = gather_word(value);
+    if (mine && row == 0) publish<Buffer::residual>(*c.params.exchange, c.turn, owned.first + tile, word);
+  }
+}
+
+// Where a stage's input is and what it is multiplied with before, and where its output goes: the table's row, with
+// addresses for its names.
+template <int I = 0>
+__device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer) {
+  constexpr StageRow kRow = stage_row(I);
+  constexpr Stage kStage = static_cast<Stage>(I);
+  if constexpr (I + 1 < kMatrixStages)
+    if (stage != kStage) return matrix_of<I + 1>(c, stage, layer);
+  Exchange& exchange = *c.params.exchange;
+  Matrix matrix = {kStage, layer, divide_up(kRow.k, kBlockK), divide_up(kRow.k, 8), nullptr, nullptr, nullptr, nullptr};
+  const int first = own_first(c.span(kStage), kStage);
+  matrix.input = words_of<kRow.reads>(exchange, kRow.reads == Buffer::final_residual ? c.sample_turn() : c.turn);
+  if constexpr (kRow.gain != kNoVector && !(kStage == Stage::head && kHeadInput == HeadInput::mean))  // a mean is of normalised values
+    matrix.gain = c.params.vectors[static_cast<int>(kRow.gain)] + (kStage == Stage::head ? 0 : layer * kWidth);
+  if constexpr (kRow.bias != kNoVector)
+    matrix.bias = c.params.vectors[static_cast<int>(kRow.bias)] + (layer * kRow.tiles + c.span(kStage).first) * kTileRows;
+  if constexpr (kRow.writes == Buffer::residual) {  // the next layer starts from it, or the head
+    uint4* next = words_of<Buffer::residual>(exchange, c.turn ^ 1) + first;
+    // What the head starts from may be made of more than this rank has: see ranks/head.h.
+    uint4* last = kHeadInput == HeadInput::own ? words_of<Buffer::final_residual>(exchange, c.sample_turn()) + first : nullptr;
+    matrix.output = layer == kLayers - 1 ? last : next;
+  } else if constexpr (kRow.writes != Buffer::none) {
+    matrix.output = words_of<kRow.writes>(exchange, c.turn) + first;
+  }
+  return matrix;
+}
+
+// An element of the residual stream after a module, of which this rank has `partial`.
+__device__ __forceinline__ float end_module(Consumer& c, Stage stage, int layer, int own, float partial) {
+  float& residual = c.shared.residual[own];
+  if constexpr (kRanks == 1) return residual += partial;
+  return residual = settle(c, stage, layer, own, residual, partial);
+}
+
+// Which weights the published stages of this layer take: here by the token, as hash routing does.
+__device__ __forceinline__ void publish_choice(Consumer& c, int token) {
+  if (worker_number() != 0 || c.thread != 0) return;
+  const uint64_t pass = static_cast<uint32_t>(c.turn);
+  store_link(&c.params.exchange->choice[c.turn % 2], pass << 32 | static_cast<uint32_t>(token % kChoices));
+}
+
+// What becomes of a finished row. Whole warps: a word is gathered from eight lanes.
+__device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int tile, int row, float y, bool real) {
+  const Stage stage = matrix.stage;
+  if (stage == Stage::head) {
+    const int index = (c.span(stage).first + tile) * kTileRows + row, id = first_id(c.params) + index;
+    if (!real || index >= kVocab) return;
+    if (kRanks > 1 && c.params.sampling.active) push_logit(c, id, y);
+    else c.params.logits[id] = y;
+    if (better({y, id}, c.best)) c.best = {y, id};
+    return;
+  }
+  const bool paired = is_gated(stage);  // gate tiles are even, their up tiles follow
+  const float up = lane_above(y, kTileRows);
+  if (paired) y = gated(y, up);
+  if (adds_to_residual(stage) && real) y = end_module(c, stage, matrix.layer, tile * kTileRows + row, y);
+  const uint4 word = gather_word(y);
+  if (row == 0 && real && !(paired && tile % 2) && matrix.output) store_word(matrix.output + (paired ? tile / 2 : tile), word);
+}
+
+// A token through all layers and the head, or the last row of a prefill through the head only. The logits of this
+// worker's part of the vocabulary are in params.logits then.
+__device__ __forceinline__ bool forward(Consumer& c, int token, int position, bool head_only) {
+  if (!head_only) {
+    keep_lists(c, position);
+    keep_angles(c, position);
+    embed(c, token);
+    if constexpr (kRanks > 1) count_sends(c);
+    if (!c.meet()) return false;
+  }
+#pragma unroll 1
+  for (int step = head_only ? kTokenSteps - 1 : 0;; step++) {
+    const int layer = layer_of(step);
+    const Stage stage = stage_of(step);
+    if constexpr (kChoices > 1)
+      if (stage == kFirstStage) publish_choice(c, token);
+    // This token's KV, and the candidates' reset, come before the word that this worker elects with.
+    if (stage == Stage::head) fence_device(), c.best = nobody();
+    if constexpr (kRanks > 1)
+      if (adds_to_residual(stage)) look_early(c, c.shared.steps[module_of(stage, layer)]);
+    const Matrix matrix = matrix_of(c, stage, layer);
+    const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, matrix, tile, row, y, real); };
+    if (!run_matrix(c, matrix, ending)) return false;
+    if (stage == Stage::head) {
+      c.token_step += kTokenSteps;
+      return c.meet();
+    }
+    if (attention_follows(stage)) {
+      const int here = c.shared.position;  // reloaded here to limit live registers
+      if (!attend(c, layer, here)) return false;
+      if (!combine(c, layer, here)) return false;
+    }
+    if constexpr (kHeadInput != HeadInput::own)
+      if (step == kTokenSteps - 2 && !combine_lanes(c)) return false;
+    if (stage == kLastStage) c.turn++;
+  }
+}
+
+}  // namespace monotape

@@ -1,0 +1,104 @@
+// The clerk: a warp beside the consumers that does everything slow. In worker 0 it talks to the host, so that no token
+// waits for a bus: tokens leave through pinned memory with the time at which they were chosen, and the flag that
+// cancels a request comes in. In every worker it is the watchdog: a stage that does not end, or a NaN, ends the request.
+#pragma once
+#include "worker/consumer.h"
+#include "ranks/words.h"
+
+namespace monotape {
+
+// Called by one consumer thread of worker 0: the token is the clerk's from now on.
+__device__ inline void mail(Shared& shared, int token) {
+  const int number = shared.mailed;
+  while (number - shared.delivered >= kMailbox)
+    if (shared.done) return;
+  shared.mail_id[number % kMailbox] = token;
+  shared.mail_time[number % kMailbox] = clock_ns();
+  fence_block();
+  shared.mailed = number + 1;
+}
+
+class Clerk {
+ public:
+  __device__ Clerk(Shared& shared, const Params& params) : shared_(shared), params_(params) {}
+
+  __device__ void work() {
+    int progress = shared_.progress;
+    int64_t since = clock_ns();
+    if (worker_number() == 0) store_to_host(&params_.status->start_ns, since);
+    while (!shared_.done) {
+      if (worker_number() == 0) {
+        deliver();
+        if (!shared_.cancel && load_host_flag(&params_.status->cancel)) shared_.cancel = 1;
+      }
+      report_nan_place();
+      if (progress != shared_.progress) progress = shared_.progress, since = clock_ns();
+      else if (clock_ns() - since > deadline_ns()) give_up();
+      if (read_flag(&params_.exchange->healthy) == 0) stop_waiting();
+      rest(500);
+    }
+    fence_block();
+    report_nan_place();
+    if (worker_number() != 0) return;
+    deliver();
+    if (shared_.finish != static_cast<int>(Finish::running)) ended(shared_.finish);
+  }
+
+ private:
+  __device__ void deliver() {
+    for (int number = shared_.delivered; number < shared_.mailed; number++) {
+      store_to_host(&params_.ids[number], shared_.mail_id[number % kMailbox]);
+      store_to_host(&params_.times_ns[number], shared_.mail_time[number % kMailbox]);
+      fence_host();
+      store_to_host(&params_.status->tokens, number + 1);
+      shared_.delivered = number + 1;
+    }
+  }
+
+  // Tells the host how the request ended, unless somebody has.
+  __device__ bool ended(int finish) {
+    if (!claim(&params_.exchange->claimed)) return false;
+    store_to_host(&params_.status->finish, finish);
+    return true;
+  }
+
+  // Who waits for another rank gives up first: it knows which one.
+  __device__ int64_t deadline_ns() const {
+    if constexpr (kRanks == 1) return params_.deadline_ns;
+    return owed() ? params_.deadline_ns : 2 * params_.deadline_ns;
+  }
+
+  __device__ bool owed() const { return kRanks > 1 && shared_.owed_progress == shared_.progress; }
+
+  // Past the deadline all workers stop, and each says what it waited for: who is furthest behind knows the cause.
+  __device__ void give_up() {
+    ended(static_cast<int>(Finish::deadline_fault));
+    mark_unhealthy(&params_.exchange->healthy);
+  }
+  __device__ void stop_waiting() {
+    if (!shared_.failed && owed())
+      params_.exchange->waits[worker_number()] =
+          make_int4(shared_.position, shared_.owed_layer, shared_.owed_stage, shared_.owed_word);
+    else if (!shared_.failed && shared_.awaited_progress == shared_.progress)
+      params_.exchange->waits[worker_number()] =
+          make_int4(shared_.position, shared_.awaited_layer, shared_.awaited_stage, shared_.awaited_word);
+    fence_block();
+    shared_.failed = 1;
+  }
+
+  __device__ void report_nan_place() {
+    const int place = shared_.nan_place;
+    if (place < 0 || reported_) return;
+    reported_ = true;
+    if (ended(static_cast<int>(Finish::numerical_fault)))
+      store_to_host(&params_.status->worker, worker_number()), store_to_host(&params_.status->stage, place % kTracedStages),
+          store_to_host(&params_.status->layer, place / kTracedStages);
+    fence_host();
+  }
+
+  Shared& shared_;
+  const Params& params_;
+  bool reported_ = false;
+};
+
+}  // namespace monotape

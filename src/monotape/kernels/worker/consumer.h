@@ -1,0 +1,92 @@
+// What a consumer thread carries through the kernel, and the clock that watches it.
+#pragma once
+#include "exchange/words.h"
+
+namespace monotape {
+
+// Where a worker's time goes, for `monotape trace`: ticks at which a stage began, had its input, and ended. A slot is
+// a stage of a layer of one of the first tokens; the head and the sampler follow the last layer. Compiled out otherwise.
+constexpr int kTraceSlots = kLayers * kTracedStages + 2;
+
+class Trace {
+ public:
+  __device__ void start_token(const Params& params, int token) {
+    if constexpr (kTrace)
+      record_ = params.trace && thread_number() == 0 && token >= 0 && token < params.trace_tokens
+                    ? params.trace + (static_cast<int64_t>(worker_number()) * params.trace_tokens + token) * kTraceSlots * 3
+                    : nullptr;
+  }
+  __device__ void begin(Stage stage, int layer) {
+    if constexpr (kTrace) {
+      slot_ = layer < kLayers ? layer * kTracedStages + static_cast<int>(stage) : kLayers * kTracedStages + (stage == Stage::sample);
+      mark(0);
+    }
+  }
+  __device__ void arrived() { mark(1); }
+  __device__ void end() { mark(2); }
+
+ private:
+  __device__ void mark(int what) {
+    if constexpr (kTrace)
+      if (record_) record_[slot_ * 3 + what] = clock_ns();
+  }
+  int64_t* record_ = nullptr;
+  int slot_ = 0;
+};
+
+// A token that may be next.
+struct Candidate {
+  float score;
+  int id;
+};
+// A NaN beats everything, so that it is noticed; among equals the lower id is better.
+__device__ __forceinline__ bool better(Candidate a, Candidate b) {
+  return a.score != a.score || (b.score == b.score && (a.score > b.score || (a.score == b.score && a.id < b.id)));
+}
+__device__ __forceinline__ Candidate nobody() { return {-infinity(), 0x7fffffff}; }
+
+struct Consumer {
+  const Params& params;
+  Shared& shared;
+  PageReader pages;
+  int thread;
+  // Which half of the exchange buffers is in use: each counter goes up with every use of its buffers, and only then.
+  int turn = 0;      // a turn is a layer's pass
+  int buffer = 0;    // which of the two sum buffers
+  Candidate best = nobody();  // of the rows of the head that this thread has finished
+  bool lost = false; // a wait was given up
+  int token_step = 0;  // the number of this token's first matrix: see exchange/janitor.h
+  int step_before = -1;  // the last matrix that this worker had tiles of
+  Trace trace;
+
+  __device__ Consumer(const Params& p, Shared& s) : params(p), shared(s), pages(s) { refresh(); }
+  // Places of a stage's words depend on the thread alone. Kept for all stages at once they would not fit the registers.
+  __device__ __forceinline__ void refresh() {
+    thread = opaque(thread_number());
+  }
+  __device__ __forceinline__ int sample_turn() const { return shared.sample_turn; }  // a token has one of the sampler
+  // Unsigned: the compiler does not know that a thread's number is not negative, and signed divisions take longer.
+  __device__ __forceinline__ int part(unsigned by) const { return static_cast<unsigned>(thread) / by; }
+  __device__ __forceinline__ int within(unsigned by) const { return static_cast<unsigned>(thread) % by; }
+  __device__ __forceinline__ int warp() const { return part(kLanes); }
+  __device__ __forceinline__ int lane() const { return within(kLanes); }
+  // Of this lane's 16 bytes in a block.
+  __device__ __forceinline__ int row() const { return fragment_row(lane()); }
+  __device__ __forceinline__ int column() const { return fragment_column(lane()); }
+  __device__ const Span& span(Stage stage) const { return shared.spans[static_cast<int>(stage)]; }
+  // A new stage: the clock of the trace starts, and the watchdog sees that there is progress.
+  __device__ void begin(Stage stage, int layer) {
+    refresh();
+    if (thread == 0) shared.progress = shared.progress + 1;
+    trace.begin(stage, layer);
+  }
+  // False: a wait was given up somewhere in this block. The same for all its consumers, or some would leave and the
+  // others wait for them at the next meeting.
+  __device__ bool meet() { return consumers_agree(kConsumers, !lost); }
+  // How much the producer may have in flight.
+  __device__ __forceinline__ void set_pace(Pace pace, int step = 0) {
+    if (thread == 0) shared.pace = step * 4 + pace;
+  }
+};
+
+}  // namespace monotape

@@ -1,0 +1,237 @@
+// The ring: pages of the tape that are in shared memory. One thread plays the tape, eight warps take the pages.
+#pragma once
+#include "worker/shared.h"
+
+namespace monotape {
+
+// The KV units that one worker looks at: those of one head, [first, first + count). Splits are as many in every layer
+// of a token, and never fewer later, so that each word of their results is written in every turn.
+struct Share {
+  int kv_head, split, splits, first, count, begin;  // begin: the first position that the layer sees
+  bool has_part, has_new;
+};
+
+__device__ __forceinline__ int split_count(int position) {
+  const int units = position / kUnitPositions + 1;
+  const int widest = kWidestWindow ? smaller(units, divide_up(kWidestWindow, kUnitPositions) + 1) : units;
+  return smaller(kMaxSplits, divide_up(widest, kUnitsPerSplit));
+}
+
+// Positions that a layer sees, the token's own included; 0: all.
+__device__ __forceinline__ int window_of(const Shared& shared, int layer) {
+  if constexpr (kKinds == 1) return kWidestWindow;
+  return shared.windows[layer];
+}
+
+__device__ inline Share share_of(const Shared& shared, int layer, int position) {
+  const int window = window_of(shared, layer), units = position / kUnitPositions + 1;
+  Share share;
+  share.splits = split_count(position);
+  share.kv_head = worker_number() % kKvHeads;
+  share.split = worker_number() / kKvHeads;
+  share.has_part = share.split < share.splits;
+  share.begin = window && position + 1 > window ? position + 1 - window : 0;
+  const int first = share.begin / kUnitPositions, each = divide_up(units - first, share.splits);
+  share.first = smaller(units, first + share.split * each);
+  share.count = smaller(units - share.first, each);
+  share.has_new = share.count > 0 && share.first + share.count == units;
+  return share;
+}
+
+__device__ __forceinline__ uint8_t* kv_unit(const Params& params, int layer, int kv_head, int unit) {
+  return params.kv + ((static_cast<int64_t>(layer) * kKvHeads + kv_head) * params.kv_units + unit) * kUnitBytes;
+}
+
+// Bytes of a stage's tiles that fill a page, and of one of their blocks.
+__host__ __device__ constexpr int block_bytes(Product p) { return format_block_bytes(p.format); }
+__host__ __device__ constexpr int full_page(Product p) { return p.tiles_in_page * p.page_run * block_bytes(p); }
+__device__ __forceinline__ bool attention_follows(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return row.attends; });
+}
+__device__ __forceinline__ bool is_published(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return row.source == Source::published; });
+}
+
+// Ring positions of one side: which slot is next, and how often the ring has gone round.
+struct Cursor {
+  int slot = 0;
+  uint32_t round = 0;
+  __device__ void advance() {
+    if (++slot == kRingPages) slot = 0, round ^= 1;
+  }
+};
+
+class Producer {
+ public:
+  __device__ Producer(Shared& shared, const Params& params)
+      : shared_(shared), params_(params), full_(shared.full, kAlone), empty_(shared.empty, kAlone), pages_(shared.ring, kAlone) {}
+
+  // Plays the tape for every token of the request. Never waits for activations, only for room in the ring.
+  __device__ void play(int worker) {
+    while (!shared_.playing) {
+      if (shared_.done) return;
+      rest(100);
+    }
+    fence_copies();
+    policy_ = streaming_policy();
+    const uint8_t* tape = params_.tapes + params_.tape_start[worker];
+    const int64_t layer_bytes = params_.layer_bytes[worker];
+    int position = shared_.position;
+    int step = shared_.head_first ? kTokenSteps - 1 : 0;
+    step_ = step;
+    while (!shared_.done) {
+      const Stage stage = stage_of(step);
+      const bool head = stage == Stage::head;
+      const uint8_t* from = head ? tape : tape + layer_of(step) * layer_bytes;
+      if constexpr (kChoices > 1)
+        if (is_published(stage) && !find_published(layer_of(step), from)) break;
+      if (!segment(from, stage)) break;
+      if (attention_follows(stage) && !look_back(layer_of(step), position)) break;
+      if (head && !shared_.head_first) position++;
+      if (head) shared_.head_first = 0;
+      step = head ? 0 : step + 1;
+      step_++;
+    }
+    drain();
+  }
+
+ private:
+  // Short tiles share pages; a long tile begins a page of its own. See Product in plan/table.h.
+  __device__ bool segment(const uint8_t* base, Stage stage) {
+    const Span& span = shared_.spans[static_cast<int>(stage)];
+    const uint8_t* from = base + span.offset;
+    const int tile_bytes = of_stage(stage, [](StageRow row) { return product(row.product).blocks * block_bytes(product(row.product)); });
+    const int most = of_stage(stage, [](StageRow row) { return full_page(product(row.product)); });
+    const bool whole = of_stage(stage, [](StageRow row) { return product(row.product).page_run == product(row.product).blocks; });
+    const int run = whole ? span.count * tile_bytes : tile_bytes;
+    for (int tile = 0; tile < (whole ? 1 : span.count); tile++)
+      for (int left = run; left > 0; left -= most) {
+        const uint32_t bytes = smaller(left, most);
+        if (!page(from, bytes)) return false;
+        from += bytes;
+        if constexpr (kLeadBytes > 0) shared_.copied = static_cast<int>(copied_ += bytes);
+      }
+    return true;
+  }
+
+  // Earlier positions are prefetched like weights, once everything in them has been written: whole units need the
+  // tokens before them to be done, the last unit all tokens before this one.
+  __device__ bool look_back(int layer, int position) {
+    const Share share = share_of(shared_, layer, position);
+    if (!share.has_part) return true;
+    const uint8_t* from = kv_unit(params_, layer, share.kv_head, share.first);
+    for (int unit = 0; unit < share.count; unit += kPageUnits) {
+      const int units = smaller(kPageUnits, share.count - unit);
+      const bool last = share.has_new && unit + units == share.count;
+      const int written = last ? position : position / kUnitPositions * kUnitPositions;
+      if (begun_ < written) {
+        while (shared_.position < written)
+          if (shared_.done) return false;
+        begun_ = written;
+        fence_device();
+        fence_copies();
+      }
+      if (!page(from, units * kUnitBytes)) return false;
+      from += units * kUnitBytes;
+    }
+    return true;
+  }
+
+  // A stage whose weights are chosen while the kernel runs: worker 0 publishes the choice, numbered by the layer's pass,
+  // and every producer waits for it here. Pages before this one land meanwhile.
+  __device__ bool find_published(int layer, const uint8_t*& from) {
+    const uint32_t pass = static_cast<uint32_t>(step_ / kTokenSteps * kLayers + layer);
+    uint64_t word = load_link(&params_.exchange->choice[pass % 2]);
+    for (; word >> 32 != pass; word = load_link(&params_.exchange->choice[pass % 2])) {
+      landed();
+      if (shared_.done) return false;
+    }
+    from += static_cast<uint32_t>(word) * params_.choice_stride;
+    return true;
+  }
+
+  __device__ bool page(const uint8_t* from, uint32_t bytes) {
+    if (!room()) return false;
+    pages_.copy(next_.slot, from, bytes, full_, policy_);
+    next_.advance();
+    issued_++;
+    return true;
+  }
+
+  // Waits until the slot is free and it is time for the next copy. False: the request has ended.
+  __device__ bool room() {
+    if (issued_ >= kRingPages)
+      while (!empty_.passed(next_.slot, next_.round ^ 1))
+        if (shared_.done) return false;
+    while (!is_time()) {
+      if (landed()) continue;
+      if (shared_.done) return false;
+    }
+    last_ = clock_ticks();
+    return true;
+  }
+
+  // What the consumers need now comes as fast as it can. What they need later comes no faster than the memory could serve
+  // all workers: then no queue builds up before which their polls would have to wait.
+  __device__ bool is_time() const {
+    const int now = shared_.pace, pace = now % 4;
+    const bool needed = pace == kWorking && now / 4 == step_;
+    const int most = needed ? kInFlightNow : pace == kPolling ? kInFlightPolling : pace == kAttending ? kInFlightAttending : kInFlightAhead;
+    return issued_ - landed_ < most && (needed || clock_ticks() - last_ >= kPageTicks);
+  }
+
+  // Notes the oldest copy that has landed, if it has.
+  __device__ bool landed() {
+    if (landed_ == issued_ || !full_.passed(oldest_.slot, oldest_.round)) return false;
+    oldest_.advance();
+    landed_++;
+    return true;
+  }
+
+  // Shared memory must not go away under a copy.
+  __device__ void drain() {
+    while (landed_ < issued_) landed();
+  }
+
+  static constexpr uint32_t kAlone = 1;  // it is lane 0 of its warp, and no other lane is there
+  Shared& shared_;
+  const Params& params_;
+  Barriers full_, empty_;
+  Pages<kPageBytes> pages_;
+  uint64_t policy_ = 0;
+  Cursor next_, oldest_;
+  int issued_ = 0, landed_ = 0;
+  int64_t last_ = 0;  // when a copy was issued last
+  int begun_ = -1;
+  uint32_t copied_ = 0;
+  int step_ = 0;  // counted on from token to token, as the consumers do
+};
+
+// A warp's place in the ring. Every warp takes every page in order, whether or not it has work in it.
+class PageReader {
+ public:
+  __device__ explicit PageReader(Shared& shared) : shared_(shared), barriers_(shared.full, ~0u) {}
+
+  // A page may be taken several times before it is given back.
+  __device__ __forceinline__ const uint4* take(bool& lost) {
+    while (!barriers_.passed(cursor_.slot, cursor_.round))
+      if (shared_.failed) {
+        lost = true;  // what was taken is never used: the block's next meeting ends the request
+        break;
+      }
+    return reinterpret_cast<const uint4*>(shared_.ring[cursor_.slot]);
+  }
+  __device__ __forceinline__ void give_back(int lane, bool lost) {
+    warp_meets();
+    // After a failure pages are skipped, not taken: giving them back would have them overwritten while they land.
+    if (lane == 0 && !lost) barriers_.arrive(kRingPages + cursor_.slot);
+    cursor_.advance();
+  }
+
+ private:
+  Shared& shared_;
+  Barriers barriers_;
+  Cursor cursor_;
+};
+
+}  // namespace monotape

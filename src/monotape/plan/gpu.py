@@ -1,0 +1,355 @@
+"""The GPU plan: what the monokernel does on one GPU, as data. Frozen, hashed, printable, checked by gpu_rules.py.
+
+`Plan` says what a token needs; this says how a GPU does it: which stages a layer passes and through which words they
+exchange activations, when each word is reset, how weights lie in pages, how KV and rows of a prompt are cut. It is
+lowered from a Plan by `compiler/gpu/`, and printed into plan.h, the kernel's one generated header. None of it needs a
+GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import Enum
+
+from monotape.plan.types import TILE_ROWS, Format, Plan
+
+# The kernel's own sizes. plan.h repeats them as constants, so that they exist once.
+WARPS = 8  # consumer warps of a worker
+BLOCK_K = 32  # values along k of a block, the unit of everything that tensor cores multiply
+BATCH_TILES = 16  # tiles whose partial sums are kept before warps add them up
+BLOCKS_AT_ONCE = 12  # blocks of weights that a warp's registers hold beside everything else
+WORD_BYTES, WORD_VALUES = 16, 8  # of the exchange
+UNIT_POSITIONS = 32  # positions of a unit of KV
+CUT_ROWS = 8  # rows of a chunk are cut alike in groups of so many
+SHARED_MEMORY = 227 * 1024  # bytes that a block may have on Hopper
+ATTENTION = "attention"  # the owner of words that attention publishes
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFormat:
+    """How the kernel reads weights of one format: a header of kernels/formats/, and what products take."""
+
+    name: str  # of the C++ type, and of its header
+    half: Format  # the 16-bit float that a block's values become
+    block_bytes: int  # bytes of TILE_ROWS rows and BLOCK_K values on a tape
+
+
+#: Every format that a stage's tape may have on a GPU.
+GPU_FORMATS = {
+    Format.BF16: GpuFormat("bf16", Format.BF16, 512),
+    Format.F16: GpuFormat("f16", Format.F16, 512),
+}
+
+
+class Epilogue(Enum):
+    """What becomes of a finished row of a stage."""
+
+    PUBLISH = "publish"  # its value goes into the output buffer
+    RESIDUAL = "residual"  # added to the owner's float32 residual, which goes into the output buffer
+    GATED = "gated"  # silu(gate) * up, of a gate tile and the up tile beside it
+    LOGITS = "logits"  # kept for the sampler
+
+
+class Source(Enum):
+    """Where a stage's weights are played from."""
+
+    TAPE = "tape"  # the worker's run of the layer
+    PUBLISHED = "published"  # an address that the kernel publishes while it runs
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """What the kernel computes: of one rank, its share of the model."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    all_vocab: int  # of all ranks
+    rope_dims: int
+    norm_eps: float
+    attention_scale: float
+    qk_norm: bool
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def qkv_rows(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """How warps multiply tiles of one length and format: stages that are alike share the code."""
+
+    format: Format
+    blocks: int  # of k, in a tile
+    tiles_in_page: int  # short tiles share a page
+    page_run: int  # blocks of a tile that are in one page; a long tile takes several pages
+    together: int  # tiles that a warp multiplies at once
+
+    @property
+    def batch(self) -> int:
+        """Tiles whose sums are kept before warps add them up: an even number of steps."""
+        return BATCH_TILES // (2 * self.together) * 2 * self.together
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixStage:
+    """A matrix that all workers multiply together."""
+
+    name: str
+    reads: str  # exchange buffer
+    writes: str  # exchange buffer, or "logits"
+    gain: str | None  # the vector that its normalised input is multiplied by
+    bias: str | None
+    epilogue: Epilogue
+    k: int
+    tiles: int
+    product: int  # index into GpuRank.products
+    source: Source = Source.TAPE
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStage:
+    """Attention of a layer: units of KV, each seen by one worker; parts of several workers are combined in order."""
+
+    name: str
+    reads: str
+    writes: str
+    window: int | None  # positions that a token sees, itself included; None: all
+
+
+Stage = MatrixStage | AttentionStage
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Layers that are alike: the stages that a token passes in one, in order."""
+
+    name: str
+    stages: tuple[Stage, ...]
+
+    @property
+    def matrices(self) -> tuple[MatrixStage, ...]:
+        return tuple(stage for stage in self.stages if isinstance(stage, MatrixStage))
+
+    @property
+    def attention(self) -> AttentionStage:
+        return next(stage for stage in self.stages if isinstance(stage, AttentionStage))
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeBuffer:
+    """Words through which one stage passes values to the next. All ones: not yet."""
+
+    name: str
+    words: int  # of one copy
+    copies: int  # used in turn: an old word is never polled for
+    start: int  # word of the exchange at which its first copy begins
+    stride: int  # words from one copy to the next: half of the exchange is of even turns, half of odd ones
+    owner: str  # whose words they are: the stage that a worker's span is of, ATTENTION, or "worker" (one word each)
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """When a worker takes its words of a buffer back: once it has the input of stage `at`, so many turns later."""
+
+    buffer: str
+    at: str
+    turns: int  # 0: in the turn in which they were published
+    first_layer: bool = False  # in a token's first layer alone, of what the token before has published
+    listed: bool = False  # together with others, in one round trip
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The ring of pages in shared memory, and how fast it is filled."""
+
+    blocks: int  # 512-byte blocks of a page
+    ring: int  # pages
+    now: int  # copies in flight while consumers work and need these pages
+    ahead: int  # while they work and need others: other workers may need the memory more
+    polling: int  # while they poll words, which must not queue behind pages
+    attending: int  # while others attend: there is time to fill the ring
+    ticks: int  # of the GPU's clock, at least, between copies of what is not needed now
+    lead: int  # bytes that the scout brings into the L2 ahead of the ring; 0: no scout
+
+    @property
+    def bytes(self) -> int:
+        return self.blocks * 512
+
+
+@dataclass(frozen=True, slots=True)
+class KvUnits:
+    """KV as it lies in memory: [layers][kv heads][units of 32 positions], keys in blocks, then values on their side."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    format: Format
+    units_per_split: int  # a worker more for every so many units of a KV head
+    splits: int  # workers that share a KV head, at most
+
+    @property
+    def unit_bytes(self) -> int:
+        keys = UNIT_POSITIONS // TILE_ROWS * -(-self.head_dim // BLOCK_K)
+        return (keys + self.head_dim // TILE_ROWS) * TILE_ROWS * BLOCK_K * 2
+
+    def bytes(self, positions: int) -> int:
+        """Of one conversation: whole units."""
+        return self.layers * self.kv_heads * -(-positions // UNIT_POSITIONS) * self.unit_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a product of up to so many rows is cut into blocks of work: tiles of a block, and pieces of k."""
+
+    rows: int  # the last of a run of row counts that are cut alike
+    row_tiles: int
+    column_tiles: int
+    pieces: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowBuffer:
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """A prompt goes through the model in chunks of rows."""
+
+    chunk: int
+    buffers: tuple[RowBuffer, ...]
+    cuts: tuple[tuple[str, tuple[Cut, ...]], ...]  # by stage
+
+    @property
+    def bytes(self) -> int:
+        return sum(buffer.bytes for buffer in self.buffers)
+
+
+@dataclass(frozen=True, slots=True)
+class InboxRegion:
+    name: str
+    bytes: int
+    sender_bytes: int  # between one sender's part and the next one's; 0: no part of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """How a rank talks with its peers; of one rank alone there is nothing."""
+
+    rank: int
+    ranks: int
+    first_id: int  # where its words begin in the vocabulary
+    slots: int
+    row_slots: int
+    sends: int  # of a token
+    steps: int
+    late_folds: int
+    head_input: str
+    keeps_own: bool  # a rank needs its own partial again, later than it made it
+    delayed: bool  # words say when they were sent, for experiments with slow links
+    regions: tuple[InboxRegion, ...]
+
+    @property
+    def inbox_bytes(self) -> int:
+        return sum(region.bytes for region in self.regions)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRank:
+    """What one GPU does."""
+
+    rank: int
+    dimensions: Dimensions
+    half: Format  # of activations, KV and words of the exchange
+    rows_a_pass: int  # tokens that a decode pass computes
+    choices: int  # sets of weights that a published stage chooses among; 1: there is no such stage
+    vectors: tuple[str, ...]  # norms and biases, in the order of the kernel's table
+    products: tuple[Product, ...]
+    kinds: tuple[LayerKind, ...]
+    layer_kinds: tuple[int, ...]  # of each layer, its kind
+    head: MatrixStage
+    embedding: Format  # of the embedding: the head's where it is tied
+    pages: Pages
+    buffers: tuple[ExchangeBuffer, ...]
+    resets: tuple[Reset, ...]
+    scattered: bool  # some worker has so few stages that it must await a stage's own resets: kernels/exchange/janitor.h
+    own_words: int  # words that a worker lists for one reset, at most
+    residual_tiles: int  # tiles of the residual stream that a worker owns, at most
+    input_blocks: int  # blocks of the longest input, which is in shared memory while its stage runs
+    kv: KvUnits
+    beside_ring: int  # bytes of shared memory that hold everything but the ring
+    prefill_bytes: int  # of shared memory: the ring, and the place of an input where the ring is too small
+    prefill: RowPlan
+    sampler_words: int  # of a worker in a turn of the sampler, of which there are three
+    links: Links
+
+    @property
+    def matrices(self) -> tuple[MatrixStage, ...]:
+        """The matrices of a layer, then the head: their numbers are the kernel's."""
+        return (*self.kinds[0].matrices, self.head)
+
+    @property
+    def stage_names(self) -> tuple[str, ...]:
+        """By the kernel's number: matrices, then everything else that a worker may wait in."""
+        return (*(stage.name for stage in self.matrices), *OTHER_STAGES)
+
+    @property
+    def stage_order(self) -> tuple[int, ...]:
+        """For each of stage_names, where a token passes it; rows of a prompt come before all."""
+        layer = [
+            name
+            for stage in self.kinds[0].stages
+            for name in ((stage.name, "combine") if isinstance(stage, AttentionStage) else (stage.name,))
+        ]
+        order = ["rows", *layer, self.head.name, "sample"]
+        return tuple(order.index(name) - 1 for name in self.stage_names)
+
+    @property
+    def exchange_words(self) -> int:
+        """Words of all copies of all buffers."""
+        return max(
+            buffer.start + (buffer.copies - 1) * buffer.stride + buffer.words for buffer in self.buffers
+        )
+
+    @property
+    def products_of_stages(self) -> tuple[Product, ...]:
+        return tuple(self.products[stage.product] for stage in self.matrices)
+
+    def buffer(self, name: str) -> ExchangeBuffer:
+        return next(buffer for buffer in self.buffers if buffer.name == name)
+
+
+#: What a worker may wait in beside its matrices, in the order of the kernel's numbers.
+OTHER_STAGES = (ATTENTION, "combine", "sample", "rows")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """A Plan as GPUs run it, one a rank."""
+
+    plan: Plan
+    ranks: tuple[GpuRank, ...]
+
+    @property
+    def digest(self) -> str:
+        """Names what the kernels do: equal plans have equal digests, on every machine."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True, default=lambda value: value.value)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def workers(self) -> int:
+        return self.plan.machine.workers
