@@ -15,11 +15,12 @@ from families import BY_NAME, make_checkpoint
 from monotape.backends.cuda import detection
 from monotape.engine import loading
 from monotape.engine.config import EngineConfig
-from monotape.engine.loading import choose_backend, gpu_format, load_backend, planned
+from monotape.engine.loading import choose_backend, gpu_formats, load_backend, planned
 from monotape.engine.startup import kv_budget_for
 from monotape.engine.wake import wake
 from monotape.errors import BackendUnavailable, UnsupportedModel, UsageError
 from monotape.models.registry import spec_from_config
+from monotape.plan.gpu import GpuPlan
 from monotape.plan.types import Format
 from monotape.weights.open import open_checkpoint
 
@@ -147,16 +148,18 @@ def test_a_model_that_the_kernel_does_not_run_goes_to_the_cores(
 )  # fmt: skip
 def test_the_format_on_a_gpu(tmp_path: Path, stored: str, dtype: str, expected: Format) -> None:
     opened = open_checkpoint(make_checkpoint(BY_NAME["llama-tied"], tmp_path, stored))
-    assert gpu_format(dtype, spec_from_config(opened.config), opened) is expected
+    assert gpu_formats(dtype, spec_from_config(opened.config), opened) == (expected, {})
 
 
 def test_a_gpus_plan_needs_no_gpu(checkpoint: Callable[[str], Path]) -> None:
     opened = open_checkpoint(checkpoint("llama-tied"))
     spec = spec_from_config(opened.config)
     plan = planned("cuda", spec, opened, dtype="auto", context=64, workers=7)
-    assert (plan.machine.kind, plan.machine.workers, plan.format) == ("cuda", 7, Format.BF16)
+    assert isinstance(plan, GpuPlan)
+    assert (plan.plan.machine.kind, plan.workers, plan.plan.format) == ("cuda", 7, Format.BF16)
     shared = planned("cuda", spec, opened, dtype="auto", context=64, workers=7, tp=2)
-    assert (shared.machine, len(shared.ranks)) == (plan.machine, 2)
+    assert isinstance(shared, GpuPlan)
+    assert (shared.workers, len(shared.ranks)) == (7, 2)
     with pytest.raises(UsageError, match="not q8"):
         planned("cuda", spec, opened, dtype="q8", context=64, workers=7)
 

@@ -1,0 +1,162 @@
+"""Where the GPU plan can grow, on the host's machine: formats by stage, layer kinds, weights that are chosen at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from backends.cpu_cases import distance
+from backends.host_kernel import HostKernel, Schedule, host_gpu
+from backends.host_setups import CONTEXT, DEADLINE_NS, SMALL, TOLERANCE, VOCAB, Logits
+from families import Case, make_checkpoint
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.cuda.driver import DeviceMemory
+from monotape.backends.reference.backend import ReferenceBackend
+from monotape.compiler.gpu import Tuning, gpu_plan
+from monotape.engine.loading import gpu_formats, load_backend
+from monotape.models.registry import spec_from_config
+from monotape.models.spec import ModelSpec
+from monotape.plan.gpu import GpuPlan
+from monotape.plan.types import Format
+from monotape.weights.open import open_checkpoint
+
+NARROW = {**SMALL, "hidden_size": 20, "head_dim": 16, "num_attention_heads": 4}
+TOKENS = np.random.default_rng(11).integers(3, VOCAB, 100).tolist()
+SCHEDULES = (Schedule(1), Schedule(2, stalls_per_million=1000, stall_steps=100_000, delay_steps=2000))
+
+
+@contextmanager
+def on_host(folder: Path, libraries: Path, spec: ModelSpec, plan: GpuPlan) -> Iterator[CudaBackend]:
+    with host_gpu(libraries):
+        backend = CudaBackend.load(spec, plan, open_checkpoint(folder))
+        backend._params.deadline_ns = DEADLINE_NS
+        try:
+            yield backend
+        finally:
+            backend.close()
+
+
+def reference_logits(folder: Path, spec: ModelSpec, tokens: Sequence[int]) -> Logits:
+    backend = load_backend("reference", spec, open_checkpoint(folder), dtype="f32", context=CONTEXT)
+    assert isinstance(backend, ReferenceBackend)
+    return backend.logits(tokens, backend.new_sequence())
+
+
+def logits_of(backend: CudaBackend, tokens: Sequence[int], chunk: int | None) -> list[Logits]:
+    """In every order of events."""
+    seen = []
+    for schedule in SCHEDULES:
+        HostKernel.schedule = schedule
+        seen.append(backend.logits(tokens, backend.new_sequence(), chunk))
+    return seen
+
+
+def store_as(folder: Path, dtype: str, *names: str) -> None:
+    """Rewrites some tensors of a checkpoint in another 16-bit format."""
+    import torch
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors |= {name: tensors[name].to(getattr(torch, dtype)) for name in names}
+    save_file(tensors, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("chunk", [None, 0])
+def test_a_head_of_another_format_than_the_layers(tmp_path: Path, chunk: int | None, tied: bool) -> None:
+    """fp16 in the head, bf16 in the layers, each exactly as stored; a tied embedding is read off the fp16 head."""
+    case = Case("mixed", "llama", {**NARROW, "tie_word_embeddings": tied})
+    folder = make_checkpoint(case, tmp_path / "mixed", "bfloat16")
+    store_as(folder, "float16", "model.embed_tokens.weight" if tied else "lm_head.weight")
+    checkpoint = open_checkpoint(folder)
+    spec = spec_from_config(checkpoint.config)
+    fmt, of_stages = gpu_formats("auto", spec, checkpoint)
+    assert (fmt, of_stages) == (Format.BF16, {"head": Format.F16})
+    plan = gpu_plan(spec, 3, CONTEXT, fmt, stage_formats=of_stages)
+    tokens = TOKENS[:12]
+    exact = reference_logits(folder, spec, tokens)
+    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+        seen = logits_of(backend, tokens, chunk)
+    assert distance(seen[0], exact) < TOLERANCE
+    assert np.array_equal(*seen)
+
+
+@pytest.mark.parametrize("formats", [{"output": Format.F16}, {"qkv": Format.F16, "down": Format.F16}])
+def test_any_stage_may_have_a_format_of_its_own(tmp_path: Path, formats: dict[str, Format]) -> None:
+    folder = make_checkpoint(Case("stages", "llama", NARROW), tmp_path / "stages")
+    spec = spec_from_config(open_checkpoint(folder).config)
+    plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats)
+    exact = reference_logits(folder, spec, TOKENS[:10])
+    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+        rows, tokens = (backend.logits(TOKENS[:10], backend.new_sequence(), chunk) for chunk in (None, 0))
+    assert distance(rows, exact) < TOLERANCE
+    assert distance(tokens, exact) < TOLERANCE
+
+
+def windows_of(name: str, folder: Path) -> tuple[Path, ModelSpec]:
+    """Qwen2's upper layers see a window; the other model's layers take turns, as gpt-oss's do."""
+    more = {"num_hidden_layers": 4, "head_dim": 16, "hidden_size": 20, "num_attention_heads": 4}
+    if name == "upper layers":
+        fields = {"use_sliding_window": True, "sliding_window": 33, "max_window_layers": 2}
+        made = make_checkpoint(Case("upper", "qwen2", {**SMALL, **more, **fields}), folder)
+        return made, spec_from_config(open_checkpoint(made).config)
+    made = make_checkpoint(Case("turns", "llama", {**SMALL, **more}), folder)
+    spec = spec_from_config(open_checkpoint(made).config)
+    return made, replace(spec, windows=(33, None) * 2)
+
+
+@pytest.mark.parametrize("name", ["upper layers", "every other layer"])
+def test_layers_of_several_kinds(tmp_path: Path, name: str) -> None:
+    folder, spec = windows_of(name, tmp_path / "model")
+    plan = gpu_plan(spec, 5, CONTEXT, tuning=Tuning(units_per_split=1))
+    kinds = plan.ranks[0].layer_kinds
+    assert kinds == ((0, 0, 1, 1) if name == "upper layers" else (0, 1, 0, 1))
+    exact = reference_logits(folder, spec, TOKENS)
+    blind = reference_logits(folder, replace(spec, windows=(None,) * 4), TOKENS)
+    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+        rows = backend.logits(TOKENS, backend.new_sequence())
+        HostKernel.schedule = SCHEDULES[1]
+        sequence = backend.new_sequence()
+        backend.logits(TOKENS[:90], sequence)
+        tokens = backend.logits(TOKENS[90:], sequence, chunk=0)
+    assert distance(rows, exact) < TOLERANCE
+    assert distance(tokens, exact[90:]) < TOLERANCE
+    assert distance(rows, blind) > 2 * TOLERANCE  # the windows make a difference
+
+
+def test_weights_whose_address_is_published_at_run_time(tmp_path: Path) -> None:
+    """Hash routing: the token decides which of two `down` matrices the last layer takes.
+
+    The two models differ in nothing else, so a token's logits are those of the model that its id chooses: what the last
+    layer adds to the residual is seen by no other token.
+    """
+    case = Case("published", "llama", {**NARROW, "tie_word_embeddings": False})
+    folders = [make_checkpoint(case, tmp_path / name) for name in ("even", "odd")]
+    path = folders[1] / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.down_proj.weight"] *= -0.7
+    save_file(tensors, path, {"format": "pt"})
+    spec = spec_from_config(open_checkpoint(folders[0]).config)
+    plan = gpu_plan(spec, 3, CONTEXT, tuning=Tuning(published=("down",)))
+    tokens = TOKENS[:14]
+    exact = [reference_logits(folder, spec, tokens) for folder in folders]
+    with (
+        on_host(folders[0], tmp_path / "libraries", spec, plan) as even,
+        on_host(folders[1], tmp_path / "libraries", spec, plan) as odd,
+    ):
+        tapes = [backend.memories_of(["tapes"])["tapes"] for backend in (even, odd)]
+        both = [tape.read(np.empty(tape.bytes, np.uint8)) for tape in tapes]
+        library = DeviceMemory.of(np.concatenate(both))
+        even._params.tapes, even._params.choice_stride = library.pointer, tapes[0].bytes
+        seen = logits_of(even, tokens, 0)
+    wanted = np.stack([exact[token % 2][place] for place, token in enumerate(tokens)])
+    assert {token % 2 for token in tokens} == {0, 1}
+    assert distance(seen[0], wanted) < TOLERANCE
+    assert distance(seen[0], exact[0]) > 2 * TOLERANCE
+    assert np.array_equal(*seen)
