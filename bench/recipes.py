@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
-from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.bandwidth import HEADER as BANDWIDTH_HEADER
 from monotape.backends.cuda.collective import header as collective_header
 from monotape.backends.cuda.compilation import KERNEL_FILE
 from monotape.backends.cuda.header import Variant, plan_header
-from monotape.backends.cuda.ranked import RankedCudaBackend
-from monotape.backends.protocol import Backend
 from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.models.lanes import Lanes
 from monotape.models.registry import spec_from_config
@@ -76,6 +73,13 @@ class Recipe:
         return {name: asdict(value) if isinstance(value, Lanes) else value for name, value in named.items()}
 
 
+class Planned(Protocol):
+    """A backend of GPUs, of one rank or of several."""
+
+    @property
+    def gpu_plan(self) -> GpuPlan: ...
+
+
 #: That of the measured ceiling.
 BANDWIDTH = Recipe(source=BANDWIDTH_FILE)
 
@@ -93,16 +97,9 @@ def recipe_of(facts: Mapping[str, Any]) -> Recipe:
     return Recipe(**known)
 
 
-def gpu_plan_of(backend: Backend) -> GpuPlan:
-    """Of one GPU, or of the first of several ranks, which hold the same."""
-    one = backend.ranks[0] if isinstance(backend, RankedCudaBackend) else backend
-    assert isinstance(one, CudaBackend)
-    return one.gpu_plan
-
-
-def recipes_of(backend: Backend, model: str, config: Mapping[str, Any]) -> list[Recipe]:
+def recipes_of(backend: Planned, model: str, config: Mapping[str, Any]) -> list[Recipe]:
     """The kernels of a loaded backend. Ranks whose kernels are the same count once."""
-    plan = backend.plan
+    plan = backend.gpu_plan.plan
     own = {} if model in SHAPES | ROUND else dict(config)
     recipe = Recipe(
         shape=model, config=own, dtype=plan.format.value, workers=plan.machine.workers, context=plan.context,
@@ -111,7 +108,7 @@ def recipes_of(backend: Backend, model: str, config: Mapping[str, Any]) -> list[
     found: dict[str, Recipe] = {}
     for rank in range(len(plan.ranks)):
         one = replace(recipe, rank=rank)
-        text = header_text(one, gpu_plan_of(backend))
+        text = header_text(one, backend.gpu_plan)
         assert text == one.header(), f"the recipe of {one.label} makes another kernel than the one that ran"
         found.setdefault(text, one)
     return list(found.values())

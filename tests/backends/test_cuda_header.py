@@ -63,23 +63,46 @@ def test_a_scout_goes_ahead_where_layers_are_short(name: str, ranks: int | None,
     assert (int(constant(header, "kLeadBytes")) > 0) is ahead
 
 
-def test_an_input_that_leaves_no_room_for_the_ring_is_refused() -> None:
-    spec = spec_from_config({**SHAPES["llama-3.1-8b"], "intermediate_size": 28672})
-    with pytest.raises(UnsupportedModel, match="no room for inputs of 28,672 values") as raised:
-        plan_header(gpu_plan(spec, PROCESSORS, 64))
-    assert "--tp" in raised.value.hint
-    plan_header(gpu_plan(spec, PROCESSORS, 64, tp=2))
+LIMITS = {
+    "no room for inputs of 98,304 values beside its ring": ({"intermediate_size": 98304}, "--tp"),
+    "a residual stream of 8,704 values": ({"hidden_size": 8704}, "8,192"),
+    "a vocabulary of 262,152 tokens": ({"vocab_size": 262152}, "262,144"),
+    "12 query heads to a KV head": ({"num_attention_heads": 24, "num_key_value_heads": 2}, "At most 8"),
+}
 
 
-@pytest.mark.parametrize(("head_dim", "fits"), [(64, True), (96, True), (128, False)])
-def test_the_room_that_a_prefill_needs_depends_on_the_heads(head_dim: int, fits: bool) -> None:
-    spec = spec_from_config({**SHAPES["llama-3.1-8b"], "head_dim": head_dim, "intermediate_size": 28672})
-    plan = gpu_plan(spec, PROCESSORS, 64)
-    if fits:
-        plan_header(spec, plan)
-    else:
-        with pytest.raises(UnsupportedModel, match="no room for inputs of 28,672 values"):
-            plan_header(spec, plan)
+@pytest.mark.parametrize("sentence", LIMITS)
+def test_what_does_not_fit_is_refused_in_one_sentence_before_anything_is_compiled(sentence: str) -> None:
+    changes, hint = LIMITS[sentence]
+    spec = spec_from_config({**SHAPES["llama-3.1-8b"], **changes})
+    with pytest.raises(UnsupportedModel, match=sentence) as raised:
+        gpu_plan(spec, PROCESSORS, 64)
+    assert hint in raised.value.hint
+
+
+def test_ranks_make_room() -> None:
+    spec = spec_from_config({**SHAPES["llama-3.1-8b"], "intermediate_size": 98304})
+    assert gpu_plan(spec, PROCESSORS, 64, tp=4).ranks[0].pages.ring >= 3
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("width", [4096, 8192])
+def test_a_prefill_borrows_the_place_of_a_long_input(head_dim: int, width: int) -> None:
+    """Llama 3.1 70B's feed-forward of 28,672: beside it the ring alone would be too small for heads of 128."""
+    spec = spec_from_config(
+        {**SHAPES["llama-3.1-8b"], "hidden_size": width, "head_dim": head_dim, "intermediate_size": 28672}
+    )
+    own = gpu_plan(spec, PROCESSORS, 64).ranks[0]
+    ring = own.pages.ring * own.pages.bytes
+    assert own.prefill_bytes == ring + (2 * 28672 if head_dim == 128 else 0)
+
+
+def test_tapes_of_more_than_64_gib_are_numbered_in_64_bits() -> None:
+    small, large = (
+        spec_from_config({**SHAPES["llama-3.1-8b"], "num_hidden_layers": layers}) for layers in (32, 200)
+    )
+    assert constant(plan_header(gpu_plan(small, PROCESSORS, 64)), "kLargeTapes") == "false"
+    assert constant(plan_header(gpu_plan(large, PROCESSORS, 64)), "kLargeTapes") == "true"
 
 
 @pytest.mark.parametrize("ffn", [8192, 11520, 12288, 14336, 16384])

@@ -1,4 +1,4 @@
-"""Where the GPU plan can grow, on the host's machine: formats by stage, layer kinds, weights that are chosen at run time."""
+"""Where the GPU plan can grow, on the host's machine: formats by stage, layer kinds, weights chosen at run time."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from machine_code import Standing, evidence, finding, without_comments
 from monotape.backends.cuda import compilation
 from monotape.backends.cuda.compilation import compile_kernel, compiler_of
 from monotape.backends.cuda.compilation import machine_code as code_of
-from monotape.engine.loading import gpu_plan
+from monotape.compiler.gpu import gpu_plan
 from monotape.models.lanes import delayed
 from monotape.models.registry import spec_from_config
 from monotape.planner.reports import load_reports
@@ -199,7 +199,7 @@ class Loaded:
 
     def __init__(self, config: dict[str, Any], ranks: int | None = None) -> None:
         self.spec = spec_from_config(config)
-        self.plan = gpu_plan(self.spec, 66 if ranks else 132, 96, tp=ranks)
+        self.gpu_plan = gpu_plan(self.spec, 66 if ranks else 132, 96, tp=ranks)
 
 
 def test_the_recipe_of_a_named_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_the_recipe_of_a_named_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_with_different_kernels_have_a_recipe_each() -> None:
     backend: Any = Loaded(SHAPES["qwen3-0.6b"], 2)
     recipes = recipes_of(backend, "qwen3-0.6b", {})
-    texts = {header_text(one, backend.spec, backend.plan) for one in recipes}
+    texts = {header_text(one, backend.gpu_plan) for one in recipes}
     assert len(texts) == len(recipes)
 
 
@@ -222,7 +222,7 @@ def test_the_recipe_of_a_checkpoint_holds_its_config() -> None:
     backend: Any = Loaded(config)
     (recipe,) = recipes_of(backend, "model.gguf", config)
     again = recipe_of(json.loads(json.dumps(recipe.facts())))
-    assert again.header() == header_text(recipe, backend.spec, backend.plan)
+    assert again.header() == header_text(recipe, backend.gpu_plan)
 
 
 #: Kernels that take seconds, and one that tests/backends/test_cuda_build.py has left in the cache.

@@ -143,6 +143,10 @@ class RankedCudaBackend:
             raise
 
     @property
+    def gpu_plan(self) -> GpuPlan:
+        return self.ranks[0].gpu_plan
+
+    @property
     def kernel(self) -> Kernel:
         """That of rank 0, for whoever counts launches."""
         return self.ranks[0].kernel
