@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 from monotape.backends.cuda.bandwidth import HEADER as BANDWIDTH_HEADER
 from monotape.backends.cuda.collective import header as collective_header
@@ -73,13 +73,6 @@ class Recipe:
         return {name: asdict(value) if isinstance(value, Lanes) else value for name, value in named.items()}
 
 
-class Planned(Protocol):
-    """A backend of GPUs, of one rank or of several."""
-
-    @property
-    def gpu_plan(self) -> GpuPlan: ...
-
-
 #: That of the measured ceiling.
 BANDWIDTH = Recipe(source=BANDWIDTH_FILE)
 
@@ -97,9 +90,10 @@ def recipe_of(facts: Mapping[str, Any]) -> Recipe:
     return Recipe(**known)
 
 
-def recipes_of(backend: Planned, model: str, config: Mapping[str, Any]) -> list[Recipe]:
-    """The kernels of a loaded backend. Ranks whose kernels are the same count once."""
-    plan = backend.gpu_plan.plan
+def recipes_of(backend: Any, model: str, config: Mapping[str, Any]) -> list[Recipe]:
+    """The kernels of a loaded backend of GPUs. Ranks whose kernels are the same count once."""
+    lowered: GpuPlan = backend.gpu_plan
+    plan = lowered.plan
     own = {} if model in SHAPES | ROUND else dict(config)
     recipe = Recipe(
         shape=model, config=own, dtype=plan.format.value, workers=plan.machine.workers, context=plan.context,
@@ -108,7 +102,7 @@ def recipes_of(backend: Planned, model: str, config: Mapping[str, Any]) -> list[
     found: dict[str, Recipe] = {}
     for rank in range(len(plan.ranks)):
         one = replace(recipe, rank=rank)
-        text = header_text(one, backend.gpu_plan)
+        text = header_text(one, lowered)
         assert text == one.header(), f"the recipe of {one.label} makes another kernel than the one that ran"
         found.setdefault(text, one)
     return list(found.values())

@@ -32,6 +32,8 @@ CASES["deep"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_
 CASES["long"] = replace(
     CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": 1300, "vocab_size": 300}
 )
+# Four query heads share one KV head.
+CASES["one head"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_key_value_heads": 1})
 SETUPS = {  # the case, its workers, and how many units of KV are enough for a split of attention
     "two workers": ("narrow", 2, 8),
     "odd heads": ("odd", 3, 8),
@@ -43,6 +45,8 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     "two left out": ("deep", 5, 8),
     "many splits": ("deep", 12, 1),  # up to five of a KV head, and room for a sixth
     "long tiles": ("long", 2, 8),
+    # Three workers share a KV head, and one of them combines the parts of two of its query heads.
+    "fewer workers than heads": ("one head", 3, 1),
     # 30 tiles of q, k and v each: more than a batch.
     "two batches": ("broad", 2, 8),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monotape.compiler.gpu.pages import BLOCK_BYTES, Room, page_blocks, prefill_ring
+from monotape.compiler.gpu.pages import BLOCK_BYTES, LEAST_PAGES, Room, page_blocks, prefill_ring
 from monotape.errors import UnsupportedModel
 from monotape.plan.gpu import BLOCK_K, GPU_FORMATS, Dimensions
 from monotape.plan.types import Plan, RankPlan
@@ -66,7 +66,8 @@ def check_plan(plan: Plan) -> None:
 def check_room(rank: RankPlan, room: Room) -> None:
     """A prefill needs the ring, and may use the place of a token's input beside it."""
     blocks = page_blocks(rank, room)
-    if rows_bytes(room, blocks) < prefill_ring(room.dimensions.head_dim):
+    too_few = room.pages(blocks) < LEAST_PAGES
+    if too_few or rows_bytes(room, blocks) < prefill_ring(room.dimensions.head_dim):
         raise UnsupportedModel(
             f"The CUDA kernel has no room for inputs of {BLOCK_K * room.input_blocks:,} values beside its ring.",
             "Share the model among ranks with --tp, or use --backend cpu.",

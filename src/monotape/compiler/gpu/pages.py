@@ -18,6 +18,7 @@ from monotape.plan.gpu import (
 from monotape.plan.types import TILE_ROWS, Format, RankPlan, Stage
 
 BLOCK_BYTES = 512
+LEAST_PAGES = 3  # copies in flight that keep the memory busy, each with a page of its own
 _FAIR_BYTES_PER_TICK = 21.8  # of the memory's bandwidth, for each of an H200's 132 workers
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes of a worker
 _FINISHED_BLOCK = 135168  # kernels/rows/matrix.h: the largest block of a product, on its way out
@@ -122,7 +123,7 @@ def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int) -> Pages:
     layers the memory has always something to read: nothing has to be brought ahead.
     """
     page = blocks * BLOCK_BYTES
-    now = max(3, 98304 // page)
+    now = max(LEAST_PAGES, 98304 // page)
     if ranks > 1:
         return Pages(blocks, ring, now, ahead=1, polling=1, attending=2, ticks=0, lead=0)
     lead = _LEAD if max(tape.layer_bytes for tape in rank.tapes) < _LONG_LAYER else 0
