@@ -72,7 +72,7 @@ def take(browser: Browser, url: str) -> None:
     phone = open_page(browser, url, PHONE, "light", has_touch=True, is_mobile=True)
     talk(phone)
     save(phone, "phone")
-    phone.tap("#show-list")
+    phone.click("#show-list")
     save(phone, "phone-list")
 
 
