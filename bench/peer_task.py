@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,9 @@ from typing import Any
 from report import ROOT
 
 CHILD = ROOT / "bench" / "peer_child.py"
+_FOLDERS = re.compile(
+    r"(?<![\w.:/])/(?:[\w.+@-]+/)+"
+)  # that only this machine has, before the name of a file
 _TOLD = 1500  # characters of what a peer that failed had said last
 
 
@@ -80,7 +84,7 @@ def ask(engine: str, task: Task, timeout_s: float) -> Answer:
         except subprocess.TimeoutExpired:
             error = f"took longer than {timeout_s:.0f} s"
         answer = read_answer(path) if path.exists() else Answer()
-    answer.error = answer.error or error
+    answer.error = _FOLDERS.sub("", answer.error or error)
     return answer
 
 

@@ -30,7 +30,7 @@ class LLM:
         tokens = params.settings["max_tokens"]
         self._log({"prompt": prompt["prompt_token_ids"], **params.settings})
         if MODE == "dies in decode" and tokens > 1:
-            print("CUDA error: an illegal memory access", file=sys.stderr)
+            print('File "/opt/some/where/worker.py": CUDA error', file=sys.stderr)
             os._exit(7)
         if MODE == "hangs in decode" and tokens > 1:
             time.sleep(3600)

@@ -64,7 +64,7 @@ def test_vllm_is_asked_for_what_the_others_are_asked_for(log: Path) -> None:
     ("mode", "error"),
     [
         ("no memory", "RuntimeError: not enough memory for the KV cache"),
-        ("dies in decode", "ended with 7: CUDA error: an illegal memory access"),
+        ("dies in decode", 'ended with 7: File "worker.py": CUDA error'),
         ("hangs in decode", "took longer than 15 s"),
         ("stops early", "AssertionError: vLLM made 0 of 1 tokens"),
     ],
