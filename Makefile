@@ -9,7 +9,7 @@ export HF_HOME ?= $(CURDIR)/$(VENV)/huggingface
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-gpu test-minimums check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
+.PHONY: help demo test test-fast test-gpu test-minimums browser wheel check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -17,10 +17,13 @@ help: ## say what can be made
 demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
 	@$(BIN)/monotape run --stats --temperature 0 --max-tokens 200 "$(PROMPT)" < /dev/null
 
-test: $(VENV)/.dev ## install what tests need and run them all
+test: $(VENV)/.dev browser ## install what tests need and run them all
 	$(BIN)/python -m pytest
 
-test-fast: $(VENV)/.dev ## the tests that need no real checkpoint
+browser: $(VENV)/.dev
+	@$(BIN)/python tests/server/browser_path.py
+
+test-fast: $(VENV)/.dev browser ## the tests that need no real checkpoint
 	$(BIN)/python -m pytest -m "not slow"
 
 test-gpu: $(VENV)/.dev ## the tests that need a Hopper GPU
@@ -68,8 +71,12 @@ bench-gpu: $(VENV)/.bench ## decode, prefill and start on a Hopper GPU, and PyTo
 humaneval: $(VENV)/.bench ## HumanEval on a fixed sample of 40 problems, transformers beside it
 	$(BIN)/python bench/humaneval.py --engine both
 
+wheel: $(BIN)/python ## wheels for Linux on x86_64 and aarch64, for every Python from 3.11 on, into dist/
+	@$(BIN)/python -m pip install --quiet "ziglang>=0.13" "auditwheel>=6.2"
+	$(BIN)/python .ci/wheels.py
+
 clean: ## remove the environment and everything in it
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build dist
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

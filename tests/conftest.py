@@ -21,3 +21,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[name]
 
     return folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tests that no browser was there for are named at the end, where nobody overlooks them."""
+    skipped = [
+        report for report in terminalreporter.stats.get("skipped", []) if "no browser" in str(report.longrepr)
+    ]
+    if skipped:
+        terminalreporter.section("NOT RUN", red=True, bold=True)
+        terminalreporter.line(
+            f"{len(skipped)} browser tests did NOT run: there is no browser. `make test` gets one."
+        )

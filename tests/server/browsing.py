@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from server.browser_path import REQUIRED, find_browser, is_required
 from server.fake_openai import Script, running
 
-pytest.importorskip("playwright", reason="the playwright package drives the browser: pip install '.[dev]'")
+if not is_required():
+    pytest.importorskip(
+        "playwright", reason="the playwright package drives the browser: pip install '.[dev]'"
+    )
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+CHROMIUM = find_browser()
+assert CHROMIUM or not is_required(), f"{REQUIRED} is set, and there is no browser"
 needs_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on PATH: install one, for example `apt install chromium`"
+    CHROMIUM is None, reason="no browser: `make test` gets one, or install it with `apt install chromium`"
 )
 Open = Callable[..., Page]
 

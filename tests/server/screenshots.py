@@ -6,10 +6,11 @@ PYTHONPATH=tests python tests/server/screenshots.py --url http://127.0.0.1:8000
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
+
+from server.browser_path import find_browser
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 WAIT_MS = 600_000
@@ -84,7 +85,7 @@ def main() -> None:
     options = parser.parse_args()
     FIGURES.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
         take(browser, options.url)
         browser.close()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 
 import pytest
 
 from monotape.cli.main import main
+from server.browsing import CHROMIUM, needs_browser
 from server.running import RunningServer
 
 pytestmark = pytest.mark.slow
@@ -50,13 +50,13 @@ def test_bench_measures_the_engine_and_the_client(smollm2: RunningServer, capsys
     assert all(run["prompt_tokens"] > 64 for run in found["runs"])
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium on PATH: apt install chromium")
+@needs_browser
 def test_the_playground_shows_what_the_server_measured(smollm2: RunningServer) -> None:
     from playwright.sync_api import expect, sync_playwright
 
     info = smollm2.get("/monotape/info").json()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         shown = browser.new_page()
         shown.set_default_timeout(60_000)
         complaints: list[str] = []

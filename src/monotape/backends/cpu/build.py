@@ -35,10 +35,14 @@ class BuildError(Exception):
     """The library could not be built; the message says why."""
 
 
-def library_name() -> str:
-    """The file name that the library must have to belong to these sources."""
+#: How zig, which builds the wheels, spells a flag that GCC and Clang share.
+ZIG_FLAGS = {"-march=armv8.2-a+dotprod": "-mcpu=generic+v8_2a+dotprod"}
+
+
+def library_name(machine: str | None = None) -> str:
+    """The file name that the library must have to belong to these sources. `machine` is another than this one."""
     digest = hashlib.sha256(
-        repr((COMMON_FLAGS, KERNEL_FLAGS, platform.machine(), platform.system())).encode()
+        repr((COMMON_FLAGS, KERNEL_FLAGS, machine or platform.machine(), platform.system())).encode()
     )
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in (".h", ".cpp"):
@@ -55,26 +59,27 @@ def find_compiler(preferred: str | None = None) -> list[str] | None:
     return None
 
 
-def build(folder: Path, compiler: list[str] | None) -> Path:
-    """Compiles the library into `folder`, published by an atomic rename."""
+def build(folder: Path, compiler: list[str] | None, machine: str | None = None) -> Path:
+    """Compiles the library into `folder`, published by an atomic rename. `machine`: what the compiler compiles for."""
     if compiler is None:
         raise BuildError("no C++ compiler (c++, g++ or clang++) was found")
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / library_name()
+    target = folder / library_name(machine)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        objects = _compile_all(compiler, Path(scratch))
+        objects = _compile_all(compiler, Path(scratch), machine or platform.machine())
         library = Path(scratch) / target.name
         _run([*compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
         os.replace(library, target)
     return target
 
 
-def _compile_all(compiler: list[str], scratch: Path) -> list[Path]:
-    extra = KERNEL_FLAGS.get(platform.machine(), {})
+def _compile_all(compiler: list[str], scratch: Path, machine: str) -> list[Path]:
+    extra = KERNEL_FLAGS.get(machine, {})
+    spelling = ZIG_FLAGS if Path(compiler[0]).name == "zig" else {}
 
     def compile_one(source: Path) -> Path:
         target = scratch / f"{source.stem}.o"
-        flags = (*COMMON_FLAGS, *extra.get(source.name, ()))
+        flags = (*COMMON_FLAGS, *(spelling.get(flag, flag) for flag in extra.get(source.name, ())))
         _run([*compiler, *flags, "-c", str(source), "-o", str(target)])
         return target
 

@@ -27,18 +27,19 @@ def find_library() -> Path:
     return build(cache, find_compiler(cxx_compiler()))
 
 
-def library_name() -> str:
-    key = repr((COMMON_FLAGS, platform.machine(), platform.system(), SOURCE.read_bytes()))
+def library_name(machine: str | None = None) -> str:
+    """The file name that belongs to this source; `machine` is another than this one."""
+    key = repr((COMMON_FLAGS, machine or platform.machine(), platform.system(), SOURCE.read_bytes()))
     return f"monotape-blocks-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 
 
-def build(folder: Path, compiler: list[str] | None) -> Path:
-    """Compiles it into `folder`, whole or not at all."""
+def build(folder: Path, compiler: list[str] | None, machine: str | None = None) -> Path:
+    """Compiles it into `folder`, whole or not at all. `machine`: what the compiler compiles for."""
     if compiler is None:
         raise BuildError("no C++ compiler (c++, g++ or clang++) was found")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch) / library_name()
+        made = Path(scratch) / library_name(machine)
         command = [*compiler, *COMMON_FLAGS, "-shared", str(SOURCE), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

