@@ -65,8 +65,8 @@ def evidence(recipes: Iterable[Recipe]) -> dict[str, Any]:
 
 def input_hash(recipe: Recipe) -> str:
     """Names what the compiler is given, without comments and blank lines."""
-    files = [KERNELS / recipe.source, *sorted(KERNELS.glob("*.h"))]
-    texts = [recipe.header(), *(f"{file.name}\n{file.read_text()}" for file in files)]
+    files = [KERNELS / recipe.source, *sorted(KERNELS.rglob("*.h"))]
+    texts = [recipe.header(), *(f"{file.relative_to(KERNELS)}\n{file.read_text()}" for file in files)]
     key = repr(([without_comments(text) for text in texts], ARCHITECTURE, STANDARD))
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 

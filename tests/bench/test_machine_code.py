@@ -149,6 +149,19 @@ def test_another_compiler_cannot_tell(kernels: Path) -> None:
     assert "NVRTC 12.9.86" in found.why and machine_code.compiler_here() in found.why
 
 
+def test_headers_in_folders_are_part_of_the_input(kernels: Path) -> None:
+    before = machine_code.input_hash(ONE)
+    (kernels / "room").mkdir()
+    (kernels / "room" / "part.h").write_text("// nothing\n")
+    made = machine_code.input_hash(ONE)
+    (kernels / "room" / "part.h").write_text("constexpr int kPart = 1;\n")
+    assert len({before, made, machine_code.input_hash(ONE)}) == 3
+
+
+def test_the_input_has_every_header_of_the_kernels() -> None:
+    assert list(machine_code.KERNELS.rglob("*.h"))
+
+
 def test_a_shape_that_cannot_be_made_is_an_earlier_one() -> None:
     facts = {"machine_code": "0", "input": "0", "shape": "gone", "workers": 132, "context": 64}
     report = {"gpu": "h200", "compiler": "13.0.88", "kernels": {"gone": facts}}
