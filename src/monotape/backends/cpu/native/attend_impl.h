@@ -19,7 +19,7 @@ void score_heads(const float* q, int head_dim, const uint8_t* keys, int count, f
 
 // P positions with H heads at a time, where nothing has to be widened: every load serves several multiply-adds.
 template <int P, int H>
-inline void score_tile(const float* q, int head_dim, const float* keys, float* scores, int stride) {
+inline __attribute__((always_inline)) void score_tile(const float* q, int head_dim, const float* keys, float* scores, int stride) {
   f32x8 dot[H * P];
   repeat<H * P>(MT_BODY(i) { dot[i] = broadcast(0); });
   for (int d = 0; d < head_dim; d += 8) {
@@ -55,10 +55,14 @@ inline void soften(float* scores, int count, float* header) {
   f32x8 top = load(scores), total = broadcast(0);
   for (int p = 8; p < padded; p += 8) top = max(top, load(scores + p));
   const float highest = peak(top);
-  for (int p = 0; p < padded; p += 8) {
-    const f32x8 weight = exponential(sub(load(scores + p), broadcast(highest)));
-    store(scores + p, weight);
+  int next = 0;
+  for (; next + 8 * kTogether <= padded; next += 8 * kTogether) {
+    f32x8 weights[kTogether];
+    repeat<kTogether>(MT_BODY(i) { weights[i] = sub(load(scores + next + 8 * i), broadcast(highest)); });
+    exponentiate(weights);
+    repeat<kTogether>(MT_BODY(i) { store(scores + next + 8 * i, weights[i]); });
   }
+  for (; next < padded; next += 8) store(scores + next, exponential(sub(load(scores + next), broadcast(highest))));
   for (int p = count; p < padded; p++) scores[p] = 0;
   for (int p = 0; p < padded; p += 8) total = add(total, load(scores + p));
   header[0] = highest;

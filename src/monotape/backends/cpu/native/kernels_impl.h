@@ -26,20 +26,31 @@ inline __attribute__((always_inline)) void repeat(Body body) {
 }
 #define MT_BODY(name) [&](auto name) __attribute__((always_inline))
 
-// exp(x) to about one unit in the last place; below -87 it stays at exp(-87), which no sum notices.
-inline f32x8 exponential(f32x8 x) {
+// exp(x) of N vectors to about one unit in the last place; below -87 it stays at exp(-87), which no sum notices. Each
+// step is taken for all of them before the next, so that their latencies overlap.
+template <int N>
+inline __attribute__((always_inline)) void exponentiate(f32x8 (&x)[N]) {
   // A float near 1.5 * 2^23 is a whole number whose lowest bits are those of the integer: adding that much rounds.
   const f32x8 offset = broadcast(12582912.0f);
-  const f32x8 clamped = min(max(x, broadcast(-87.0f)), broadcast(88.0f));
-  const f32x8 rounded = fma(clamped, broadcast(1.44269504f), offset), n = sub(rounded, offset);
-  f32x8 r = fma(n, broadcast(-0.693145752f), clamped);
-  r = fma(n, broadcast(-1.42860677e-6f), r);
+  f32x8 rounded[N], p[N];
+  repeat<N>(MT_BODY(i) { x[i] = min(max(x[i], broadcast(-87.0f)), broadcast(88.0f)); });
+  repeat<N>(MT_BODY(i) { rounded[i] = fma(x[i], broadcast(1.44269504f), offset); });
+  repeat<N>(MT_BODY(i) { x[i] = fma(sub(rounded[i], offset), broadcast(-0.693145752f), x[i]); });
+  repeat<N>(MT_BODY(i) { x[i] = fma(sub(rounded[i], offset), broadcast(-1.42860677e-6f), x[i]); });
   // Taylor series of exp on [-ln 2 / 2, ln 2 / 2], Horner form.
-  f32x8 p = broadcast(1.0f / 5040.0f);
   constexpr float kTaylor[] = {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f};
-  repeat<7>(MT_BODY(i) { p = fma(p, r, broadcast(kTaylor[i])); });
-  return add_to_exponent(p, rounded);
+  repeat<N>(MT_BODY(i) { p[i] = broadcast(1.0f / 5040.0f); });
+  repeat<7>(MT_BODY(t) { repeat<N>(MT_BODY(i) { p[i] = fma(p[i], x[i], broadcast(kTaylor[t])); }); });
+  repeat<N>(MT_BODY(i) { x[i] = add_to_exponent(p[i], rounded[i]); });
 }
+
+inline f32x8 exponential(f32x8 x) {
+  f32x8 one[1] = {x};
+  exponentiate(one);
+  return one[0];
+}
+
+constexpr int kTogether = 2;  // vectors whose exponentials are computed together
 
 template <Format F>
 inline f32x8 load_as(const uint8_t* p) {
@@ -116,15 +127,22 @@ void normalise(const float* x, const float* gain, int count, float eps, float* o
   for (int i = 0; i < count; i++) out[i] = x[i] * scale * gain[i];
 }
 
+template <int N>
+inline __attribute__((always_inline)) void gate_some(const float* products, float* out, size_t out_stride) {
+  f32x8 e[N];
+  repeat<N>(MT_BODY(i) { e[i] = sub(broadcast(0), load(products + i * 2 * kTileRows)); });
+  exponentiate(e);
+  repeat<N>(MT_BODY(i) {
+    const float* gate = products + i * 2 * kTileRows;
+    store(out + i * out_stride, mul(div(load(gate), add(broadcast(1), e[i])), load(gate + kTileRows)));
+  });
+}
+
 void gate_rows(const float* products, int rows, float* out, size_t out_stride) {
-  const auto gate = [&](int r) {
-    const f32x8 g = load(products + r * 2 * kTileRows), up = load(products + r * 2 * kTileRows + kTileRows);
-    const f32x8 shrunk = div(g, add(broadcast(1), exponential(sub(broadcast(0), g))));
-    store(out + r * out_stride, mul(shrunk, up));
-  };
   int r = 0;
-  for (; r + 2 <= rows; r += 2) repeat<2>(MT_BODY(i) { gate(r + i); });  // the latency of one hides behind the other
-  if (r < rows) gate(r);
+  for (; r + kTogether <= rows; r += kTogether)
+    gate_some<kTogether>(products + r * 2 * kTileRows, out + r * out_stride, out_stride);
+  for (; r < rows; r++) gate_some<1>(products + r * 2 * kTileRows, out + r * out_stride, out_stride);
 }
 
 void store_kv(Format format, const float* x, int count, void* out) {

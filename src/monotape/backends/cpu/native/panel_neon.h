@@ -62,6 +62,8 @@ static inline void put_panel_row(const int16_t* x, float scale, int row, PanelBl
 #define MT_ODD(next_w0, next_w1, next_high, next_low)                                                   \
   MT_STEP(28, 29, 30, 31, MT_LOAD(24, w, next_w0), MT_LOAD(26, x, next_high), MT_LOAD(25, w, next_w1), \
           MT_LOAD(27, x, next_low))
+// A line of the panel four blocks ahead, out of the L2 cache.
+#define MT_AHEAD(at) "prfm pldl1keep, [%[x], #" #at "]\n"
 // The first step of a block: low sums get their initial value between the dot products of the high ones.
 #define MT_FIRST                                                                                      \
   MT_DOT(0, 24, 26, 0) MT_LOAD(8, c, 0) MT_DOT(2, 24, 26, 1) MT_LOAD(10, c, 0) MT_DOT(4, 24, 26, 2)   \
@@ -89,12 +91,12 @@ static inline void q8_panel(const uint8_t* tile, int blocks, const PanelBlock* p
       MT_LOAD(1, c, 0) MT_LOAD(3, c, 0) MT_LOAD(5, c, 0) MT_LOAD(7, c, 0)
       "1:\n"
       MT_FIRST
-      MT_ODD(80, 96, 64, 80)
-      MT_EVEN(112, 128, 96, 112)
-      MT_ODD(144, 160, 128, 144)
-      MT_EVEN(176, 192, 160, 176)
-      MT_ODD(208, 224, 192, 208)
-      MT_EVEN(240, 256, 224, 240)
+      MT_ODD(80, 96, 64, 80) MT_AHEAD(1408)
+      MT_EVEN(112, 128, 96, 112) MT_AHEAD(1472)
+      MT_ODD(144, 160, 128, 144) MT_AHEAD(1536)
+      MT_EVEN(176, 192, 160, 176) MT_AHEAD(1600)
+      MT_ODD(208, 224, 192, 208) MT_AHEAD(1664)
+      MT_EVEN(240, 256, 224, 240) MT_AHEAD(1728)
       MT_STEP(28, 29, 30, 31, MT_LOAD(27, x, 256), MT_LOAD(26, x, 272), MT_LOAD(24, s, 0), MT_LOAD(25, s, 16))
       // Rows 0 and 1.
       MT_LOAD(28, x, 288) MT_LOAD(29, x, 288) MT_FMA_BY(28, 0, 27, 0) MT_FMA_BY(29, 1, 27, 0)
@@ -131,6 +133,7 @@ static inline void q8_panel(const uint8_t* tile, int blocks, const PanelBlock* p
 #undef MT_STEP
 #undef MT_EVEN
 #undef MT_ODD
+#undef MT_AHEAD
 #undef MT_FIRST
 
 }  // namespace monotape::MONOTAPE_ISA

@@ -18,33 +18,50 @@ size_t panel_bytes(Format format, int padded_k) {
                               : kPanelRows * prepared_bytes(format, padded_k);
 }
 
-// Up to 32 values as 16-bit integers times the scale that is returned: the smallest power of two for which no integer
-// exceeds 127 * 256 + 127, the largest that splits into two int8. Multiplying by a power of two never rounds, so sums
-// of products may be scaled before or after they are converted.
-float quantise(const float* x, int count, int16_t* integers) {
+// The scale of 32 values as integers: the smallest power of two for which no integer exceeds 127 * 256 + 127, the largest
+// that splits into two int8. Multiplying by a power of two never rounds, so sums of products may be scaled before or
+// after they are converted. A NaN where a value is not finite: integers cannot carry it, so the scale does.
+float integer_scale(const float* x) {
   constexpr float kRoom = 1.004f;  // 2^15 / 32639, rounded up
   constexpr uint32_t kLowest = 15, kHighest = 237;  // exponents for which scales and offsets of sums are normal numbers
-  float values[kQ8Block];
-  if (count < kQ8Block) {
-    std::memset(values, 0, sizeof values);
-    if (count > 0) std::memcpy(values, x, sizeof(float) * count);
-    x = values;
-  }
   f32x8 largest = broadcast(0), probe = broadcast(0);  // zero times what is not finite is a NaN
   for (int i = 0; i < kQ8Block; i += 8) {
     const f32x8 v = load(x + i);
     largest = max(largest, max(v, sub(broadcast(0), v)));
     probe = fma(v, broadcast(0), probe);
   }
-  uint32_t exponent = f32_to_bits(peak(largest) * kRoom) >> 23;
-  if (!(sum(probe) == 0) || exponent > kHighest) {  // integers cannot carry a NaN, so the scale does
+  const uint32_t exponent = f32_to_bits(peak(largest) * kRoom) >> 23;
+  if (!(sum(probe) == 0) || exponent > kHighest) return bits_to_f32(0x7fc00000u);
+  return bits_to_f32(((exponent < kLowest ? kLowest : exponent) - 14) << 23);
+}
+
+void to_integers(const float* x, float scale, int16_t* integers) {
+  if (scale != scale) {
     std::memset(integers, 0, sizeof(int16_t) * kQ8Block);
-    return bits_to_f32(0x7fc00000u);
+    return;
   }
-  exponent = (exponent < kLowest ? kLowest : exponent) - 14;
-  const f32x8 inverse = broadcast(bits_to_f32((254 - exponent) << 23));
+  const f32x8 inverse = broadcast(bits_to_f32((254u << 23) - f32_to_bits(scale)));
   for (int i = 0; i < kQ8Block; i += 8) store_integers(integers + i, mul(load(x + i), inverse));
-  return bits_to_f32(exponent << 23);
+}
+
+// put(block, integers, scale) for every block of 32 of a row. The scales of some blocks come first and then their
+// integers, because a scale takes long to find and does not depend on the one before.
+template <class Put>
+inline void quantise(const float* x, int k, int padded_k, Put put) {
+  constexpr int kAhead = 16;
+  float scales[kAhead], last[kQ8Block] = {};
+  if (k < padded_k) std::memcpy(last, x + padded_k - kQ8Block, sizeof(float) * (k - (padded_k - kQ8Block)));
+  const int blocks = padded_k / kQ8Block, whole = k / kQ8Block;
+  const auto values = [&](int block) { return block < whole ? x + block * kQ8Block : last; };
+  for (int first = 0; first < blocks; first += kAhead) {
+    const int end = first + kAhead < blocks ? first + kAhead : blocks;
+    for (int b = first; b < end; b++) scales[b - first] = integer_scale(values(b));
+    for (int b = first; b < end; b++) {
+      int16_t integers[kQ8Block];
+      to_integers(values(b), scales[b - first], integers);
+      put(b, integers, scales[b - first]);
+    }
+  }
 }
 
 void prepare(Format format, const float* x, int k, int padded_k, uint8_t* prepared) {
@@ -53,11 +70,7 @@ void prepare(Format format, const float* x, int k, int padded_k, uint8_t* prepar
     return;
   }
   auto* blocks = reinterpret_cast<Q8Block*>(prepared);
-  for (int start = 0; start < padded_k; start += kQ8Block) {
-    int16_t integers[kQ8Block];
-    const float scale = quantise(x + start, k - start, integers);
-    put_row(integers, scale, blocks[start / kQ8Block]);
-  }
+  quantise(x, k, padded_k, [&](int b, const int16_t* integers, float scale) { put_row(integers, scale, blocks[b]); });
 }
 
 void prepare_in_panel(Format format, const float* x, int k, int padded_k, int row, uint8_t* panel) {
@@ -68,11 +81,13 @@ void prepare_in_panel(Format format, const float* x, int k, int padded_k, int ro
     return;
   }
   auto* blocks = reinterpret_cast<PanelBlock*>(panel);
-  for (int start = 0; start < padded_k; start += kQ8Block) {
-    int16_t integers[kQ8Block] = {};
-    const float scale = x ? quantise(x + start, k - start, integers) : 1.0f;
-    put_panel_row(integers, scale, row, blocks[start / kQ8Block]);
+  if (!x) {
+    constexpr int16_t kZeros[kQ8Block] = {};
+    for (int b = 0; b < padded_k / kQ8Block; b++) put_panel_row(kZeros, 1.0f, row, blocks[b]);
+    return;
   }
+  quantise(x, k, padded_k,
+           [&](int b, const int16_t* integers, float scale) { put_panel_row(integers, scale, row, blocks[b]); });
 }
 
 // One tile times R rows; two interleaved sums along k keep both multipliers of a core busy.
