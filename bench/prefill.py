@@ -1,9 +1,11 @@
 """Time to first token against the physical ceiling, and the second turn of a conversation.
 
     python bench/prefill.py --backend cuda --model llama-3.2-1b --prompts 64,1024,8192 --second-turn 4096,64 --save
+    python bench/prefill.py --backend cpu --model PATH --prompts 512,6000 --second-turn 512,64 --requests 3 --save
 
 By the host's clock: from the call that starts the request to the first token in Python. The ceiling is the longer of
-reading all weights once and computing all products at the tensor cores' rate on the datasheet.
+reading all weights once and computing all products at the tensor cores' rate on the datasheet. No datasheet names such
+a rate for a CPU, so there it is reading alone, which long prompts are far from.
 """
 
 from __future__ import annotations
@@ -115,12 +117,13 @@ def print_table(rows: list[dict[str, Any]], bandwidth: float) -> None:
     print(f"read bandwidth {bandwidth / 1e9:,.2f} GB/s")
     print(
         f"{'prompt':>8} {'cached':>8} {'ceiling ms':>11} {'first token':>12} {'min':>8} {'max':>8} {'share':>6}"
+        f" {'tok/s':>9}"
     )
     for r in rows:
         taken = r["first_token_ms"]
         print(
             f"{r['prompt']:>8} {r['cached']:>8} {r['ceiling_ms']:>11.3f} {taken['median']:>12.3f}"
-            f" {taken['min']:>8.3f} {taken['max']:>8.3f} {100 * r['share']:>5.1f}%"
+            f" {taken['min']:>8.3f} {taken['max']:>8.3f} {100 * r['share']:>5.1f}% {r['new_tokens_per_second']:>9.1f}"
         )
 
 
@@ -141,7 +144,8 @@ def main() -> None:
         {
             **facts, **kernel_facts(backend, options.model, path),
             "model": path.name if path else options.model, "backend": options.backend,
-            "dtype": backend.plan.format.value, "plan": backend.plan.digest, "read_bandwidth": bandwidth,
+            "dtype": backend.plan.format.value, "workers": backend.plan.machine.workers,
+            "plan": backend.plan.digest, "read_bandwidth": bandwidth,
             "launches_per_request": None if before is None or after is None else (after - before) / requests,
             "prefill": rows,
         },

@@ -130,10 +130,12 @@ def looks_in_prefill(backend: CpuBackend) -> int:
     heads = qkv // -(-spec.head_dim // TILE_ROWS)
     meetings = 9  # two a stage, since rows are shared out first, and one after attention
     rows = len(PROMPT[:20]) * spec.kv_heads
-    layer = heads + output + gate_up // 2 + down + rows + meetings
-    return (
-        1 + spec.layers * layer + 1 + 2
-    )  # the embedding; settled after the chunk; the head, and settled on a token
+    tiles = heads + output + gate_up // 2 + down
+    last = (
+        tiles + 8
+    )  # the last row goes on alone, which takes two meetings more and five fewer, and no look at rows
+    # The embedding; settled after the chunk; the head, and settled on a token.
+    return 1 + (spec.layers - 1) * (tiles + rows + meetings) + last + 1 + 2
 
 
 def test_a_cancelled_prefill_stops_before_its_next_tile(checkpoint: Checkpoint) -> None:

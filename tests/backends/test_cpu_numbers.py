@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from backends.cpu_cases import PROMPT, cpu, generate, ids, reference
 from families import BY_NAME, CASES, Case, make_checkpoint
+from monotape.backends.protocol import Job
 
 Checkpoint = Callable[[str], Path]
 Logits = NDArray[np.float64]
@@ -94,6 +95,64 @@ def test_bits_do_not_depend_on_how_the_prompt_is_cut(checkpoint: Checkpoint, cas
                 pieces.append(backend.logits(PROMPT[start : start + length], sequence))
                 start += length
             assert np.array_equal(np.concatenate(pieces), whole)
+
+
+@pytest.mark.parametrize("isa", ["", "portable"])
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("head_dim", [16, 10])
+def test_long_prompts_have_the_bits_of_single_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head_dim: int, window: int | None, isa: str
+) -> None:
+    """Several KV blocks and several slices along k: rows that are computed together, and each alone."""
+    monkeypatch.setenv("MONOTAPE_ISA", isa)
+    fields = {
+        "head_dim": head_dim, "sliding_window": window, "max_position_embeddings": 512,
+        "intermediate_size": 4200, "num_hidden_layers": 2,
+    }  # fmt: skip
+    folder = make_checkpoint(Case("long", "mistral", fields, 512), tmp_path)
+    prompt = tuple(np.random.default_rng(3).integers(3, 131, 300).tolist())
+    with cpu(folder, "q8", context=512) as backend:
+        together = backend.logits(prompt, backend.new_sequence())
+        sequence = backend.new_sequence()
+        alone = np.concatenate([backend.logits(prompt[i : i + 1], sequence) for i in range(len(prompt))])
+    assert np.array_equal(together, alone)
+
+
+@pytest.mark.parametrize("length", [2, 64, 65, 70, 75])
+@pytest.mark.parametrize("dtype", ["f32", "q8"])
+def test_the_first_token_is_that_of_all_logits(checkpoint: Checkpoint, dtype: str, length: int) -> None:
+    """A prompt's pass leaves out the last layer of rows that nobody reads; what comes after must not notice."""
+    with cpu(checkpoint("qwen3"), dtype, workers=3) as backend:
+        whole = backend.logits(PROMPT[:length], backend.new_sequence())[-1].astype(np.float64)
+        sequence = backend.new_sequence()
+        first, second = backend.start(Job(PROMPT[:length], 0, 2, logprobs=0), sequence)
+        normaliser = np.log(np.exp(whole - whole.max()).sum()) + whole.max()
+        assert first.id == whole.argmax()
+        assert first.logprob == pytest.approx(whole.max() - normaliser, abs=1e-5)
+        again = backend.start(Job((*PROMPT[:length], first.id), 0, 1, logprobs=0), backend.new_sequence())
+        assert [token.id for token in again] == [second.id]
+        kept = backend.logits((second.id,), sequence)
+        prompt = (*PROMPT[:length], first.id, second.id)
+        assert np.array_equal(kept[-1], backend.logits(prompt, backend.new_sequence())[-1])
+
+
+@pytest.mark.parametrize("exponent", [-90, 100])
+def test_eight_bit_activations_of_any_size_are_rounded_alike(tmp_path: Path, exponent: int) -> None:
+    """Their scales are powers of two: a power of two more in the values changes nothing but the exponent."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = make_checkpoint(
+        Case("scaled", "llama", {"head_dim": 10, "tie_word_embeddings": False}), tmp_path
+    )
+    with cpu(folder, "q8") as backend:
+        expected = backend.logits(PROMPT[:9], backend.new_sequence())
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.ldexp(weights["model.norm.weight"], torch.tensor(exponent))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with cpu(folder, "q8") as backend:
+        got = backend.logits(PROMPT[:9], backend.new_sequence())
+    assert np.array_equal(np.ldexp(got.astype(np.float64), -exponent), expected.astype(np.float64))
 
 
 def test_bits_do_not_change_between_runs(checkpoint: Checkpoint) -> None:

@@ -146,9 +146,10 @@ class Engine {
     int position = job.cached, last_row = 0;
     while (position < job.prompt_length) {
       const Rows rows = prompt_rows(shared, position);
-      if (!worker.forward(rows)) return;
+      const bool last = position + rows.count == job.prompt_length;
+      if (!worker.forward(rows, last ? Wanted::last_row : Wanted::no_row)) return;
       position += rows.count;
-      last_row = rows.count - 1;
+      last_row = worker.result_row(rows);
       shared.filled = position;  // all workers of the rank have met since the last layer's KV was stored
       if (worker.decides() && fault_.cancelled) shared.finish = Finish::cancelled;
       if (!worker.settle() || shared.finish != Finish::running) return;
@@ -158,7 +159,7 @@ class Engine {
       if (worker.decides()) choose(position, produced);
       if (!worker.settle() || shared.finish != Finish::running) return;
       const int32_t token = shared.next_token;
-      if (!worker.forward({&token, 1, position})) return;
+      if (!worker.forward({&token, 1, position}, Wanted::last_row)) return;
     }
   }
 
@@ -197,7 +198,7 @@ class Engine {
     if (worker.decides() && job.cached == job.prompt_length) shared.finish = Finish::length;
     for (int position = job.cached; position < job.prompt_length;) {
       const Rows rows = prompt_rows(shared, position);
-      if (!worker.forward(rows)) return;
+      if (!worker.forward(rows, Wanted::every_row)) return;
       for (int r = 0; r < rows.count; r++) {
         if (!worker.head(r, shared.logits.data())) return;
         float* out = job.logits + static_cast<size_t>(position + r - job.cached) * vocab;

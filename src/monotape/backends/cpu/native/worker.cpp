@@ -77,10 +77,13 @@ const uint8_t* Worker::tiles(Stage stage, int layer) const {
   return model_.tapes[index_] + layer * model_.layer_bytes[index_] + span(stage).offset;
 }
 
-bool Worker::forward(const Rows& rows) {
+bool Worker::forward(const Rows& rows, Wanted wanted) {
   if (!embed(rows)) return false;
-  for (int i = 0; i < model_.layers; i++)
+  // Ranks count each other's sums, so they always compute all of them.
+  const bool cuts = wanted != Wanted::every_row && rows.count > 1 && !shared_.collective;
+  for (int i = 0; i < model_.layers - cuts; i++)
     if (!layer(i, rows)) return false;
+  if (cuts) return last_layer(rows, wanted);
   if (!shared_.collective) return true;
   if (shared_.collective->steps() > 2 * model_.layers && !drain(rows.count)) return false;
   sends_ += shared_.collective->sends();
@@ -89,6 +92,20 @@ bool Worker::forward(const Rows& rows) {
 
 bool Worker::layer(int index, const Rows& rows) {
   return qkv(index, rows) && attention(index, rows) && output(index, rows) && gate_up(index, rows) && down(index, rows);
+}
+
+// Of the last layer later tokens see keys and values alone, and the head reads one row. That row moves to the front and
+// goes on as a token does.
+bool Worker::last_layer(const Rows& rows, Wanted wanted) {
+  const int layer = model_.layers - 1, last = rows.count - 1;
+  if (wanted == Wanted::no_row) return qkv(layer, rows, model_.heads);
+  if (!qkv(layer, rows)) return false;
+  if (index_ == 0) {
+    std::copy_n(shared_.query.data() + last * shared_.query_stride, shared_.query_stride, shared_.query.data());
+    std::copy_n(shared_.residual.data() + last * shared_.width_stride, shared_.width_stride, shared_.residual.data());
+  }
+  const Rows row{rows.tokens + last, 1, rows.position + last};
+  return meet(Stage::qkv) && attention(layer, row) && output(layer, row) && gate_up(layer, row) && down(layer, row);
 }
 
 // A tied embedding is read off the tiles of the head, wherever their owner keeps them.
@@ -143,7 +160,7 @@ void Worker::product(const uint8_t* tiles, int count, const Input& input, int ro
 }
 
 // RMSNorm, then q, k and v. The owner of a head also normalises and rotates it; k and v go straight into the KV.
-bool Worker::qkv(int layer, const Rows& rows) {
+bool Worker::qkv(int layer, const Rows& rows, int first_unit) {
   Input input;
   if (!prepare(Stage::qkv, shared_.residual.data(), shared_.width_stride,
                model_.attention_norm + static_cast<size_t>(layer) * model_.width, model_.width, rows.count, input))
@@ -153,6 +170,7 @@ bool Worker::qkv(int layer, const Rows& rows) {
   const uint8_t* tape = tiles(Stage::qkv, layer);
   const size_t unit_bytes = head_tiles * tile_bytes(model_.weight_format, input.padded_k);
   for (int unit = owned.first / head_tiles; unit < (owned.first + owned.count) / head_tiles; unit++, tape += unit_bytes) {
+    if (unit < first_unit) continue;
     if (quits()) return false;
     product(tape, head_tiles, input, rows.count);
     finish_head(layer, unit, rows);

@@ -50,6 +50,9 @@ struct Rows {
   int position;  // of the first
 };
 
+// Whose results a pass is for. What only other rows would need of the last layer is not computed.
+enum class Wanted { every_row, last_row, no_row };
+
 class Worker {
  public:
   Worker(Shared& shared, int index);
@@ -59,7 +62,9 @@ class Worker {
   // No word of the last job carries a number above this.
   uint32_t latest_tag() const;
   // Runs the job's tokens through the model. False: a fault ended it.
-  bool forward(const Rows& rows);
+  bool forward(const Rows& rows, Wanted wanted);
+  // Where the last row's result lies after a pass for that row.
+  int result_row(const Rows& rows) const { return shared_.collective ? rows.count - 1 : 0; }
   // The head, for one row of the pass that was computed last; the logits land in `out` (vocab floats, padded to tiles).
   bool head(int row, float* out);
   bool meet(Stage stage);
@@ -79,7 +84,9 @@ class Worker {
 
   bool embed(const Rows& rows);
   bool layer(int index, const Rows& rows);
-  bool qkv(int layer, const Rows& rows);
+  bool last_layer(const Rows& rows, Wanted wanted);
+  // Heads before `first_unit` are left out.
+  bool qkv(int layer, const Rows& rows, int first_unit = 0);
   bool attention(int layer, const Rows& rows);
   bool output(int layer, const Rows& rows);
   bool gate_up(int layer, const Rows& rows);
