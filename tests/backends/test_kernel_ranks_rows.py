@@ -23,11 +23,11 @@ from backends.host_ranks import (
     checkpoints,
     loader,
 )
-from monotape.backends.cuda import links
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job
 from monotape.backends.reference.sampler import logprobs
+from monotape.compiler.gpu import links
 from monotape.errors import DeadlineFault, NumericalFault
 
 COUNT, CHUNK = 23, 4  # rows, in so few at a time that a prompt takes several chunks, the last one shorter

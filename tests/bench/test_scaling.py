@@ -11,7 +11,7 @@ import pytest
 import scaling
 from backends.host_kernel import build, host_gpu
 from monotape.errors import BackendError
-from monotape.plan.rules import violations
+from monotape.plan.gpu_rules import violations
 from monotape.planner.reports import own_points
 from recipes import Recipe
 from scaling import SETTINGS, Setup, loss, print_table, setups
@@ -27,17 +27,16 @@ WORKERS = 132
 def test_the_settings_of_a_shape_have_the_same_weights(model: str, ranks: int) -> None:
     plans = [Setup(model, ranks, setting).plan(WORKERS, 96) for setting in SETTINGS]
     assert all(not violations(plan) for plan in plans)
-    assert all(plan.ranks[0].tapes == plans[0].ranks[0].tapes for plan in plans)
-    assert [stage.parts for stage in plans[0].ranks[0].stages] == [
-        stage.parts for stage in plans[1].ranks[0].stages
-    ]
+    shares = [plan.plan.ranks[0] for plan in plans]
+    assert all(share.tapes == shares[0].tapes for share in shares)
+    assert [stage.parts for stage in shares[0].stages] == [stage.parts for stage in shares[1].stages]
     assert len({Setup(model, ranks, setting).header(WORKERS, 96) for setting in SETTINGS}) == 3
 
 
 def test_heads_that_do_not_divide_are_padded() -> None:
     assert Setup("dense-2b", 8, "tp").changes == {"num_attention_heads": 24, "num_key_value_heads": 8}
     assert Setup("dense-2b", 4, "tp").changes == {}
-    rank = Setup("dense-2b", 8, "dtp").plan(WORKERS, 96).ranks[0]
+    rank = Setup("dense-2b", 8, "dtp").plan(WORKERS, 96).plan.ranks[0]
     assert (rank.layer_stages[0].parts[0].rows, rank.kv.kv_heads) == (3 * 128, 1)
 
 
