@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from backends.host_kernel import SOURCES as HOST_MACHINE
 from families import Case
+from monotape.backends.cpu.build import find_compiler
 from monotape.backends.cuda.compilation import ARCHITECTURE, KERNELS, STANDARD, cuda_core
 from monotape.backends.cuda.header import plan_header
 from monotape.backends.cuda.links import MOST_RANKS, InboxStruct, RanksStruct
@@ -66,25 +69,40 @@ def _expected(rank: GpuRank, workers: int) -> dict[str, int]:
     found |= {f"int(Stage::{stage})": number for number, stage in enumerate(rank.stage_names)}
     for number, product in enumerate(rank.products):
         found[f"block_bytes(product({number}))"] = GPU_FORMATS[product.format].block_bytes
-    for name, struct in STRUCTS.items():
-        found[f"sizeof({name})"] = ctypes.sizeof(struct)
-        for field in struct._fields_:
-            found[f"__builtin_offsetof({name}, {field[0]})"] = getattr(struct, field[0]).offset
-    return found
+    return found | {f"sizeof({name})": ctypes.sizeof(struct) for name, struct in STRUCTS.items()}
+
+
+def _asserted(expected: dict[str, int]) -> str:
+    checks = "\n".join(f'static_assert(({text}) == {value}, "{text}");' for text, value in expected.items())
+    return f'#include "worker/ring.h"\nnamespace monotape {{\n{checks}\n}}\n'
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_compiler_lays_them_out_alike(case: str, tmp_path: Path) -> None:
     config, workers = CASES[case]
-    spec = spec_from_config(config)
-    plan = gpu_plan(spec, workers, 96)
+    plan = gpu_plan(spec_from_config(config), workers, 96)
     (tmp_path / "plan.h").write_text(plan_header(plan))
-    expected = _expected(plan.ranks[0], workers)
-    checks = "\n".join(f'static_assert(({text}) == {value}, "{text}");' for text, value in expected.items())
-    source = f'#include "worker/ring.h"\nnamespace monotape {{\n{checks}\n}}\n'
     core = cuda_core()
     options = core.ProgramOptions(arch=ARCHITECTURE, std=STANDARD, include_path=[str(tmp_path), str(KERNELS)])
+    source = _asserted(_expected(plan.ranks[0], workers))
     assert core.Program(source, "c++", options=options).compile("cubin").code
+
+
+def test_fields_lie_where_the_host_takes_them_to_be(tmp_path: Path) -> None:
+    """Asked of the host's compiler, because NVRTC's knows no offsets; sizes and alignments are the same."""
+    compiler = find_compiler()
+    assert compiler, "tests of the kernel need a C++ compiler"
+    plan = gpu_plan(spec_from_config(SHAPES["llama-3.2-1b"]), 132, 96)
+    (tmp_path / "plan.h").write_text(plan_header(plan))
+    offsets = {
+        f"__builtin_offsetof({name}, {field[0]})": getattr(struct, field[0]).offset
+        for name, struct in STRUCTS.items()
+        for field in struct._fields_
+    }
+    (tmp_path / "check.cpp").write_text(_asserted(offsets))
+    places = [f"-I{place}" for place in (tmp_path, KERNELS, HOST_MACHINE)]
+    flags = ["-std=c++17", "-fsyntax-only", "-w", '-DMONOTAPE_MACHINE="host.h"']
+    subprocess.run([*compiler, *flags, *places, str(tmp_path / "check.cpp")], check=True)
 
 
 def test_every_stage_has_a_place_in_the_order_of_a_token() -> None:

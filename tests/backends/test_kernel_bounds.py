@@ -76,7 +76,7 @@ def test_a_request_stays_within_its_memory(
         ("places", 17 * 16),  # all of the head
         ("spans", 16),
         ("logits", 9 * 4),  # eight of them are spare
-        ("exchange", 12 * 16 + 16),  # what workers waited for, and the counters
+        ("exchange", 12 * 16 + 32),  # what workers waited for, choices, and the counters
         ("sines", 95 * 32),
     ],
 )
