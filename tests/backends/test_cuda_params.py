@@ -14,7 +14,7 @@ from families import Case
 from monotape.backends.cpu.build import find_compiler
 from monotape.backends.cuda.compilation import ARCHITECTURE, KERNELS, STANDARD, cuda_core
 from monotape.backends.cuda.header import plan_header
-from monotape.backends.cuda.links import MOST_RANKS, InboxStruct, RanksStruct
+from monotape.backends.cuda.links import InboxStruct, RanksStruct
 from monotape.backends.cuda.params import (
     THREADS,
     ParamsStruct,
@@ -27,7 +27,7 @@ from monotape.backends.cuda.params import (
 from monotape.backends.cuda.sampling import SamplingStruct
 from monotape.compiler.gpu import gpu_plan
 from monotape.models.registry import spec_from_config
-from monotape.plan.gpu import GPU_FORMATS, GpuRank
+from monotape.plan.gpu import GPU_FORMATS, MOST_RANKS, GpuRank
 from shapes import SHAPES
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {

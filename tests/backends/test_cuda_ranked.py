@@ -15,7 +15,6 @@ import pytest
 from backends.fake_cuda import FakeCuda, fake_gpu
 from families import Case, make_checkpoint
 from monotape.backends.cuda import backend as module
-from monotape.backends.cuda.links import MOST_RANKS
 from monotape.backends.cuda.params import ParamsStruct, StatusStruct
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job

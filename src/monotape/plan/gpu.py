@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -26,6 +27,14 @@ UNIT_POSITIONS = 32  # positions of a unit of KV
 CUT_ROWS = 8  # rows of a chunk are cut alike in groups of so many
 SHARED_MEMORY = 227 * 1024  # bytes that a block may have on Hopper
 ATTENTION = "attention"  # the owner of words that attention publishes
+MOST_RANKS = 8  # kernels/plan/params.h: kMostRanks
+HEAD_INPUTS = ("own", "mean", "sum")  # kernels/plan/params.h: HeadInput
+BLOCK_SHAPES = (
+    (8, 16),
+    (16, 16),
+    (16, 24),
+    (16, 32),
+)  # row and column tiles of a block: kernels/rows/matrix.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +139,29 @@ class AttentionStage:
 
 
 Stage = MatrixStage | AttentionStage
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A stage of the chain through which a layer's values pass, one exchange after another."""
+
+    name: str
+    reads: str
+    writes: str
+
+
+def chain_of(stages: Sequence[Stage]) -> list[Passed]:
+    """Attention is two stages: workers attend to parts of the positions, and others combine what they have."""
+    chain = []
+    for stage in stages:
+        if isinstance(stage, AttentionStage):
+            chain += [
+                Passed(stage.name, stage.reads, "partials"),
+                Passed("combine", "partials", stage.writes),
+            ]
+        else:
+            chain.append(Passed(stage.name, stage.reads, stage.writes))
+    return chain
 
 
 @dataclass(frozen=True, slots=True)

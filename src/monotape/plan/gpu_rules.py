@@ -15,9 +15,10 @@ from monotape.plan.gpu import (
     Epilogue,
     GpuPlan,
     GpuRank,
-    LayerKind,
     MatrixStage,
+    Passed,
     Reset,
+    chain_of,
 )
 
 
@@ -26,29 +27,6 @@ class GpuRule:
     name: str
     sentence: str
     broken: Callable[[GpuRank], Iterator[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A stage of the chain through which a layer's values pass, one exchange after another."""
-
-    name: str
-    reads: str
-    writes: str
-
-
-def chain_of(kind: LayerKind) -> list[Passed]:
-    """Attention is two stages: workers attend to parts of the positions, and others combine what they have."""
-    chain = []
-    for stage in kind.stages:
-        if isinstance(stage, AttentionStage):
-            chain += [
-                Passed(stage.name, stage.reads, "partials"),
-                Passed("combine", "partials", stage.writes),
-            ]
-        else:
-            chain.append(Passed(stage.name, stage.reads, stage.writes))
-    return chain
 
 
 def _at(chain: list[Passed], name: str) -> int:
@@ -102,7 +80,7 @@ def _buffers_apart(rank: GpuRank) -> Iterator[str]:
 
 
 def _written_before_read(rank: GpuRank) -> Iterator[str]:
-    chain = chain_of(rank.kinds[0])
+    chain = chain_of(rank.kinds[0].stages)
     written = {"residual"}  # by the embedding
     for stage in chain:
         if stage.reads not in written:
@@ -121,14 +99,14 @@ def _every_buffer_is_reset(rank: GpuRank) -> Iterator[str]:
 
 def _reset_stage(rank: GpuRank, reset: Reset) -> int:
     """Where in the chain, counted on through turns, a word is reset; the turn that publishes it is the first."""
-    chain = chain_of(rank.kinds[0])
+    chain = chain_of(rank.kinds[0].stages)
     return reset.turns * len(chain) + _at(chain, reset.at)
 
 
 def _resets_wait_for_readers(rank: GpuRank) -> Iterator[str]:
     """A worker that has an input word of stage s knows that all readers of stage s - 2 are done: the word's maker had
     all words of stage s - 1's input, so their makers had published, after they had read the input of stage s - 2."""
-    chain = chain_of(rank.kinds[0])
+    chain = chain_of(rank.kinds[0].stages)
     for reset in rank.resets:
         if _at(chain, reset.at) < 0:
             yield f"{reset.buffer} is reset at {reset.at}, which is no stage"
@@ -140,7 +118,7 @@ def _resets_wait_for_readers(rank: GpuRank) -> Iterator[str]:
 
 def _resets_come_in_time(rank: GpuRank) -> Iterator[str]:
     """A turn before a word is published again: meanwhile its owner publishes what all later readers depend on."""
-    chain = chain_of(rank.kinds[0])
+    chain = chain_of(rank.kinds[0].stages)
     for reset in rank.resets:
         writer = next((at for at, stage in enumerate(chain) if stage.writes == reset.buffer), -1)
         copies = rank.buffer(reset.buffer).copies

@@ -9,8 +9,10 @@ from itertools import pairwise
 from monotape.plan.gpu import (
     BATCH_TILES,
     BLOCK_K,
+    BLOCK_SHAPES,
     CUT_ROWS,
     GPU_FORMATS,
+    HEAD_INPUTS,
     OTHER_STAGES,
     UNIT_POSITIONS,
     WARPS,
@@ -22,9 +24,7 @@ from monotape.plan.gpu import (
 from monotape.plan.types import TILE_ROWS, Format
 
 MOST_STAGES, MOST_VECTORS = 8, 12  # entries of tables in kernels/plan/params.h: Params
-HEAD_INPUTS = ("own", "mean", "sum")  # kernels/plan/params.h: HeadInput
 _LARGE_TAPES = 1 << 36  # bytes from which on a word of the tapes has no 32-bit number
-_SHAPES = ((8, 16), (16, 16), (16, 24), (16, 32))  # kernels/rows/matrix.h: shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def _cuts(own: GpuRank) -> str:
         entries, done = [], 0
         for cut in cuts:
             count = cut.rows // CUT_ROWS - done
-            entries += [f"{{{_SHAPES.index((cut.row_tiles, cut.column_tiles))}, {cut.pieces}}}"] * count
+            entries += [f"{{{BLOCK_SHAPES.index((cut.row_tiles, cut.column_tiles))}, {cut.pieces}}}"] * count
             done += count
         rows.append("{" + ", ".join(entries) + "}")
     most = own.prefill.cuts[0][1][-1].rows // CUT_ROWS

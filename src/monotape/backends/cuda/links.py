@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monotape.backends.cuda.driver import DeviceMemory
-from monotape.plan.gpu import Links
+from monotape.plan.gpu import MOST_RANKS, Links
 from monotape.plan.types import Plan
 
-MOST_RANKS = 8  # kernels/plan/params.h: kMostRanks
 _REGIONS = ("sums", "lanes", "squares", "choices", "logits", "meetings", "rows")
 _LAST_NUMBER = 1 << 31
 

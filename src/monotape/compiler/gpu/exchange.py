@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from monotape.plan.gpu import (
     ATTENTION,
     WORD_VALUES,
+    AttentionStage,
     Dimensions,
     Epilogue,
     ExchangeBuffer,
     MatrixStage,
     Reset,
     Source,
+    chain_of,
 )
+from monotape.plan.gpu import Stage as AnyStage
 from monotape.plan.types import RankPlan, Stage
 
 START, FINAL = "residual", "final_residual"  # what a layer starts from, and what the head starts from
@@ -90,19 +93,19 @@ def exchange_of(
     return Exchange((*buffers, candidates), resets_of(layer))
 
 
+def with_attention(layer: tuple[MatrixStage, ...], window: int | None) -> tuple[AnyStage, ...]:
+    """A layer's matrices with attention before the one that reads what was attended to."""
+    stages: list[AnyStage] = []
+    for stage in layer:
+        if stage.reads == "attended":
+            stages.append(AttentionStage(ATTENTION, "qkv", "attended", window))
+        stages.append(stage)
+    return tuple(stages)
+
+
 def _words(stage: MatrixStage) -> int:
     """Words that a stage publishes: a tile is a word, or a gate tile and its up tile together."""
     return stage.tiles // (2 if stage.epilogue is Epilogue.GATED else 1)
-
-
-def chain_of(layer: tuple[MatrixStage, ...]) -> tuple[tuple[str, tuple[str, ...], str], ...]:
-    """A layer as a chain of (stage, buffers it reads, buffer it writes), attention and its combination too."""
-    chain: list[tuple[str, tuple[str, ...], str]] = []
-    for stage in layer:
-        if stage.reads == "attended":
-            chain += [(ATTENTION, ("qkv",), "partials"), ("combine", ("partials",), "attended")]
-        chain.append((stage.name, (stage.reads,), stage.writes))
-    return tuple(chain)
 
 
 def resets_of(layer: tuple[MatrixStage, ...]) -> tuple[Reset, ...]:
@@ -111,18 +114,16 @@ def resets_of(layer: tuple[MatrixStage, ...]) -> tuple[Reset, ...]:
     The others are reset in the next turn, by the stage that writes them, once it has its input. `gpu_rules.py` checks
     that every reader is done by then; ARCHITECTURE.md has the argument.
     """
-    chain = chain_of(layer)
-    names = [stage for stage, _, _ in chain]
-    last = len(chain) - 1
+    chain = chain_of(with_attention(layer, None))
+    last = chain[-1].name
     found = []
-    for _, _, buffer in chain:
-        reader = next((at for at, (_, reads, _) in enumerate(chain) if buffer in reads), -1)
-        writer = next(stage for stage, _, writes in chain if writes == buffer)
-        if reader <= last - 2:
-            found.append(Reset(buffer, names[last], turns=0, listed=True))
+    for stage in chain:
+        reader = next((at for at, other in enumerate(chain) if other.reads == stage.writes), -1)
+        if reader <= len(chain) - 3:
+            found.append(Reset(stage.writes, last, turns=0, listed=True))
         else:
-            found.append(Reset(buffer, writer, turns=1))
-    return (*found, Reset(FINAL, names[last], turns=1, first_layer=True))
+            found.append(Reset(stage.writes, stage.name, turns=1))
+    return (*found, Reset(FINAL, last, turns=1, first_layer=True))
 
 
 def own_words(rank: RankPlan, dimensions: Dimensions, exchange: Exchange) -> int:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from monotape.compiler.gpu.pages import BLOCK_BYTES, LEAST_PAGES, Room, page_blocks, prefill_ring
 from monotape.errors import UnsupportedModel
-from monotape.plan.gpu import BLOCK_K, GPU_FORMATS, Dimensions
+from monotape.plan.gpu import BLOCK_K, GPU_FORMATS, HEAD_INPUTS, MOST_RANKS, Dimensions
 from monotape.plan.types import Plan, RankPlan
 
-MOST_RANKS = 8
-HEAD_INPUTS = ("own", "mean", "sum")  # kernels/plan/params.h: HeadInput
 MOST_WIDTH = 8192  # a normalised input is held in registers: 4 words a lane of 8 warps
 MOST_VOCAB = 1 << 18  # weights of a sampler's words are integers, whose sums must fit 64 bits
 _CPU = "use --backend cpu."

@@ -6,22 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from monotape.compiler.compile import compile_plan
-from monotape.compiler.gpu.exchange import exchange_of, is_scattered, matrix_stages, own_words
+from monotape.compiler.gpu.exchange import (
+    exchange_of,
+    is_scattered,
+    matrix_stages,
+    own_words,
+    with_attention,
+)
 from monotape.compiler.gpu.limits import check_model, check_plan, check_room, rows_bytes
 from monotape.compiler.gpu.links import links_of, most_rows
 from monotape.compiler.gpu.pages import Room, blocks_of, page_blocks, pages_for, product_of
 from monotape.compiler.gpu.rows import chunk_for, row_plan
 from monotape.models.spec import ModelSpec
 from monotape.plan.gpu import (
-    ATTENTION,
-    AttentionStage,
     Dimensions,
     GpuPlan,
     GpuRank,
     KvUnits,
     LayerKind,
     MatrixStage,
-    Stage,
 )
 from monotape.plan.gpu_rules import verify
 from monotape.plan.types import Format, Machine, Plan, RankPlan
@@ -136,7 +139,7 @@ class _Lowering:
         """Layers whose attention sees as far are of one kind."""
         windows = list(dict.fromkeys(self._spec.windows))
         kinds = tuple(
-            LayerKind("full" if window is None else f"window {window}", _with_attention(layer, window))
+            LayerKind("full" if window is None else f"window {window}", with_attention(layer, window))
             for window in windows
         )
         return kinds, tuple(windows.index(window) for window in self._spec.windows)
@@ -157,12 +160,3 @@ class _Lowering:
     def _scattered(self) -> bool:
         """The same of all ranks, whose words depend on each other."""
         return any(is_scattered(rank) for rank in self._plan.ranks)
-
-
-def _with_attention(layer: tuple[MatrixStage, ...], window: int | None) -> tuple[Stage, ...]:
-    stages: list[Stage] = []
-    for stage in layer:
-        if stage.reads == "attended":
-            stages.append(AttentionStage(ATTENTION, "qkv", "attended", window))
-        stages.append(stage)
-    return tuple(stages)

@@ -15,7 +15,7 @@ from monotape.plan.gpu import (
     Pages,
     Product,
 )
-from monotape.plan.types import TILE_ROWS, Format, RankPlan, Stage
+from monotape.plan.types import TILE_ROWS, RankPlan, Stage
 
 BLOCK_BYTES = 512
 LEAST_PAGES = 3  # copies in flight that keep the memory busy, each with a page of its own
@@ -129,7 +129,3 @@ def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int) -> Pages:
     lead = _LEAD if max(tape.layer_bytes for tape in rank.tapes) < _LONG_LAYER else 0
     ticks = int(page / _FAIR_BYTES_PER_TICK)
     return Pages(blocks, ring, now, ahead=2, polling=2, attending=now, ticks=ticks, lead=lead)
-
-
-def half_of(fmt: Format) -> Format:
-    return GPU_FORMATS[fmt].half

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from monotape.plan.gpu import BLOCK_K, CUT_ROWS, Cut, Dimensions, MatrixStage, RowBuffer, RowPlan
+from monotape.plan.gpu import (
+    BLOCK_K,
+    BLOCK_SHAPES,
+    CUT_ROWS,
+    Cut,
+    Dimensions,
+    MatrixStage,
+    RowBuffer,
+    RowPlan,
+)
 from monotape.plan.types import TILE_ROWS
 
 CHUNK = 2048  # rows of a pass: weights are read once for all of them, and every worker has blocks enough
 _CHUNK_STEP = 128
 _BLOCK_BYTES, _BLOCK_WORDS = 512, 32
-_SHAPES = (
-    (8, 16),
-    (16, 16),
-    (16, 24),
-    (16, 32),
-)  # row and column tiles of a block of output: kernels/rows/matrix.h
-_BEGINNING = (
-    250  # what a block of output costs beside its reads, in blocks that a worker could read meanwhile
-)
+_BEGINNING = 250  # blocks that a worker could read in the time that a block of output costs beside its reads
 
 
 def chunk_for(context: int, most: int = CHUNK) -> int:
@@ -77,7 +78,7 @@ def _best_cut(stage: MatrixStage, workers: int, rows: int) -> tuple[tuple[int, i
         sums = pieces * rows * stage.tiles * 2 // (_BLOCK_WORDS // 2 * workers)
         return -(-items * pieces // workers) * ((row_tiles + column_tiles) * each + _BEGINNING) + sums, pieces
 
-    costs = [(*cost(shape), shape) for shape in _SHAPES]
+    costs = [(*cost(shape), shape) for shape in BLOCK_SHAPES]
     _, pieces, shape = min(costs, key=lambda entry: entry[0])  # the first of equals
     return shape, pieces
 
@@ -85,7 +86,3 @@ def _best_cut(stage: MatrixStage, workers: int, rows: int) -> tuple[tuple[int, i
 def leaves_pieces(stage: MatrixStage) -> bool:
     """Whether the part after a product adds up pieces of k: gated values and logits are not sums."""
     return stage.epilogue.value in ("publish", "residual")
-
-
-def shape_number(cut: Cut) -> int:
-    return _SHAPES.index((cut.row_tiles, cut.column_tiles))
