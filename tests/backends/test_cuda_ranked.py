@@ -23,6 +23,7 @@ from monotape.engine.loading import load_backend
 from monotape.errors import BackendError, ResourceError
 from monotape.models.lanes import Lanes, delayed, silent
 from monotape.models.registry import spec_from_config
+from monotape.plan.gpu import MOST_RANKS
 from monotape.weights.open import open_checkpoint
 from shapes import SHAPES
 

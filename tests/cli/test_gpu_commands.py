@@ -10,24 +10,40 @@ from typing import Any
 import pytest
 
 from backends.fake_cuda import FakeCuda, fake_gpu
+from families import Case, make_checkpoint
 from monotape.backends.cuda import detection
 from monotape.backends.cuda.detection import Gpu
 from monotape.cli import doctor
 from monotape.cli.main import main
 
 
-def test_inspect_plans_for_a_gpu_that_is_not_here(
+def test_inspect_prints_what_a_gpu_would_do_that_is_not_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two kinds of layers, on a GPU's pages, words, units and rows; nothing of a CPU's."""
+    fields = {"head_dim": 16, "use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}
+    folder = make_checkpoint(Case("inspected", "qwen2", fields), tmp_path, "bfloat16")
+    arguments = ["inspect", str(folder), "--backend", "cuda", "--workers", "132"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "layers   full: 0 (" in shown and "window 48: 1-2 (" in shown
+    assert "units of 32 positions" in shown and "256 rows a pass" in shown
+    assert "reset at down, listed" in shown and "qkv_bias" in shown
+    assert "GPU memory" in shown and "KV of 160 positions" in shown
+    assert "float32" not in shown and "128 positions a block" not in shown
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan"]["plan"]["machine"]["workers"] == 132
+    assert found["plan"]["ranks"][0]["layer_kinds"] == [0, 1, 1]
+    assert found["memory"]["kv_per_position"] == 3 * 2 * (32 + 16) * 2  # keys are padded to blocks of 32
+
+
+def test_inspect_refuses_what_the_kernel_does_not_run(
     checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["inspect", str(checkpoint("llama-tied")), "--backend", "cuda", "--workers", "132"]
-    assert main(arguments) == 0
-    shown = capsys.readouterr().out
-    assert "GPU memory" in shown
-    assert "KV of 160 positions" in shown
-    assert main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["plan"]["machine"]["workers"] == 132
-    assert found["memory"]["kv_per_position"] == 2 * 3 * 6 * 10 * 2
+    assert main(arguments) == 2
+    assert "does not run heads of 10 values" in capsys.readouterr().err
 
 
 @pytest.fixture

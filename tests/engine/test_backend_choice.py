@@ -11,7 +11,7 @@ import pytest
 
 from backends.fake_cuda import FakeCuda, fake_gpu
 from engine.fake_backend import FakeBackend
-from families import BY_NAME, make_checkpoint
+from families import BY_NAME, Case, make_checkpoint
 from monotape.backends.cuda import detection
 from monotape.engine import loading
 from monotape.engine.config import EngineConfig
@@ -151,8 +151,8 @@ def test_the_format_on_a_gpu(tmp_path: Path, stored: str, dtype: str, expected: 
     assert gpu_formats(dtype, spec_from_config(opened.config), opened) == (expected, {})
 
 
-def test_a_gpus_plan_needs_no_gpu(checkpoint: Callable[[str], Path]) -> None:
-    opened = open_checkpoint(checkpoint("llama-tied"))
+def test_a_gpus_plan_needs_no_gpu(tmp_path: Path) -> None:
+    opened = open_checkpoint(make_checkpoint(Case("planned", "llama", {"head_dim": 16}), tmp_path))
     spec = spec_from_config(opened.config)
     plan = planned("cuda", spec, opened, dtype="auto", context=64, workers=7)
     assert isinstance(plan, GpuPlan)
