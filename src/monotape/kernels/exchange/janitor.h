@@ -1,22 +1,29 @@
-// When published words are reset. A turn is a layer's pass; half of a buffer is used in even turns, half in odd ones.
+// The janitor: one warp that resets published words, so that no token waits for the round trip of a reset.
 //
-// A word may be reset by a worker that has seen another word which could only be made after everybody had read the first.
-// - At `down` it has a word of the activation. Its maker had all words of `output`; their makers had everything that was
-//   attended to; that was made of all of q, k and v; and those of all of the residual stream. So everybody has read what
-//   qkv and attention published in this turn, and what the turn started from: all that is reset. (Not what `output`
-//   published: other workers may still be on their way to `gate_up`.) In a token's first layer also what the head of
-//   the token before started from.
-// - At the next turn's `output` everybody has read what `output` published in the turn before, because the turn started
-//   from what came of it; at the next turn's `gate_up`, the activation.
-// Workers of small models may own no tiles of `down`; they reset at their first stage of the next turn.
+// Words and turns. A turn is one pass of one layer. Every buffer has two copies, used in even and in odd turns; every word
+// of a copy is published once in its turn. A word must be reset to "not yet" after its last reader and before the next
+// poll of the same copy, two turns later. plan.h says at which stage each buffer is reset (ResetRow); plan/gpu_rules.py
+// checks the distances used below for every plan.
 //
-// A warp of its own, the janitor, does it: no token waits for the round trip. Before a worker publishes what a stage gave,
-// the resets of earlier stages are done. Who polls a word again, two turns later at the earliest, has needed what its
-// owner published at `output` or `down` since: nobody can take an old word for a new one. An owner without these stages
-// has tiles of qkv and `gate_up`: what it reset at qkv is polled by who needed its part of the activation, or of what
-// others made of it; what it reset at `gate_up`, by who needed what came of its part of q, k and v. So it is where every
-// worker has tiles of the head, and of `down` or of both stages that read the residual stream. In all other plans
-// (kScattered) a worker waits for a stage's own resets before it publishes what the stage gave.
+// (1) No word is reset while a worker may still read it. Let S be the stage at which a worker resets, once it has one word
+//     of its input, and let P be the stage before S, and R the stage before P.
+//     a. The maker of that word published it at P, after it had polled all words of P's input.
+//     b. Those words were published at R by all workers that own tiles of R, each after it had polled all of R's input.
+//     c. Only owners of tiles of a stage read its input. So all readers of R's input, and of every earlier stage's, are done.
+//     A buffer is reset at a stage that is two stages or more behind its reader. In a dense layer that is `down` for what
+//     the layer started from, qkv, partials and attended; the next turn's `output` for what `output` published, and the
+//     next turn's `gate_up` for the activation. What the head read is reset in the next token's first layer.
+//
+// (2) No worker takes an old word for a new one. Let W own a word that it resets at stage S of turn t.
+//     a. The janitor stores "not yet" and loads the word until the load returns "not yet". From then on no load of any
+//        worker returns the old value, because all accesses go to the L2 and those to one address are coherent.
+//     b. Before W publishes the output of a stage, its janitor has finished the resets of W's stages before (`await_resets`).
+//     c. A worker that polls the same copy again does so two turns after the word was published. Between the reset and that
+//        poll it has needed, directly or through others, a word that W published after (b): a part of the residual stream,
+//        or, of a worker without tiles of `output` and `down`, of qkv and `gate_up`.
+//     (c) holds where every worker has tiles of the head, and of `down` or of both stages that read the residual stream.
+//     In all other plans (kScattered) W also awaits the resets of the stage at hand before it publishes, which makes
+//     (c) true of every word that W publishes. A worker without tiles of `down` resets at its first stage of the next turn.
 #pragma once
 #include "worker/consumer.h"
 
