@@ -9,7 +9,7 @@ export HF_HOME ?= $(CURDIR)/$(VENV)/huggingface
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-gpu test-minimums browser wheel check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
+.PHONY: help demo test test-long test-fast test-gpu test-minimums browser wheel check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -17,14 +17,17 @@ help: ## say what can be made
 demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
 	@$(BIN)/monotape run --stats --temperature 0 --max-tokens 200 "$(PROMPT)" < /dev/null
 
-test: $(VENV)/.dev browser ## install what tests need and run them all
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev browser ## install what tests need and run them, but for long searches
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(VENV)/.dev ## the tests that search many orders of the kernel's events
+	$(BIN)/python -m pytest -m long
 
 browser: $(VENV)/.dev
 	@$(BIN)/python tests/server/browser_path.py
 
 test-fast: $(VENV)/.dev browser ## the tests that need no real checkpoint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not long"
 
 test-gpu: $(VENV)/.dev ## the tests that need a Hopper GPU
 	$(BIN)/python -m pytest -m gpu

@@ -30,6 +30,8 @@ from backends.host_setups import (
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.errors import DeadlineFault, NumericalFault
 
+pytestmark = pytest.mark.long
+
 TOKENS = np.random.default_rng(5).integers(3, VOCAB, 134).tolist()
 
 

@@ -38,6 +38,8 @@ from monotape.errors import DeadlineFault, NumericalFault, UnsupportedModel
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
 
+pytestmark = pytest.mark.long
+
 Logits = NDArray[np.float32]
 
 

@@ -30,6 +30,8 @@ from monotape.backends.reference.sampler import logprobs
 from monotape.compiler.gpu import links
 from monotape.errors import DeadlineFault, NumericalFault
 
+pytestmark = pytest.mark.long
+
 COUNT, CHUNK = 23, 4  # rows, in so few at a time that a prompt takes several chunks, the last one shorter
 Logits = NDArray[np.float32]
 #: A name, its ranks where it has no lanes, and workers.

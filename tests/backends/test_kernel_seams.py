@@ -26,6 +26,8 @@ from monotape.plan.gpu import GpuPlan
 from monotape.plan.types import Format
 from monotape.weights.open import open_checkpoint
 
+pytestmark = pytest.mark.long
+
 NARROW = {**SMALL, "hidden_size": 20, "head_dim": 16, "num_attention_heads": 4}
 TOKENS = np.random.default_rng(11).integers(3, VOCAB, 100).tolist()
 SCHEDULES = (Schedule(1), Schedule(2, stalls_per_million=1000, stall_steps=100_000, delay_steps=2000))
