@@ -1,4 +1,4 @@
-"""What the host tells the kernel lies where the kernel looks for it: checked against plan/params.h, and by the compiler."""
+"""What the host tells the kernel lies where the kernel looks for it: against plan/params.h, and by the compiler."""
 
 from __future__ import annotations
 

@@ -258,14 +258,22 @@ def test_a_dtype_that_the_gpu_backend_does_not_run(capsys: Captured, folder: Pat
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_output_that_cannot_be_written(folder: Path) -> None:
-    command = [sys.executable, "-m", "monotape", "run", "--prompt-ids", IDS, "--model", str(folder)]
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "--prompt-ids", IDS, "--max-tokens", "3"],
+        ["run", "--prompt-ids", IDS, "--max-tokens", "3", "--json"],
+        ["inspect"],  # a little that is written at the end alone
+    ],
+)
+def test_output_that_cannot_be_written(folder: Path, command: list[str]) -> None:
+    model = [str(folder)] if command == ["inspect"] else ["--model", str(folder)]
+    command = [sys.executable, "-m", "monotape", *command, *model]
     environment = {**os.environ, "PYTHONPATH": "src"}
     with open("/dev/full", "w") as full:
         result = subprocess.run(
-            [*command, "--max-tokens", "3"],
-            stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False,
-        )  # fmt: skip
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False
+        )
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     assert "hint:" in result.stderr

@@ -47,7 +47,9 @@ def build_parser(wanted: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Pa
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; the return value is the process's exit code."""
     try:
-        return _run(arguments)
+        code = _run(arguments)
+        sys.stdout.flush()  # here, where what cannot be written gets a sentence; Python would only complain at its exit
+        return code
     except MonotapeError as error:
         print(f"monotape: {error.message}", file=sys.stderr)
         if error.hint:
