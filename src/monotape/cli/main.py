@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -111,4 +112,13 @@ def entry() -> NoReturn:
     except KeyboardInterrupt:  # just before there was a command, or just after
         INTERRUPTS.uninstall()
         code = INTERRUPTED
+    _let_go_of_output()
     sys.exit(code)
+
+
+def _let_go_of_output() -> None:
+    """Output that could not be written stays in the buffer: Python would try again at its exit, and complain itself."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
