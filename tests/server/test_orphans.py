@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ def kill(server: RunningServer, pids: list[int], *wanted: str) -> None:
         assert server.process.poll() is None
         found = descendants(server.process.pid)
     pids += found
+    # Stopped, it no longer reads: what its engine sends meanwhile makes the kernel reset their connection at the end,
+    # which the engine does not see as the end of a file.
+    server.process.send_signal(signal.SIGSTOP)
+    time.sleep(0.5)
     server.process.kill()
     server.process.wait()
     wait_for_end(*pids)
