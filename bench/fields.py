@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -65,10 +66,19 @@ def field_of(path: Path, field: str) -> Measured:
     value = (
         _constant(path, field) if path.suffix == ".py" else _find(json.loads(path.read_text("utf-8")), field)
     )
+    return _measured(value, field, path.name)
+
+
+def field_in(report: Mapping[str, Any], field: str) -> Measured:
+    """The value that a report which has been read already has under a name."""
+    return _measured(_find(report, field), field, str(report.get("name", "the report")))
+
+
+def _measured(value: Any, field: str, file: str) -> Measured:
     if isinstance(value, dict) and set(value) >= _SPREAD:
         value = value["median"]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise NoField(f"{field} of {path.name} is no number")
+        raise NoField(f"{field} of {file} is no number")
     measure, size = _measure(field)
     return Measured(value * size, measure)
 

@@ -1,7 +1,8 @@
 """Writes reports/README.md: every measurement under reports/ with its command, machine, commit, sources and spread.
 
-    python bench/index.py            # writes the page, the planner's points, the README's headline, and marks
+    python bench/index.py            # writes the page, the planner's points, generated tables, and marks
     python bench/index.py --check    # fails where the page or a citation is not what it should be
+    python bench/index.py --same-marks    # after an edit of documents alone: compiles nothing
 
 Nothing is measured here: the page only shows what the JSON files beside it hold, and which of them are of earlier code.
 """
@@ -21,6 +22,7 @@ from marks import Marks, judge, marks_on, new_marks, with_marks
 from monotape.planner.catalogue import DATA
 from monotape.planner.reports import built_in_table, load_reports
 from report import REPORTS, ROOT, kind_of
+from tables import with_tables
 
 PAGE = REPORTS / "README.md"
 MEASURED = DATA / "measured.json"
@@ -165,15 +167,16 @@ def marks_now(reports: dict[str, dict[str, Any]]) -> Marks:
     return new_marks(before, judged)
 
 
-def pages() -> dict[Path, str]:
+def pages(*, same_marks: bool = False) -> dict[Path, str]:
     """What the page of reports and every document should be now."""
     reports = load_reports(REPORTS)
-    marks = marks_now(reports)
+    marks = marks_on(_current(PAGE)) if same_marks else marks_now(reports)
     found = {PAGE: page(reports, marks), MEASURED: built_in_table(reports)}
     for path in documents():
         text = path.read_text("utf-8")
-        text = with_headline(text, reports) if path == ROOT / "README.md" else text
-        found[path] = with_marks(text, str(path.relative_to(ROOT)), marks)
+        name = str(path.relative_to(ROOT))
+        text = with_headline(text, reports) if name == "README.md" else with_tables(text, name, reports)
+        found[path] = with_marks(text, name, marks)
     return found
 
 
@@ -182,8 +185,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
+    parser.add_argument(
+        "--same-marks",
+        action="store_true",
+        help="keep the marks of the page as they are: nothing is compiled",
+    )
     options = parser.parse_args()
-    changed = {path: text for path, text in pages().items() if _current(path) != text}
+    changed = {
+        path: text for path, text in pages(same_marks=options.same_marks).items() if _current(path) != text
+    }
     for path, text in changed.items():
         if options.check:
             print(f"{path.relative_to(ROOT)} is out of date: run `python bench/index.py`.")

@@ -35,6 +35,13 @@ def test_paths_in_documents_exist(document: str) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    linked = {link for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if ":" not in link}
+    assert sorted(link for link in linked if not (path.parent / link).exists()) == []
+
+
 def test_names_in_the_architecture_exist() -> None:
     text, code = (ROOT / "ARCHITECTURE.md").read_text(), sources()
     words = {name for name in _CODE.findall(text) if _NAME.fullmatch(name)}

@@ -32,11 +32,17 @@ def shifted(claim: Claim, percent: float) -> Claim:
     return replace(claim, digits=f"{claim.value * (1 + percent / 100):,.{claim.decimals}f}")
 
 
+def is_tie(claim: Claim) -> bool:
+    """A field in the middle between two numbers, 1.195 us say: either of them is right."""
+    found = field_of(claims.ROOT / claim.file, claim.field).value / claims.UNITS[claim.unit][1]
+    return abs(abs(found - claim.value) - 0.5 * 10**-claim.decimals) < 1e-9
+
+
 @pytest.mark.parametrize("percent", [*range(-10, 0), *range(1, 11)])
 def test_no_number_that_is_a_little_wrong_is_proven(percent: int) -> None:
     every = [claim for claim in claims.all_claims() if isinstance(claim, Claim)]
     moved = [(claim, shifted(claim, percent)) for claim in every]
-    wrong = [other for claim, other in moved if other.value != claim.value]
+    wrong = [other for claim, other in moved if other.value != claim.value and not is_tie(claim)]
     assert len(wrong) > len(every) // 2
     assert [claim.text for claim in wrong if proven(claim)] == []
 

@@ -128,11 +128,11 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[
     monkeypatch.setattr(compare, "available", lambda engine: engine != "torch-eager")
     monkeypatch.setattr(compare, "machine_facts", lambda options: {"gpu": "h200", "lease": "aaaa"})
     kernels = {"compiler": "13.0.88", "kernels": {"x": {"machine_code": "abcd"}}, "read_bandwidth": 4e12}
-    own = Answer("", "", 1.0, {32: [1600.0, 1700.0]}, {64: [0.002, 0.004]})
+    own = Answer("", "", 1.0, {32: [1600.0, 1700.0]}, {32: [0.002, 0.004]})
     monkeypatch.setattr(
         compare, "own_answer", lambda options, task: (own, {**kernels, "ceilings": {32: 2000.0}})
     )
-    peer = Answer("9.9", "some", 2.0, {32: [600.0, 500.0, 700.0]}, {64: [0.012]})
+    peer = Answer("9.9", "some", 2.0, {32: [600.0, 500.0, 700.0]}, {32: [0.012]})
     monkeypatch.setattr(compare, "ask", lambda engine, task, timeout: peer)
 
     def run(*arguments: str) -> dict[str, Any]:
@@ -206,9 +206,10 @@ def test_the_headline_shows_engines_of_one_run_and_names_its_fields(
     name = "compare-h200-llama-3.2-1b.json"
     before = f"# A\n\n{headline.BEGIN}old\n{headline.END}\n\nrest\n"
     text = headline.with_headline(before, {name: report, "compare-h200-dense-2b.json": report})
-    assert "| | Monotape | vLLM 9.9 | evidence |" in text
-    assert "| llama-3.2-1b, decode at 32 | 1,650 tok/s | 600 tok/s | [report](reports/" in text
-    assert "| llama-3.2-1b, first token after a prompt of 64 | 3.0 ms | 12.0 ms |" in text
+    assert (
+        "| context | Monotape decodes | vLLM 9.9 decodes | Monotape's first token | vLLM 9.9's first" in text
+    )
+    assert "| llama-3.2-1b, 32 | 1,650 tok/s | 600 tok/s | 3.00 ms | 12.0 ms | [report](reports/" in text
     assert "dense-2b" not in text and "old" not in text and text.endswith("\n\nrest\n")
     assert headline.with_headline(text, {name: report}) == text
     (tmp_path / "reports").mkdir()
@@ -218,6 +219,42 @@ def test_the_headline_shows_engines_of_one_run_and_names_its_fields(
     assert len(found) == 4 and all(isinstance(claim, Claim) for claim in found)
     assert [claim.complaint() for claim in found] == [None] * 4
     assert field_of(tmp_path / "reports" / name, "decode[0].monotape_times_as_fast.vllm").value == 1650 / 600
+
+
+def test_the_headline_needs_vllm_and_a_length_that_both_were_measured_at(
+    call: Callable[..., dict[str, Any]],
+) -> None:
+    name = "compare-h200-llama-3.2-1b.json"
+    assert headline.headline({name: call("--engines", "monotape,transformers")}) == ""
+    report = call("--engines", "monotape,vllm")
+    assert "1,650 tok/s" in headline.headline({name: report})
+    report["first_token"][0]["prompt"] = 64
+    assert headline.headline({name: report}) == ""
+
+
+def test_the_whole_comparison_has_every_engine_and_how_many_times_as_fast_monotape_is(
+    call: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = call("--engines", "monotape,vllm,transformers")
+    early = {
+        "gpu": "h200", "context": 32, "engines": [
+            {"engine": "monotape, tiny", "tokens_per_second": 1000.0},
+            {"engine": "transformers, tiny", "tokens_per_second": 50.0, "monotape_over_it": 20.0},
+        ],
+    }  # fmt: skip
+    reports = {"compare-h200-llama-3.2-1b.json": report, "compare-h200-tiny.json": early}
+    text = headline.comparison(reports, folder="reports")
+    assert "|  | Monotape | vLLM 9.9 | `transformers` | evidence |" in text
+    assert (
+        "| llama-3.2-1b, decode at 32 | 1,650 tok/s | 600 tok/s, 2.75x | 600 tok/s, 2.75x | [report](" in text
+    )
+    assert "| llama-3.2-1b, first token after a prompt of 32 | 3.00 ms | 12.0 ms, 4.00x |" in text
+    assert "| tiny, decode at 32 | 1,000 tok/s |  | 50.0 tok/s, 20.0x | [report](" in text
+    (tmp_path / "reports").mkdir()
+    for name, one in reports.items():
+        (tmp_path / "reports" / name).write_text(json.dumps(one))
+    monkeypatch.setattr("claims.ROOT", tmp_path)
+    assert [claim.complaint() for claim in claims_in("README.md", text)] == [None] * 13
 
 
 def test_the_page_of_reports_shows_every_engine(call: Callable[..., dict[str, Any]]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import index
-from headline import with_headline
-from marks import Marks, judge, marks_on, new_marks, with_marks
+from marks import Marks, judge, marks_on, new_marks
 from monotape.planner.reports import load_reports
 from planner.test_reports import decode_report
 from report import ROOT
@@ -18,11 +17,19 @@ def test_the_page_is_what_the_reports_say() -> None:
     assert text == index.page(load_reports(index.REPORTS), marks_on(text))
 
 
-def test_the_headline_of_the_readme_is_what_the_reports_say() -> None:
-    """Write it anew with `python bench/index.py`."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    marks = marks_on(index.PAGE.read_text("utf-8"))
-    assert text == with_marks(with_headline(text, load_reports(index.REPORTS)), "README.md", marks)
+def test_generated_tables_are_what_the_reports_say() -> None:
+    """Write them anew with `python bench/index.py`."""
+    stale = [
+        path.name for path, text in index.pages(same_marks=True).items() if path.read_text("utf-8") != text
+    ]
+    assert stale == []
+
+
+def test_every_report_is_on_the_page_of_performance() -> None:
+    """Nothing that was measured is left out of the documentation."""
+    pages = [ROOT / "docs" / "performance.md", ROOT / "docs" / "delayed-tensor-parallelism.md"]
+    text = "".join(page.read_text("utf-8") for page in pages)
+    assert [name for name in load_reports(index.REPORTS) if f"](../reports/{name}" not in text] == []
 
 
 def shown(reports: dict[str, dict[str, Any]]) -> str:

@@ -57,7 +57,7 @@ def check_plan(plan: Plan) -> None:
         if stage.format not in GPU_FORMATS:
             raise UnsupportedModel(
                 f"The CUDA kernel does not run {stage.format.value} weights yet.",
-                "Use --dtype bf16 or fp16, or --backend cpu.",
+                "Use --dtype bf16 or f16, or --backend cpu.",
             )
 
 
