@@ -97,8 +97,8 @@ class HostKernel:
             raise AssertionError(f"{schedule}: {fault.decode()}")
 
 
-def build(header: str, folder: Path) -> bytes:
-    """The path of the library for this plan.h. Sources are copied, the machine's header aside."""
+def build(header: str, folder: Path, kernel: str = "monotape.cu") -> bytes:
+    """The path of the library for this plan.h and kernel. Sources are copied, the machine's header aside."""
     compiler = find_compiler()
     assert compiler, "tests of the kernel need a C++ compiler"
     paths = (*KERNELS.rglob("*.h"), KERNELS / "monotape.cu")
@@ -108,7 +108,8 @@ def build(header: str, folder: Path) -> bytes:
     files = {name: re.sub(r"\bvolatile int\b", "host::Watched", text) for name, text in files.items()}
     assert not any("volatile" in text for text in files.values())
     files |= {path.name: path.read_text() for path in SOURCES.iterdir()} | {"plan.h": header}
-    key = hashlib.sha256(repr((sorted(files.items()), FLAGS, compiler)).encode()).hexdigest()[:24]
+    flags = (*FLAGS, f'-DMONOTAPE_KERNEL="{kernel}"')
+    key = hashlib.sha256(repr((sorted(files.items()), flags, compiler)).encode()).hexdigest()[:24]
     library = folder / f"{key}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,18 +119,18 @@ def build(header: str, folder: Path) -> bytes:
                 Path(place, name).write_text(text)
             made = Path(place, "made.so")
             subprocess.run(
-                [*compiler, *FLAGS, f"-I{place}", str(Path(place, "run.cpp")), "-o", str(made)], check=True
+                [*compiler, *flags, f"-I{place}", str(Path(place, "run.cpp")), "-o", str(made)], check=True
             )
             os.replace(made, library)
     return str(library).encode()
 
 
 @contextmanager
-def host_gpu(folder: Path) -> Iterator[FakeCuda]:
+def host_gpu(folder: Path, kernel: str = "monotape.cu") -> Iterator[FakeCuda]:
     """Within, CudaBackend runs on the host; libraries go to `folder`."""
     with pytest.MonkeyPatch.context() as patch, fake_gpu(FakeCuda()) as gpu:
         patch.setattr(module, "Kernel", HostKernel)
-        patch.setattr(module, "compile_kernel", lambda text: build(text, folder))
+        patch.setattr(module, "compile_kernel", lambda text: build(text, folder, kernel))
         patch.setattr(HostKernel, "schedule", Schedule())
         patch.setattr(HostKernel, "waiting", [])
         yield gpu

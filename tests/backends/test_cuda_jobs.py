@@ -52,7 +52,7 @@ class ThreadKernel:
     def __init__(self, cubin: bytes, name: str, shared_bytes: int, told: str) -> None:
         self.cubin, self.stream, self.launches = cubin, Stream(), 0
         self.fault: tuple[int, int, int, int] | None = None  # finish, worker, stage, layer of the next launch
-        self.pause_s = 0.0002
+        self.pause_s, self.filled = 0.0002, 0
         self._thread = threading.Thread()
         self.params = ParamsStruct()
         self.made.append(self)
@@ -72,6 +72,7 @@ class ThreadKernel:
         stops = set(integers(p.stop_ids, p.stop_count)) if p.stop_count else set()
         last = integers(p.prompt, p.prompt_length)[-1]
         finish = _LENGTH
+        status.filled = self.filled
         if p.trace:
             clocks = integers(p.trace, WORKERS * p.trace_tokens * 26 * 3, ctypes.c_int64)
             clocks[:] = [START_NS + number for number in range(len(clocks))]
@@ -234,6 +235,18 @@ def test_cancelled_before_its_first_token_it_keeps_what_was_cached(backend: Cuda
     assert list(generation) == []
     assert (generation.finish_reason, sequence.length) == ("cancelled", 2)
     assert generation.filled == 2
+
+
+def test_cancelled_half_way_through_a_prompt_it_keeps_the_chunks_that_are_complete(
+    backend: CudaBackend,
+) -> None:
+    kernel: Any = backend.kernel
+    kernel.pause_s, kernel.filled = 0.05, 3
+    sequence = backend.new_sequence()
+    generation = backend.start(Job((3, 4, 5, 6, 7), 0, 9), sequence)
+    generation.cancel()
+    assert list(generation) == []
+    assert (generation.finish_reason, generation.filled, sequence.length) == ("cancelled", 3, 3)
 
 
 def test_a_late_cancel_does_not_hit_the_next_request(backend: CudaBackend) -> None:

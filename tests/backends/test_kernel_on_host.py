@@ -17,7 +17,7 @@ from backends.host_setups import CONTEXT, SETUPS, TOLERANCE, VOCAB, Load, loadin
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.params import place_table
-from monotape.backends.protocol import Job, Sampling
+from monotape.backends.protocol import Job, KvSequence, Sampling
 from monotape.errors import DeadlineFault, NumericalFault
 
 SCHEDULES = (
@@ -209,9 +209,39 @@ def test_cancel(load: Load, path: str, sampling: Sampling) -> None:
         generation = CudaGeneration(backend, job, sequence, chunk)
         tokens = ids(list(generation))
         assert tokens == whole[: len(tokens)]
-        assert sequence.length == (12 + len(tokens) - 1 if tokens else 0)
+        assert sequence.length == (12 + len(tokens) - 1 if tokens else generation.filled)
         reasons.append(generation.finish_reason)
     assert reasons[:3] == ["cancelled"] * 3
+
+
+@pytest.mark.parametrize("cached", [0, 7])
+def test_a_cancelled_prefill_keeps_whole_chunks(load: Load, cached: int) -> None:
+    """A retry continues there, and the answer is that of a job which nobody cancelled, bit for bit."""
+    backend, prompt, chunk = load("two workers"), TOKENS[:60], 16
+    job = Job(prompt, cached, 3, sampling=Sampling(temperature=1.0), logprobs=3)
+
+    def answer(job: Job, sequence: KvSequence) -> list[tuple[int, float | None]]:
+        return [(token.id, token.logprob) for token in CudaGeneration(backend, job, sequence, chunk)]
+
+    def begun() -> KvSequence:
+        sequence = backend.new_sequence()
+        if cached:
+            backend.logits(prompt[:cached], sequence, chunk)
+        return sequence
+
+    HostKernel.schedule = SCHEDULES[0]
+    whole = answer(job, begun())
+    steps, kept = HostKernel.steps, []
+    for seed in range(8):
+        sequence = begun()
+        HostKernel.schedule = replace(SCHEDULES[seed % 2], seed=seed, cancel_at=seed * steps // 12)
+        if answer(job, sequence):
+            continue
+        assert sequence.length in (cached, *range(cached + chunk, 60, chunk), 60)
+        kept.append(sequence.length)
+        HostKernel.schedule = SCHEDULES[0]
+        assert answer(replace(job, cached=min(sequence.length, 59)), sequence) == whole
+    assert min(kept) == cached < max(kept)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -79,8 +79,8 @@ class Generation(Protocol):
     When it has ended, `finish_reason` is set and the sequence holds KV for the prompt and all tokens but the last.
     A job that was cancelled before its first token leaves `length` at the leading positions whose KV is complete, at
     least the cached ones: a job that begins with the same tokens continues there, with the bits of one that was never
-    interrupted. How many positions that are depends on the backend: whole chunks on a CPU, whole passes in the
-    reference, the cached ones alone on a GPU. A job that ended in a fault has no `finish_reason`; its KV is not used.
+    interrupted. How many positions that are depends on the backend: whole chunks on a CPU or a GPU, whole passes
+    in the reference. A job that ended in a fault has no `finish_reason`; its KV is not used.
     """
 
     @property

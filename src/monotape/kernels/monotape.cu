@@ -9,6 +9,8 @@
 
 namespace monotape {
 
+static_assert(kRows == 1, "attention, the residual stream and the sampler take one row a pass");
+
 // Everybody decides alike whether to go on; worker 0 tells the clerk.
 __device__ Finish tell(Consumer& c, int produced) {
   const Params& p = c.params;

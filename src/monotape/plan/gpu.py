@@ -34,7 +34,7 @@ BLOCK_SHAPES = (
     (16, 16),
     (16, 24),
     (16, 32),
-)  # row and column tiles of a block: kernels/rows/matrix.h
+)  # row and column tiles of a block of a prefill's product
 
 
 @dataclass(frozen=True, slots=True)

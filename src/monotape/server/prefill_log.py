@@ -16,7 +16,7 @@ class PrefillLog:
         self._began = self._last = now
 
     def look(self, now: float, filled: int) -> None:
-        """`filled` counts the tokens whose KV is there, cached ones included. A GPU does not tell before the end."""
+        """`filled` counts the tokens whose KV is there, cached ones included."""
         if now - self._last < EVERY_S:
             return
         self._last = now

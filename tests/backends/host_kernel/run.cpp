@@ -1,5 +1,5 @@
 // Runs the kernel on the pseudo-GPU, from its first instruction to the last of all threads.
-#include "monotape.cu"
+#include MONOTAPE_KERNEL
 
 #undef memory
 

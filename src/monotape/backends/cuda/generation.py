@@ -18,7 +18,6 @@ class CudaGeneration:
     def __init__(
         self, backend: Any, job: Job, sequence: Any, chunk: int | None = None
     ) -> None:  # of one rank or of several, with a sequence of that kind
-        self._job = job
         before = time.perf_counter_ns()
         self._launch: Running = backend.begin(job, sequence, chunk=chunk)
         self.launch_ns = time.perf_counter_ns() - before  # of the host, all before the kernel's own start
@@ -36,8 +35,9 @@ class CudaGeneration:
 
     @property
     def filled(self) -> int:
-        """The kernel does not tell how far a prefill has come: all of the prompt once there is a token."""
-        return len(self._job.prompt) if self._launch.tokens else self._job.cached
+        """Tokens of the prompt whose KV is complete: the kernel tells after each chunk."""
+        self._launch.collect()
+        return self._launch.filled
 
     def __iter__(self) -> Iterator[Token]:
         launch, seen = self._launch, 0

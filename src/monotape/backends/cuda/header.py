@@ -61,6 +61,7 @@ def plan_header(plan: GpuPlan, *, rank: int = 0, variant: Variant | None = None)
         _table("StageRow", "stage_row", _stages(own)),
         _table("BufferRow", "buffer_row", (_buffer(own, buffer) for buffer in own.buffers)),
         _table("ResetRow", "reset_row", _resets(own)),
+        _table("Shape", "shape_row", (f"{rows}, {columns}" for rows, columns in BLOCK_SHAPES)),
         _cuts(own),
         "}  // namespace monotape",
     ]
@@ -88,6 +89,7 @@ def _constants(plan: GpuPlan, own: GpuRank) -> dict[str, int]:
     d, pages, kv, links = own.dimensions, own.pages, own.kv, own.links
     windows = [kind.attention.window for kind in own.kinds]
     return {
+        "kRows": own.rows_a_pass, "kShapes": len(BLOCK_SHAPES),
         "kWarps": WARPS, "kTileRows": TILE_ROWS, "kBlockK": BLOCK_K, "kBatchTiles": BATCH_TILES,
         "kUnitPositions": UNIT_POSITIONS, "kWorkers": plan.workers, "kLayers": d.layers, "kWidth": d.width,
         "kHeads": d.heads, "kKvHeads": d.kv_heads, "kHeadDim": d.head_dim, "kFfn": d.ffn, "kVocab": d.vocab,

@@ -30,6 +30,7 @@ class Running(ABC):
         self.fault: BackendError | None = None
         self.ended = False
         self.start_ns = 0
+        self.filled = 0  # tokens of the prompt whose KV is complete, cached ones included
         # The garbage collector may end an abandoned generation while this thread is in here: a lock it can take again.
         self._lock = threading.RLock()
 
@@ -95,6 +96,7 @@ class Launch(Running):
         # Layer and order of the stage, of values that are not numbers.
         self.fault_place: tuple[int, int] = (0, 0)
         self._backend, self.kernel, self._job = backend, kernel, job
+        self.filled = job.cached
         self._sequence, self._sampling = sequence, sampling
         self._memory = backend.request_memory
         self._polls = 0
@@ -107,14 +109,15 @@ class Launch(Running):
             status = self._memory.status
             self.start_ns = status.start_ns
             told = status.finish != _RUNNING
-            self._take_tokens()
+            self._take_progress()
             self._polls += 1
             if told or self._polls % _POLLS_PER_LOOK == 0:
                 self._end_if_over()
             return self.ended
 
-    def _take_tokens(self) -> None:
+    def _take_progress(self) -> None:
         count, known = self._memory.status.tokens, len(self.tokens)
+        self.filled = len(self._job.prompt) if count else max(self.filled, self._memory.status.filled)
         if count > known:
             ids, times = self._memory.ids[known:count].tolist(), self._memory.times_ns[known:count].tolist()
             for index, (token, time_ns) in enumerate(zip(ids, times, strict=True), known):
@@ -124,16 +127,14 @@ class Launch(Running):
         try:
             if not self.kernel.finished():
                 return
-            self._take_tokens()
+            self._take_progress()
             self.start_ns = self._memory.status.start_ns
             self.fault = self._find_fault()
         except BackendError as error:  # the driver's own: nothing on this GPU works any more
             self.fault = error
         if self.fault is None:
-            # Cancelled in prefill there is no token, and the kernel does not tell how far it came: only what was
-            # cached is known to be complete.
-            count = len(self.tokens)
-            self._sequence.length = len(self._job.prompt) + count - 1 if count else self._job.cached
+            # The last token's own KV is not there yet. Cancelled in prefill, whole chunks are.
+            self._sequence.length = self.filled + max(0, len(self.tokens) - 1)
             self.finish_reason = _FINISH[self._memory.status.finish]
         else:
             self._sequence.clear()  # what is not a number in there would spoil everything after it

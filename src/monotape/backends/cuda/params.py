@@ -27,7 +27,7 @@ class StatusStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("finish", "tokens", "worker", "stage", "layer")),
-        ("cancel", c_uint32), ("start_ns", c_int64),
+        ("cancel", c_uint32), ("start_ns", c_int64), ("filled", c_int32),
     )  # fmt: skip
 
 

@@ -64,6 +64,7 @@ class RankedLaunch(Running):
             if not self.ended:
                 ended = [launch.collect() for launch in self._launches]  # each of them, ended or not
                 self.start_ns = self._launches[0].start_ns
+                self.filled = min(launch.filled for launch in self._launches)
                 if all(ended):
                     self._end()
             return self.ended

@@ -58,9 +58,11 @@ struct Exchange {  // all ones before a launch
 };
 
 struct HostStatus {  // in pinned memory that both sides see
-  int finish, tokens, worker, stage, layer;  // where a NaN came from
+  int finish, tokens;
+  int worker, stage, layer;  // where a NaN came from
   uint32_t cancel;
   int64_t start_ns;  // when the kernel began, by the clock of times_ns
+  int filled;  // positions whose KV a prefill has completed, cached ones included; 0 before its first chunk has ended
 };
 
 struct Rows {  // activations of a prefill's chunk; 16-bit ones in blocks of 8 rows x 32 values

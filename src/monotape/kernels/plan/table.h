@@ -33,6 +33,11 @@ struct StageRow {
   bool attends;  // attention follows: its output is queries, keys and values
 };
 
+// A block of a prefill's products, in tiles: see rows/matrix.h.
+struct Shape {
+  int row_tiles, column_tiles;
+};
+
 // When words of a buffer are reset: with the input of stage `at`, in the turn that used them or in the next one.
 struct ResetRow {
   Buffer buffer;

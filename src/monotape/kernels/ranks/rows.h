@@ -57,7 +57,7 @@ __device__ __forceinline__ void push_values(const Ranks& ranks, int64_t place, c
 class RowSums {
  public:
   __device__ __forceinline__ RowSums(Consumer& c, Stage stage)
-      : c_(c), step_(c.shared.steps[module_of(stage, rows_state(c).layer())]) {}
+      : c_(c), step_(c.shared.steps[module_of(stage, rows_state(c).layer)]) {}
 
   __device__ __forceinline__ void keep(int row, int word, const float (&value)[8]) const {
     if (step_.own != 0) {
@@ -98,7 +98,7 @@ __device__ inline bool ranks_meet(Consumer& c, int module, int parts) {
   if (!c.meet()) return false;
   const Ranks& ranks = c.params.ranks;
   const uint32_t number = ranks.first_meeting + count_in_request(c.params, rows_state(c).chunk, kModules, module);
-  if (c.thread == 0) come_to_meeting(c, module, number), rows_state(c).number += parts;
+  if (c.thread == 0) come_to_meeting(c, module, number), rows_state(c).go_on(parts);
   if (c.warp() == 0) {
     warp_meets();
     const LinkWord* word = ranks.own.meetings + number % 2 * kRanks + c.lane();
@@ -147,7 +147,7 @@ __device__ __forceinline__ void fold_values(Consumer& c, int module, int row, in
 // Of the module before the part at hand. What the head reads has been folded already, if all lanes have a part in it.
 __device__ __forceinline__ void add_ranks(Consumer& c, int row, int word, float (&value)[8]) {
   const RowsState& state = rows_state(c);
-  const int module = module_before(state.part().stage, state.layer());
+  const int module = module_before(state.part.stage, state.layer);
   if (module < 0 || (module == kModules - 1 && ends_together(c.params, state.chunk))) return;
   fold_values(c, module, row, word, value);
 }
@@ -211,8 +211,8 @@ __device__ __forceinline__ bool combine_rows(Consumer& c) {
 // After `output` or `down`, which has left sums in several pieces of k, or in one that is sent already.
 __device__ __forceinline__ bool end_module_rows(Consumer& c, Pieces pieces) {
   const RowsState& state = rows_state(c);
-  const Stage stage = state.part().stage;
-  const int module = module_of(stage, state.layer());
+  const Stage stage = state.part.stage;
+  const int module = module_of(stage, state.layer);
   if (pieces.count > 1) {
     if (!all_meet(c, 0)) return false;
     for_each_word(c, 0, [&](int row, int word) {

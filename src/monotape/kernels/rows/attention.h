@@ -29,7 +29,7 @@ __device__ __forceinline__ int attention_blocks(Chunk chunk) { return divide_up(
 // As many splits as there are workers for, of so many units each that it is worth while.
 __device__ __forceinline__ Splits splits_of(Consumer& c) {
   const Chunk chunk = rows_state(c).chunk;
-  const int window = window_of(c.shared, rows_state(c).layer()), positions = chunk.start + chunk.count;
+  const int window = window_of(c.shared, rows_state(c).layer), positions = chunk.start + chunk.count;
   const int seen = window ? smaller(positions, window + chunk.count) : positions;
   const int room = kWorkers / (attention_blocks(chunk) * kKvHeads);
   return {larger(1, smaller(room, divide_up(seen, kUnitsPerSplit * kUnitPositions))), chunk.count};
@@ -45,7 +45,7 @@ class RowAttention {
   static_assert(kSteps >= 4, "steps on their way");
 
   __device__ RowAttention(Consumer& c, Splits splits)
-      : c_(c), chunk_(rows_state(c).chunk), splits_(splits), layer_(rows_state(c).layer()), window_(window_of(c.shared, layer_)) {}
+      : c_(c), chunk_(rows_state(c).chunk), splits_(splits), layer_(rows_state(c).layer), window_(window_of(c.shared, layer_)) {}
 
   __device__ __forceinline__ void run(int kv_head, int block, int split) {
     kv_head_ = kv_head;

@@ -10,7 +10,7 @@ constexpr float kQueryScale = kAttentionScale * 1.4426950408889634f;  // scores 
 class RowHead {
  public:
   __device__ RowHead(Consumer& c, Pieces pieces, int head, int row)
-      : c_(c), pieces_(pieces), layer_(rows_state(c).layer()), head_(head), row_(row),
+      : c_(c), pieces_(pieces), layer_(rows_state(c).layer), head_(head), row_(row),
         position_(rows_state(c).chunk.start + row), real_(row < rows_state(c).chunk.count) {}
 
   __device__ __forceinline__ void keep_value() {

@@ -10,15 +10,6 @@ __device__ __forceinline__ int tiles_of(Stage stage) {
   return of_stage(stage, [](StageRow row) { return row.tiles; });
 }
 
-// A block of work, in tiles.
-struct Shape {
-  int row_tiles, column_tiles;
-};
-constexpr int kShapes = 4;
-__device__ constexpr Shape shape_of(int number) {
-  return number == 0 ? Shape{8, 16} : number == 1 ? Shape{16, 16} : number == 2 ? Shape{16, 24} : Shape{16, 32};
-}
-
 // How a product of so many rows is cut: see compiler/gpu/rows.py.
 __device__ __forceinline__ Cut cut_of(int stage, int rows) {
   const unsigned char(&cut)[2] = kCuts[stage][divide_up(rows, kCutRows) - 1];
@@ -30,7 +21,7 @@ __device__ __forceinline__ bool begin_chunk(Consumer& c, int start) {
   if (!c.meet()) return false;  // nobody looks at the chunk before any more
   RowsState& state = rows_state(c);
   const Chunk chunk = {start, smaller(c.params.chunk, c.params.prompt_length - start)};
-  if (c.thread == 0) state.chunk = chunk, state.number = 0;
+  if (c.thread == 0) state.chunk = chunk, state.go_to(0, 0);
   if (c.thread < kMatrixStages) state.cuts[c.thread] = cut_of(c.thread, chunk.count);
   return c.meet();
 }
@@ -54,13 +45,21 @@ struct RowProduct {
 __device__ __forceinline__ RowProduct product_of(Consumer& c) {
   const RowsState& state = rows_state(c);
   const Rows& rows = c.params.rows;
-  const Stage stage = state.part().stage;
+  const Stage stage = state.part.stage;
   const Buffer reads = of_stage(stage, [](StageRow row) { return row.reads; });
   const uint4* input = reads == Buffer::attended ? rows.attended : reads == Buffer::activation ? rows.activation : rows.normed;
-  const int layer = stage == Stage::head ? 0 : state.layer();
+  const int layer = stage == Stage::head ? 0 : state.layer;
   const int blocks = of_stage(stage, [](StageRow row) { return divide_up(row.k, kBlockK); });
   return {state.chunk, stage, layer, tiles_of(stage), blocks, input, pieces_of(c, stage), state.cuts[static_cast<int>(stage)].shape,
           of_stage(stage, [](StageRow row) { return monotape::product(row.product).format; })};
+}
+
+// The shape of its blocks, chosen among constants.
+template <int Number = 0>
+__device__ __forceinline__ Shape shape_of(const RowProduct& product) {
+  constexpr Shape kShape = shape_row(Number);
+  if constexpr (Number + 1 == kShapes) return kShape;
+  else return product.shape == Number ? kShape : shape_of<Number + 1>(product);
 }
 
 // A block of work, and where its output begins.
@@ -220,7 +219,7 @@ __device__ __forceinline__ bool take(const float* from, float (&value)[8]) {
 
 // The finished block leaves shared memory. Rows and tiles past the end are left out.
 __device__ __forceinline__ void finish_block(Consumer& c, const RowProduct& product, Block at) {
-  const Shape shape = shape_of(product.shape);
+  const Shape shape = shape_of(product);
   const int rows = smaller(shape.row_tiles * kTileRows, product.chunk.count - at.row_tile * kTileRows);
   const bool paired = is_gated(product.stage);  // gate tiles are even, their up tiles follow
   const int each = paired ? 2 : 1, across = shape.column_tiles / each;
@@ -255,21 +254,28 @@ __host__ __device__ constexpr bool is_multiplied(Format format) {
 template <int Number, int F = 0>
 __device__ __forceinline__ void multiply_block(Consumer& c, const RowProduct& product, Block at) {
   constexpr Format kFormat = static_cast<Format>(F);
-  constexpr Shape kShape = shape_of(Number);
+  constexpr Shape kShape = shape_row(Number);
   if constexpr (F + 1 == kFormats || kOneFormat) return BlockProduct<kShape.row_tiles, kShape.column_tiles, kFormat>::run(c, product, at);
   if constexpr (is_multiplied(kFormat))
     if (product.format == kFormat) return BlockProduct<kShape.row_tiles, kShape.column_tiles, kFormat>::run(c, product, at);
   multiply_block<Number, F + 1 == kFormats ? F : F + 1>(c, product, at);
 }
 
+template <int Number = 0>
+__device__ __forceinline__ void multiply_shape(Consumer& c, const RowProduct& product, Block at) {
+  if constexpr (Number + 1 == kShapes) multiply_block<Number>(c, product, at);
+  else if (product.shape == Number) multiply_block<Number>(c, product, at);
+  else multiply_shape<Number + 1>(c, product, at);
+}
+
 __device__ __forceinline__ int blocks_of(const RowProduct& product) {
-  const Shape shape = shape_of(product.shape);
+  const Shape shape = shape_of(product);
   return divide_up(product.chunk.count, shape.row_tiles * kTileRows) * divide_up(product.tiles, shape.column_tiles) * product.pieces.count;
 }
 // Which block of output the i-th one is. Blocks of the same weights are neighbours in time, so that the weights are read
 // from memory once.
 __device__ __forceinline__ Block block_of(const RowProduct& product, int i) {
-  const Shape shape = shape_of(product.shape);
+  const Shape shape = shape_of(product);
   const int rows = divide_up(product.chunk.count, shape.row_tiles * kTileRows);
   return {i % rows * shape.row_tiles, i / rows / product.pieces.count * shape.column_tiles, i / rows % product.pieces.count};
 }
@@ -282,10 +288,7 @@ __device__ __forceinline__ void multiply_rows(Consumer& c) {
       const RowProduct product = product_of(c);
       if (i >= blocks_of(product)) return;
       const Block at = block_of(product, i);
-      if (product.shape == 0) multiply_block<0>(c, product, at);
-      else if (product.shape == 1) multiply_block<1>(c, product, at);
-      else if (product.shape == 2) multiply_block<2>(c, product, at);
-      else multiply_block<3>(c, product, at);
+      multiply_shape(c, product, at);
     }
     c.refresh();
     const RowProduct product = product_of(c);

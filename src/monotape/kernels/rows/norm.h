@@ -12,7 +12,7 @@ class RowNorm {
   static constexpr int kWords = divide_up(kWidthWords, kConsumers), kPlaces = Rows * kWords;
 
   __device__ RowNorm(Consumer& c, Pieces pieces, const float* gain, bool first)
-      : c_(c), chunk_(rows_state(c).chunk), pieces_(pieces), gain_(gain), stage_(rows_state(c).part().stage), first_(first) {}
+      : c_(c), chunk_(rows_state(c).chunk), pieces_(pieces), gain_(gain), stage_(rows_state(c).part.stage), first_(first) {}
 
   __device__ __forceinline__ void run() {
     float gain[kWords][8];  // they are under way with the first rows
@@ -37,7 +37,7 @@ class RowNorm {
   }
 
  private:
-  __device__ __forceinline__ float* squares_at(int r) { return c_.shared.sums[0][0][r]; }
+  __device__ __forceinline__ float* squares_at(int r) { return c_.shared.sums[0][0][0][r]; }
   __device__ __forceinline__ int word(int w) const { return c_.thread + w * kConsumers; }
   __device__ __forceinline__ bool mine(int row, int w) const { return row < chunk_.count && word(w) < kWidthWords; }
 

@@ -10,10 +10,10 @@ namespace monotape {
 __device__ __forceinline__ void normalise_rows(Consumer& c) {
   const Params& p = c.params;
   const RowsState& state = rows_state(c);
-  const Stage stage = state.part().stage;
-  const bool first = stage == kFirstStage && state.layer() == 0;
+  const Stage stage = state.part.stage;
+  const bool first = stage == kFirstStage && state.layer == 0;
   const int vector = static_cast<int>(of_stage(stage, [](StageRow row) { return row.gain; }));
-  const float* gain = p.vectors[vector] + (stage == Stage::head ? 0 : static_cast<int64_t>(state.layer()) * kWidth);
+  const float* gain = p.vectors[vector] + (stage == Stage::head ? 0 : static_cast<int64_t>(state.layer) * kWidth);
   Pieces pieces = pieces_of(c, residual_before(stage));
   if (first) pieces.count = 0;
   if (state.chunk.count <= kWorkers) RowNorm<1>(c, pieces, gain, first).run();
@@ -22,8 +22,8 @@ __device__ __forceinline__ void normalise_rows(Consumer& c) {
 
 // One call of each part, so that each is in the kernel once.
 __device__ __forceinline__ void run_part(Consumer& c) {
-  const PartKind part = rows_state(c).part().kind;
-  if (kHeadInput == HeadInput::mean && rows_state(c).number == kLayers * kParts) pack_rows(c);
+  const PartKind part = rows_state(c).part.kind;
+  if (kHeadInput == HeadInput::mean && rows_state(c).layer == kLayers && part == PartKind::norm) pack_rows(c);
   else if (part == PartKind::norm) normalise_rows(c);
   else if (part == PartKind::heads) finish_heads(c, pieces_of(c, kAttends));
   else if (part == PartKind::attention) attend_rows(c);
@@ -39,11 +39,11 @@ __device__ __forceinline__ Prefilled run_chunk(Consumer& c) {
   for (;;) {
     c.refresh();
     const RowsState& state = rows_state(c);
-    const Part part = state.part();
-    if (state.number == kLayers * kParts + (p.logits_out ? 2 : 0)) return Prefilled::done;
+    const Part part = state.part;
+    if (state.layer == kLayers && state.number == (p.logits_out ? 2 : 0)) return Prefilled::done;
     if constexpr (kRanks == 1) {
       // Worker 0 says before a layer's last barrier that the host wants to stop; after it all workers know.
-      const bool begins = state.number % kParts == 0, ends = state.number % kParts == kParts - 1;
+      const bool begins = state.number == 0, ends = state.number == kParts - 1;
       if (begins && read_counter(&p.exchange->going_on) == 0) return Prefilled::cancelled;
       if (ends && worker_number() == 0 && c.thread == 0 && c.shared.cancel) mark_unhealthy(&p.exchange->going_on);
     }
@@ -53,7 +53,7 @@ __device__ __forceinline__ Prefilled run_chunk(Consumer& c) {
       if (c.shared.stopping) return Prefilled::cancelled;
       continue;
     }
-    const bool whole = rows_state(c).part().kind == PartKind::attention && splits_of(c).count == 1;  // nothing to combine
+    const bool whole = rows_state(c).part.kind == PartKind::attention && splits_of(c).count == 1;  // nothing to combine
     if (!all_meet(c, whole ? 2 : 1)) return Prefilled::failed;
   }
 }
@@ -66,6 +66,8 @@ __device__ __forceinline__ Prefilled prefill(Consumer& c) {
     if (kRanks > 1 && c.thread == 0) c.shared.position = start;  // for whoever asks how far a rank has come
     const Prefilled prefilled = run_chunk(c);
     if (prefilled != Prefilled::done) return prefilled;
+    // All workers have stored their KV before they met for the last time.
+    if (worker_number() == 0 && c.thread == 0) store_to_host(&p.status->filled, end_of(rows_state(c).chunk));
   }
   if (!p.logits_out) publish_last_row(c, pieces_of(c, kLastStage));
   return Prefilled::done;

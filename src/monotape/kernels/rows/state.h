@@ -11,6 +11,7 @@ namespace monotape {
 struct Chunk {
   int start, count;  // position of its first row, and how many rows it has
 };
+__device__ __forceinline__ int end_of(Chunk chunk) { return chunk.start + chunk.count; }
 
 // What a chunk passes in each layer, a barrier after each, as the stage table has it: the norm of a stage that has one, its
 // product, and where queries, keys and values come of it, their heads, attention, and the combination of its splits.
@@ -45,19 +46,21 @@ struct Cut {
   int shape, pieces;
 };
 
-// What a prefill is at. It lies in shared memory, where decoding has its sums, because a part takes all registers: what
-// follows from it is worked out anew wherever it is needed.
+// What a prefill is at. It lies in shared memory, where decoding has its sums, because a part takes all registers.
 struct RowsState {
   Chunk chunk;
-  int number;  // of the part, counted through all layers
+  int layer, number;  // number of the part in its layer
+  Part part;
   Cut cuts[kMatrixStages];
 
-  __device__ __forceinline__ int layer() const { return number / kParts; }
   // After the last layer come the norm and, for tests, the product of the head.
-  __device__ __forceinline__ Part part() const {
-    const Part part = part_at(number % kParts);
-    return layer() == kLayers ? Part{part.kind, Stage::head} : part;
+  __device__ __forceinline__ void go_to(int to_layer, int to_number) {
+    const bool next = to_number >= kParts;
+    layer = to_layer + next, number = to_number - (next ? kParts : 0);
+    part = part_at(number);
+    if (layer == kLayers) part.stage = Stage::head;
   }
+  __device__ __forceinline__ void go_on(int parts) { go_to(layer, number + parts); }
 };
 __device__ __forceinline__ RowsState& rows_state(Consumer& c) { return *reinterpret_cast<RowsState*>(c.shared.sums[1]); }
 
@@ -68,10 +71,10 @@ __device__ inline bool all_meet(Consumer& c, int parts) {
     const int barriers = ++c.shared.barriers;
     c.shared.progress = c.shared.progress + 1;
     raise_counter(&c.params.exchange->counter);
-    Patience patience(c.shared, c.lost, Stage::rows, rows_state(c).layer());
+    Patience patience(c.shared, c.lost, Stage::rows, rows_state(c).layer);
     while (static_cast<int>(read_counter(&c.params.exchange->counter)) < barriers * kWorkers - 1)
       if (!patience.more(barriers)) break;
-    rows_state(c).number += parts;
+    rows_state(c).go_on(parts);
   }
   return c.meet();
 }

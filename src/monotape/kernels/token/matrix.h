@@ -1,7 +1,8 @@
 // A matrix stage of one token: read the input from the exchange, multiply it by this worker's tiles as they come off
 // the tape, add up what the eight warps have, and hand each finished row to the stage's ending.
 //
-// All stages are this one piece of code: a layer runs through it once a matrix.
+// All stages are this one piece of code: a layer runs through it once a matrix. A pass may have several rows (kRows): their
+// inputs follow each other in the exchange and in shared memory, and the same weights multiply all of them.
 #pragma once
 #include "exchange/janitor.h"
 
@@ -11,7 +12,7 @@ namespace monotape {
 struct Matrix {
   Stage stage;
   int layer, blocks, words;  // blocks of k, and words of the input: the last block may be padded
-  const uint4* input;   // words of the exchange
+  const uint4* input;   // words of the exchange, row after row
   const float* gain;    // of the norm; null: the input is not normalised
   const float* bias;    // of this worker's rows; null: none
   uint4* output;        // where this worker's first word goes; null: not into the exchange
@@ -41,10 +42,10 @@ __device__ __forceinline__ void read_gains(const float* gain, int at, float (&ou
   }
 }
 
-// Polls this warp's words of the input from round `first` on, and leaves them in shared memory, in the order of k,
+// Polls this warp's words of a row's input from round `first` on, and leaves them in shared memory, in the order of k,
 // multiplied by the norm's gain. Returns the lane's sum of squares, taken before the gain.
 template <int Rounds>
-__device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, int first, const float (&gains)[kNormRounds][8],
+__device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, int row, int first, const float (&gains)[kNormRounds][8],
                                              Patience& patience) {
   int index[Rounds];
   uint4 word[Rounds];
@@ -53,7 +54,7 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
     const int at = input_word(c, first + r);
     index[r] = at < matrix.words ? at : -1;
   }
-  poll(matrix.input, index, word, patience);
+  poll(matrix.input + row * matrix.words, index, word, patience);
   float squares = 0;
 #pragma unroll
   for (int r = 0; r < Rounds; r++) {
@@ -69,28 +70,30 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
       word[r] = pack8_for(matrix.stage, value);
     }
     const int at = input_word(c, first + r);
-    if (at < matrix.blocks * 4) c.shared.x[at] = in_halves(word[r]);  // past the last word there are zeros
+    if (at < matrix.blocks * 4) c.shared.x[row][at] = in_halves(word[r]);  // past the last word there are zeros
   }
   return squares;
 }
 
-// All of them. What is normalised, and what is as short, is polled at once: most of the time from an input to an output is
-// the number of instructions in between.
-__device__ __forceinline__ float read_input(Consumer& c, const Matrix& matrix) {
+// All of them, and each row's squares. What is normalised, and what is as short, is polled at once: most of the time from an
+// input to an output is the number of instructions in between.
+__device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, float (&squares)[kRows]) {
   float gains[kNormRounds][8] = {};
 #pragma unroll
   for (int r = 0; r < kNormRounds; r++) read_gains(matrix.gain, input_word(c, r) * 8, gains[r]);
   Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
-  float squares = 0;
-  if (matrix.blocks <= kNormRounds * kWarps * 8) {
-    squares = read_rounds<kNormRounds>(c, matrix, 0, gains, patience);
-  } else {
+#pragma unroll
+  for (int row = 0; row < kRows; row++) {
+    squares[row] = 0;
+    if (matrix.blocks <= kNormRounds * kWarps * 8) {
+      squares[row] = read_rounds<kNormRounds>(c, matrix, row, 0, gains, patience);
+    } else {
 #pragma unroll 1
-    for (int first = 0; first * kWarps * 8 < matrix.blocks; first += kRounds) read_rounds<kRounds>(c, matrix, first, gains, patience);
+      for (int first = 0; first * kWarps * 8 < matrix.blocks; first += kRounds) read_rounds<kRounds>(c, matrix, row, first, gains, patience);
+    }
   }
   c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));
   warp_meets();
-  return squares;
 }
 
 // Weights that a warp has in registers: its blocks of the tiles that it multiplies together, or of a tile's part.
@@ -118,8 +121,9 @@ struct Progress {
 // makes room in the ring while everybody waits for each other.
 //
 // Weights are the first operand of a product, which has 16 rows: eight rows of the tile with a half of each lane's
-// values, and the same eight with the other half. The input's halves are columns 0 and 1 of the other operand, so one
-// product takes a whole block, and row r's result is the sum of two values in lane 4r.
+// values, and the same eight with the other half. The halves of row p of the pass are columns 2p and 2p + 1 of the other
+// operand, so one product takes a whole block for up to four rows, and lane 4r + p has the two values whose sum is the
+// tile's row r times row p. Columns past the last row are copies of others, and their results are left.
 //
 // For each product of the plan, a length of a tile and a format, there is a loop of its own: run-time bounds double the
 // instruction count.
@@ -131,8 +135,8 @@ class TileProduct {
 
   __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
       : c_(c), at_(progress), count_(count),
-        input_(reinterpret_cast<const uint2*>(c.shared.x) + c.warp() * 8 + c.column() * 2 + c.row() % 2),
-        sums_out_(&c.shared.sums[c.buffer][0][c.row()][c.warp()]) {}
+        input_(reinterpret_cast<const uint2*>(c.shared.x[c.row() / 2 % kRows]) + c.warp() * 8 + c.column() * 2 + c.row() % 2),
+        sums_out_(&c.shared.sums[c.buffer][c.column() % kRows][0][c.row()][c.warp()]) {}
 
   __device__ __forceinline__ void prepare() {
     fetch_next(at_.even);
@@ -181,7 +185,7 @@ class TileProduct {
       float y = sums_[t][0][0] + sums_[t][0][3];
 #pragma unroll
       for (int i = 1; i < kChains; i++) y += sums_[t][i][0] + sums_[t][i][3];
-      if (c_.column() == 0) sums_out_[t * kTileRows * kWarps] = y;
+      if (c_.column() < kRows) sums_out_[t * kTileRows * kWarps] = y;
     }
     sums_out_ += kTogether * kTileRows * kWarps;
     at_.k = 0, at_.tile += kTogether;
@@ -257,6 +261,11 @@ __device__ __forceinline__ float sum_of_warps(const float (&parts)[kWarps]) {
   return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
 }
 
+__device__ __forceinline__ void sum_squares(float (&squares)[kRows]) {
+#pragma unroll
+  for (int p = 0; p < kRows; p++) squares[p] = warp_sum(squares[p]);
+}
+
 // Which tile of the batch that starts with tile `first` a thread finishes: number t of a worker is always finished by the
 // same threads, whatever the batch. ranks/words.h needs that.
 static_assert((kBatchTiles & (kBatchTiles - 1)) == 0, "a power of two");
@@ -267,8 +276,8 @@ __device__ __forceinline__ float bias_of(const Consumer& c, const Matrix& matrix
   return matrix.bias && tile < count ? matrix.bias[tile * kTileRows + c.within(kTileRows)] : 0;
 }
 
-// Runs the stage: ending(tile, row of the tile, value, whether it is real) for every row of a batch, with whole warps so
-// that the ending may shuffle.
+// Runs the stage: ending(row of the pass, tile, row of the tile, value, whether it is real) for every row of a batch, with
+// whole warps so that the ending may shuffle.
 template <class Ending>
 __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Ending ending) {
   const int count = c.span(matrix.stage).count, number = product_number(matrix.stage);
@@ -279,24 +288,30 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
   float bias = bias_of(c, matrix, 0, count);  // on its way while the input is awaited
   Progress progress;
   prepare_tiles(c, progress, number, count);
-  float squares = read_input(c, matrix);
+  float squares[kRows];
+  read_input(c, matrix, squares);
   c.trace.arrived();
 #pragma unroll 1
   for (int first = 0; first < count; first += most, c.buffer ^= 1) {
     const int batch = smaller(count - first, most);
     const int mine = own_tile(c, first), row = c.within(kTileRows);  // what this thread will finish
     multiply_tiles(c, progress, number, count, first + batch, [&] {
-      if (first == 0 && matrix.gain) squares = warp_sum(squares);
+      if (first == 0 && matrix.gain) sum_squares(squares);
     });
-    if (c.lane() == 0) c.shared.squares[c.buffer][c.warp()] = squares;
+#pragma unroll
+    for (int p = 0; p < kRows; p++)
+      if (c.lane() == 0) c.shared.squares[c.buffer][p][c.warp()] = squares[p];
     if (first == 0 && c.thread == 0) await_resets(c, step_of(c, matrix.stage, matrix.layer));
     if (!c.meet()) return false;
     if (c.thread < kBatchTiles * kTileRows) {
-      float y = sum_of_warps(c.shared.sums[c.buffer][mine][row]);
-      if (matrix.gain) y *= inverse_root(sum_of_warps(c.shared.squares[c.buffer]) * (1.0f / kWidth) + kNormEps);
-      if constexpr (kQkvBias) y += bias;
-      if (mine < batch && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
-      ending(first + mine, row, y, mine < batch);
+#pragma unroll
+      for (int p = 0; p < kRows; p++) {
+        float y = sum_of_warps(c.shared.sums[c.buffer][p][mine][row]);
+        if (matrix.gain) y *= inverse_root(sum_of_warps(c.shared.squares[c.buffer][p]) * (1.0f / kWidth) + kNormEps);
+        if constexpr (kQkvBias) y += bias;
+        if (mine < batch && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
+        ending(p, first + mine, row, y, mine < batch);
+      }
     }
     if constexpr (kQkvBias) bias = bias_of(c, matrix, first + most, count);
   }

@@ -122,7 +122,7 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     if constexpr (kRanks > 1)
       if (adds_to_residual(stage)) look_early(c, c.shared.steps[module_of(stage, layer)]);
     const Matrix matrix = matrix_of(c, stage, layer);
-    const auto ending = [&](int tile, int row, float y, bool real) { end_row(c, matrix, tile, row, y, real); };
+    const auto ending = [&](int, int tile, int row, float y, bool real) { end_row(c, matrix, tile, row, y, real); };
     if (!run_matrix(c, matrix, ending)) return false;
     if (stage == Stage::head) {
       c.token_step += kTokenSteps;

@@ -15,16 +15,17 @@ struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
   union {
     struct {
-      uint4 x[kMostBlocks * 4];                             // the input of the stage at hand, each warp its own blocks
+      uint4 x[kRows][kMostBlocks * 4];                      // the input of the stage at hand, each warp its own blocks
       union {
-        alignas(16) float sums[2][kBatchTiles][kTileRows][kWarps];  // partial sums of warps; two buffers, used in turn
+        // Partial sums of warps; two buffers, used in turn.
+        alignas(16) float sums[2][kRows][kBatchTiles][kTileRows][kWarps];
         SelectScratch select;                               // while a token is drawn
       };
     };
     alignas(16) float attention[kWarps][kGroup][kPartValues];  // between matrices: what each warp has of every head
   };
   SamplerState sampler;
-  alignas(16) float squares[2][kWarps];
+  alignas(16) float squares[2][kRows][kWarps];
   float residual[kMostWidthTiles * kTileRows];              // this worker's own elements of the residual stream
   uint4 new_key[kHeadBlocks * 4];                           // of the token at hand, for the unit that it belongs to
   alignas(16) uint16_t new_value[kHeadDim];

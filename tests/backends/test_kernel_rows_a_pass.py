@@ -1,0 +1,96 @@
+"""Rows a pass is a constant of the kernel: each of several rows gets the bits of a pass of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from backends.host_kernel import HostKernel, Schedule, host_gpu
+from backends.host_setups import CASES, CONTEXT
+from families import make_checkpoint
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.cuda.driver import DeviceMemory
+from monotape.backends.protocol import Job
+from monotape.compiler.gpu import Tuning, gpu_plan
+from monotape.models.registry import spec_from_config
+from monotape.plan.gpu import WORD_VALUES, GpuRank
+from monotape.plan.types import TILE_ROWS
+from monotape.weights.open import open_checkpoint
+
+SETUPS = {  # a case, its workers and blocks of a page
+    "narrow": ("narrow", 2, None),
+    "biases and two batches": ("broad", 2, None),
+    "long tiles": ("long", 3, 16),  # a tile of `down` takes three pages
+}
+SCHEDULES = (Schedule(1), Schedule(2, stalls_per_million=500, stall_steps=50_000, delay_steps=2000))
+Values = NDArray[np.float32]
+
+
+def fill_exchange(backend: CudaBackend, rows: Values) -> None:
+    """Every buffer that a stage reads, of even and odd turns, has the same values for a row: bf16, words of eight."""
+    memory, own = backend._memories["exchange"], backend.gpu_rank
+    words = memory.read(np.empty(memory.bytes, np.uint8)).view(np.uint16).reshape(-1, WORD_VALUES)
+    halves = (rows.view(np.uint32) >> 16).astype(np.uint16)
+    for buffer in own.buffers:
+        if buffer.name == "candidates":
+            continue
+        each = buffer.words // len(rows)
+        taken = halves[:, : each * WORD_VALUES].reshape(-1, WORD_VALUES)
+        for copy in range(buffer.copies):
+            start = buffer.start + copy * buffer.stride
+            words[start : start + buffer.words] = taken
+    memory.write(words.view(np.uint8).reshape(-1))
+
+
+def products(folder: Path, libraries: Path, setup: str, rows: Values, schedule: Schedule) -> Values:
+    """What every matrix stage of a token gives: [steps, outputs, rows]."""
+    _, workers, page_blocks = SETUPS[setup]
+    checkpoint = open_checkpoint(folder)
+    spec = spec_from_config(checkpoint.config)
+    plan = gpu_plan(spec, workers, CONTEXT, tuning=Tuning(page_blocks=page_blocks, rows=len(rows)))
+    with host_gpu(libraries, "matrices.h"):
+        backend = CudaBackend.load(spec, plan, checkpoint)
+        out = DeviceMemory.of(np.zeros((steps(plan.ranks[0]), outputs(plan.ranks[0]), len(rows)), np.float32))
+        launch, params = backend.prepare(Job((1,), 0, 1), backend.new_sequence(), logits_out=out.pointer)
+        backend.kernel.stream.sync()  # it has cleared the exchange
+        fill_exchange(backend, rows)
+        HostKernel.schedule = schedule
+        backend.launch(launch, params)
+        assert backend.kernel.finished()
+        backend.request_memory.status.finish = 2  # this kernel has no clerk to say that it has ended
+        backend.close()
+        return out.read(np.empty((steps(plan.ranks[0]), outputs(plan.ranks[0]), len(rows)), np.float32))
+
+
+def steps(rank: GpuRank) -> int:
+    return (len(rank.matrices) - 1) * rank.dimensions.layers + 1
+
+
+def outputs(rank: GpuRank) -> int:
+    return max(stage.tiles for stage in rank.matrices) * TILE_ROWS
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("libraries")
+
+
+@pytest.mark.parametrize(
+    ("setup", "count"), [("narrow", 2), ("narrow", 4), ("biases and two batches", 3), ("long tiles", 4)]
+)
+def test_a_row_has_the_bits_of_a_pass_of_its_own(
+    setup: str, count: int, tmp_path: Path, libraries: Path
+) -> None:
+    folder = make_checkpoint(CASES[SETUPS[setup][0]], tmp_path)
+    values = np.random.default_rng(count).standard_normal((count, 2048)).astype(np.float32)
+    rows = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    alone = [products(folder, libraries, setup, row[None], SCHEDULES[0])[..., 0] for row in rows]
+    for schedule in SCHEDULES:
+        together = products(folder, libraries, setup, rows, schedule)
+        for number, expected in enumerate(alone):
+            np.testing.assert_array_equal(together[..., number], expected)
+    assert (alone[0][:, :TILE_ROWS] != 0).all()  # of every stage
+    assert (alone[0][:, :TILE_ROWS] != alone[1][:, :TILE_ROWS]).all()
