@@ -20,8 +20,11 @@ from monotape.backends.cuda.driver import DeviceMemory
 from monotape.backends.reference.backend import ReferenceBackend
 from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.engine.loading import gpu_formats, load_backend
+from monotape.errors import UnsupportedModel
+from monotape.models.layer import Matrix
 from monotape.models.registry import spec_from_config
-from monotape.models.spec import ModelSpec
+from monotape.models.spec import ModelSpec, TensorSource
+from monotape.models.tensors import LAYER
 from monotape.plan.gpu import GpuPlan
 from monotape.plan.types import Format
 from monotape.weights.open import open_checkpoint
@@ -130,6 +133,36 @@ def test_layers_of_several_kinds(tmp_path: Path, name: str) -> None:
     assert distance(rows, exact) < TOLERANCE
     assert distance(tokens, exact[90:]) < TOLERANCE
     assert distance(rows, blind) > 2 * TOLERANCE  # the windows make a difference
+
+
+def test_a_layer_of_five_matrices(tmp_path: Path) -> None:
+    """A third module, a matrix with a norm of its own: an entry in the spec's table, and nothing else."""
+    import torch
+
+    folder = make_checkpoint(Case("five", "llama", NARROW), tmp_path / "five")
+    four = spec_from_config(open_checkpoint(folder).config)
+    without, path = reference_logits(folder, four, TOKENS[:40]), folder / "model.safetensors"
+    tensors, generator = load_file(path), torch.Generator().manual_seed(5)
+    for layer in range(SMALL["num_hidden_layers"]):
+        tensors[f"model.layers.{layer}.mix.weight"] = torch.randn(20, 20, generator=generator) / 4
+        tensors[f"model.layers.{layer}.mix_norm.weight"] = torch.rand(20, generator=generator) + 0.5
+    save_file(tensors, path, {"format": "pt"})
+    mix = Matrix("mix", ("mix",), "residual", "residual", gain="mix_norm")
+    sources = {role: TensorSource(f"{LAYER}{role}.weight") for role in ("mix", "mix_norm")}
+    spec = replace(four, layer=(*four.layer, mix), layer_tensors=four.layer_tensors | sources)
+    plan = gpu_plan(spec, 5, CONTEXT, tuning=Tuning(units_per_split=1))
+    exact = reference_logits(folder, spec, TOKENS[:40])
+    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+        rows = logits_of(backend, TOKENS[:40], None)
+        tokens = logits_of(backend, TOKENS[:40], 0)
+    for seen in (rows, tokens):
+        assert distance(seen[0], exact) < TOLERANCE
+        assert distance(seen[0], without) > 2 * TOLERANCE
+        assert np.array_equal(*seen)
+    with pytest.raises(
+        UnsupportedModel, match="The CPU backend runs layers of 4 matrices; those of llama are others"
+    ):
+        load_backend("cpu", spec, open_checkpoint(folder), context=CONTEXT)
 
 
 def test_weights_whose_address_is_published_at_run_time(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from monotape.plan.types import Step
 @pytest.mark.parametrize("delay", [1, 2, 4])
 def test_delayed_is_the_formula(lanes: int, delay: int) -> None:
     layers = 6
-    made = steps(delayed(lanes, delay), layers)
+    made = steps(delayed(lanes, delay), 2 * layers)
     assert len(made) == 2 * layers
     for module, step in enumerate(made):
         sends = module < 2 * layers - delay
@@ -27,15 +27,15 @@ def test_delayed_is_the_formula(lanes: int, delay: int) -> None:
 
 
 def test_tensor_parallel_waits_for_every_sum() -> None:
-    assert steps(tensor_parallel(8), 3) == tuple(Step(0.0, True, module, True) for module in range(6))
+    assert steps(tensor_parallel(8), 6) == tuple(Step(0.0, True, module, True) for module in range(6))
 
 
 def test_a_delay_of_nothing_is_tensor_parallel() -> None:
-    assert steps(delayed(4, 0), 5) == steps(tensor_parallel(4), 5)
+    assert steps(delayed(4, 0), 10) == steps(tensor_parallel(4), 10)
 
 
 def test_ladder_reads_the_stream_one_module_late_and_loses_nothing() -> None:
-    made = steps(ladder(4), 2)
+    made = steps(ladder(4), 4)
     assert made == (
         Step(0.0, True, None, True), Step(0.0, True, 0, True), Step(0.0, True, 1, True), Step(0.0, True, 2, True),
         Step(0.0, False, 3, True),
@@ -43,17 +43,17 @@ def test_ladder_reads_the_stream_one_module_late_and_loses_nothing() -> None:
 
 
 def test_silence_sends_nothing() -> None:
-    assert steps(silent(4), 2) == (Step(2.0, False, None, False),) * 4
+    assert steps(silent(4), 4) == (Step(2.0, False, None, False),) * 4
 
 
 def test_early_sums_are_folded_at_once_and_again_later() -> None:
-    made = steps(delayed(4, 2, "sum"), 3)
+    made = steps(delayed(4, 2, "sum"), 6)
     assert made[:2] == (Step(0.0, True, 0, True), Step(0.0, True, 1, True))
     assert made[2] == Step(1.0, True, 0, False)
 
 
 def test_silence_can_begin_with_sums() -> None:
-    made = steps(Lanes(4, None, "sum", early_modules=2), 2)
+    made = steps(Lanes(4, None, "sum", early_modules=2), 4)
     assert made[:2] == (Step(0.0, True, 0, True), Step(0.0, True, 1, True))
     assert made[2:] == (Step(2.0, False, None, False),) * 2
 
@@ -77,7 +77,7 @@ def test_what_is_folded_was_sent_and_what_is_sent_is_folded(
 ) -> None:
     if own == "with sum" and (delay is None or not (attention and feed_forward)):
         own = "now"
-    made = steps(Lanes(lanes, delay, early, None, own, attention, feed_forward), layers)
+    made = steps(Lanes(lanes, delay, early, None, own, attention, feed_forward), 2 * layers)
     assert len(made) >= 2 * layers
     folds = [(module, step.folds) for module, step in enumerate(made) if step.folds is not None]
     assert {source for _, source in folds} == {module for module, step in enumerate(made) if step.sends}

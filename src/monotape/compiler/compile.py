@@ -34,7 +34,7 @@ def compile_plan(
     `ranks`: None takes as many as the model has lanes. `chunk`: None makes it smaller the more ranks exchange it.
     """
     lanes, formats = lanes_for(spec, ranks), Formats(fmt, stage_formats or {})
-    schedule = steps(lanes, spec.layers) if lanes.count > 1 else ()
+    schedule = steps(lanes, spec.modules) if lanes.count > 1 else ()
     # Between a rank and its slowest peer lie at most 2 lag + 1 sends: ARCHITECTURE.md counts them.
     slots = 2 * send_lag(schedule) + 2 if lanes.count > 1 else 0
     rows = chunk or max(1, CPU_CHUNK // lanes.count)
@@ -99,7 +99,9 @@ def _embedding_bytes(spec: ModelSpec, machine: Machine, fmt: Format, ranks: int)
 
 
 def _small_bytes(spec: ModelSpec, split: tuple[Share, ...]) -> int:
-    norms = (2 * spec.layers + 1) * spec.width + (2 * spec.head_dim * spec.layers if spec.qk_norm else 0)
+    norms = (len(spec.layer_gains) * spec.layers + 1) * spec.width + (
+        2 * spec.head_dim * spec.layers if spec.qk_norm else 0
+    )
     heads = sum(
         share.heads[1] - share.heads[0] + 2 * (share.kv_heads[1] - share.kv_heads[0]) for share in split
     )

@@ -66,12 +66,12 @@ def silent(lanes: int) -> Lanes:
     return Lanes(lanes, None)
 
 
-def steps(lanes: Lanes, layers: int) -> tuple[Step, ...]:
+def steps(lanes: Lanes, modules: int) -> tuple[Step, ...]:
     """What each module does with its partial output, in running order; then one step for each sum that is left.
 
     The steps past the last module compute nothing: they fold in what is still on its way (Ladder Residual alone).
     """
-    modules, delay = 2 * layers, lanes.delay
+    delay = lanes.delay
     early = (delay or 0) if lanes.early_modules is None else lanes.early_modules
 
     def talks(module: int) -> bool:

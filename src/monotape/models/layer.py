@@ -28,3 +28,16 @@ DENSE: tuple[Matrix, ...] = (
     Matrix("gate_up", ("gate", "up"), "residual", "activation", gain="ffn_norm", gated=True),
     Matrix("down", ("down",), "activation", "residual"),
 )
+
+
+def modules_of(layer: tuple[Matrix, ...]) -> tuple[tuple[Matrix, ...], ...]:
+    """The matrices of a layer in groups that end with a sum into the residual: attention, feed-forward, others."""
+    modules: list[tuple[Matrix, ...]] = []
+    begun: tuple[Matrix, ...] = ()
+    for matrix in layer:
+        begun = (*begun, matrix)
+        if matrix.writes == "residual":
+            modules.append(begun)
+            begun = ()
+    assert not begun, "a layer ends with a sum into the residual"
+    return tuple(modules)

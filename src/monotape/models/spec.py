@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from monotape.models.lanes import Lanes
-from monotape.models.layer import DENSE, Matrix
+from monotape.models.layer import DENSE, Matrix, modules_of
 
 #: The tensors of one layer, by role. A role that a family does not have is absent from its table.
 LAYER_ROLES = (
@@ -119,30 +119,34 @@ class ModelSpec:
 
     @property
     def layer_parameters(self) -> int:
-        qkv = self.q_rows + 2 * self.kv_rows
-        matrices = self.width * (qkv + self.q_rows + 3 * self.ffn)
-        vectors = (
-            2 * self.width * self._gains
-            + (qkv if self.qkv_bias else 0)
-            + (2 * self.head_dim if self.qk_norm else 0)
-        )
-        return matrices + vectors
+        return sum(math.prod(self.shape_of(role)) for role in self.layer_tensors)
+
+    @property
+    def modules(self) -> int:
+        """Sums into the residual that a token passes."""
+        return self.layers * len(modules_of(self.layer))
+
+    @property
+    def layer_gains(self) -> tuple[str, ...]:
+        """The norms of a layer's matrices."""
+        return tuple(matrix.gain for matrix in self.layer if matrix.gain)
 
     def shape_of(self, role: str) -> tuple[int, ...]:
         """The shape that a role's tensor must have."""
-        matrices = {
-            "q": (self.q_rows, self.width), "k": (self.kv_rows, self.width), "v": (self.kv_rows, self.width),
-            "output": (self.width, self.q_rows), "gate": (self.ffn, self.width), "up": (self.ffn, self.width),
-            "down": (self.width, self.ffn), "embedding": (self.vocab, self.width),
-            "head": (self.vocab, self.head_width),
-        }  # fmt: skip
-        if self.own_gains:
-            matrices |= dict.fromkeys(("attention_norm", "ffn_norm"), (self._gains, self.width))
-            if self.lanes is not None and self.lanes.head != "sum":
-                matrices["final_norm"] = (self._gains, self.width)
-        vectors = {
-            "attention_norm": self.width, "ffn_norm": self.width, "final_norm": self.width,
-            "q_bias": self.q_rows, "k_bias": self.kv_rows, "v_bias": self.kv_rows,
-            "q_norm": self.head_dim, "k_norm": self.head_dim,
-        }  # fmt: skip
-        return matrices[role] if role in matrices else (vectors[role],)
+        matrices = {"embedding": (self.vocab, self.width), "head": (self.vocab, self.head_width)}
+        for matrix in self.layer:
+            matrices |= {part: self._matrix_shape(matrix, part) for part in matrix.parts}
+        if role in matrices:
+            return matrices[role]
+        if role in ("q_norm", "k_norm"):
+            return (self.head_dim,)
+        if role.endswith("_bias"):
+            return matrices[role.removesuffix("_bias")][:1]
+        assert role in (*self.layer_gains, "final_norm"), f"a tensor called {role}"
+        summed = role == "final_norm" and self.lanes is not None and self.lanes.head == "sum"
+        return (self._gains, self.width) if self.own_gains and not summed else (self.width,)
+
+    def _matrix_shape(self, matrix: Matrix, part: str) -> tuple[int, int]:
+        sizes = {"residual": self.width, "attended": self.q_rows, "activation": self.ffn}
+        rows = {"q": self.q_rows, "k": self.kv_rows, "v": self.kv_rows}
+        return rows.get(part) or sizes[matrix.writes], sizes[matrix.reads]

@@ -210,11 +210,11 @@ def _steps_fit(plan: Plan) -> Iterator[str]:
         if plan.steps or plan.slots:
             yield "a single rank has nobody to exchange with"
         return
-    if len(plan.steps) < 2 * plan.layers:
-        yield f"{len(plan.steps)} steps for {2 * plan.layers} modules"
+    if len(plan.steps) < plan.modules:
+        yield f"{len(plan.steps)} steps for {plan.modules} modules"
     folded = {step.folds for step in plan.steps}
     for module, step in enumerate(plan.steps):
-        if step.sends and (module >= 2 * plan.layers or module not in folded):
+        if step.sends and (module >= plan.modules or module not in folded):
             yield f"module {module} sends what nobody folds"
         if step.folds is not None and not (
             0 <= step.folds <= module and step.folds < len(plan.steps) and plan.steps[step.folds].sends

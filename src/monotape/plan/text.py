@@ -48,7 +48,7 @@ def schedule_lines(plan: Plan) -> Iterator[str]:
     yield "  modules (attention of layer n is module 2 n, feed-forward 2 n + 1)"
     rows: list[tuple[int, str]] = []
     for module, step in enumerate(plan.steps):
-        text = _step(module, step, module < 2 * plan.layers)
+        text = _step(module, step, module < plan.modules)
         if not rows or rows[-1][1] != text:
             rows.append((module, text))
     ends = [first - 1 for first, _ in rows[1:]] + [len(plan.steps) - 1]

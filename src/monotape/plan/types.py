@@ -220,6 +220,11 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
+    def modules(self) -> int:
+        """Sums into the residual that a token passes."""
+        return self.layers * sum(stage.writes == "residual" for stage in self.ranks[0].layer_stages)
+
+    @property
     def tape_bytes(self) -> int:
         return sum(tape.bytes for rank in self.ranks for tape in rank.tapes)
 

@@ -27,8 +27,7 @@ def small_tensors(
         return np.stack([read(role, layer) for layer in range(spec.layers)])
 
     small = {
-        "attention_norm": per_layer("attention_norm"),
-        "ffn_norm": per_layer("ffn_norm"),
+        **{gain: per_layer(gain) for gain in spec.layer_gains},
         "final_norm": read("final_norm", None),
     }
     if spec.qkv_bias:

@@ -19,7 +19,8 @@ from monotape.backends.cpu.bridge import (
     StepStruct,
 )  # fmt: skip
 from monotape.backends.cpu.packer import NativePacker
-from monotape.errors import CheckpointError
+from monotape.errors import CheckpointError, UnsupportedModel
+from monotape.models.layer import DENSE
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan, RankPlan
@@ -52,6 +53,11 @@ def load_model(
     Ranks have tapes of their own. What is only read and the same for all of them is there once: positions, norms and
     the embedding.
     """
+    if spec.layer != DENSE:
+        raise UnsupportedModel(
+            f"The CPU backend runs layers of {len(DENSE)} matrices; those of {spec.family} are others.",
+            "Use --backend reference or cuda.",
+        )
     model = LoadedModel((ModelStruct * len(plan.ranks))(), None)
     packer = NativePacker()
     windows = np.array([window or 0 for window in spec.windows], np.int32)

@@ -199,7 +199,7 @@ class CudaBackend:
         assert self.inbox is not None and params.ranks.inbox[0].sums, "a rank that nobody has connected"
         if self._numbers.used_up:
             self._numbers.start_again([self.inbox])
-        taken = self._numbers.take(self.plan.context + 1, self.gpu_rank.links.sends, 2 * self.plan.layers)
+        taken = self._numbers.take(self.plan.context + 1, self.gpu_rank.links.sends, self.plan.modules)
         params.ranks.first_send, params.ranks.first_token, params.ranks.first_meeting = taken
 
     def logits(

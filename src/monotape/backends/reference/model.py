@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from monotape.backends.reference.shards import shard
 from monotape.backends.reference.weights import ReferenceWeights, Roles
 from monotape.models.lanes import steps, tensor_parallel
+from monotape.models.layer import modules_of
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan
@@ -109,7 +110,8 @@ class ReferenceModel:
         self.weights = weights
         self.context = context
         self._shards = [shard(spec, rank, weights) for rank in plan.ranks]
-        self._steps = plan.steps or steps(tensor_parallel(1), spec.layers)
+        self._steps = plan.steps or steps(tensor_parallel(1), spec.modules)
+        self._modules = modules_of(spec.layer)
         self._cosines, self._sines = position_tables(spec.rope, context)
 
     def hidden(self, tokens: Sequence[int], sequence: ReferenceSequence) -> Floats:
@@ -120,7 +122,7 @@ class ReferenceModel:
         residuals = [self.weights.model["embedding"][list(tokens)]] * len(self._shards)
         partials: dict[int, list[Floats]] = {}
         for module, step in enumerate(self._steps):
-            if module < 2 * self.spec.layers:
+            if module < self.spec.modules:
                 made = [
                     self._module(module, rank, residual, sequence, start, end)
                     for rank, residual in enumerate(residuals)
@@ -161,14 +163,21 @@ class ReferenceModel:
     def _module(
         self, module: int, rank: int, x: Floats, sequence: ReferenceSequence, start: int, end: int
     ) -> Floats:
-        """A rank's partial output of a module: attention and feed-forward take turns."""
-        layer, tensors = module // 2, self._shards[rank].layers[module // 2]
-        if module % 2 == 0:
-            normed = rms_norm(x, tensors["attention_norm"], self.spec.norm_eps)
-            return self._attention(normed, layer, rank, tensors, sequence, start, end)
-        normed = rms_norm(x, tensors["ffn_norm"], self.spec.norm_eps)
-        gated = silu(linear(normed, tensors["gate"])) * linear(normed, tensors["up"])
-        return linear(gated, tensors["down"])
+        """A rank's partial output of a module: what its last matrix adds to the residual."""
+        layer, number = divmod(module, len(self._modules))
+        tensors, values = self._shards[rank].layers[layer], {"residual": x}
+        for matrix in self._modules[number]:
+            read = values[matrix.reads]
+            if matrix.gain is not None:
+                read = rms_norm(read, tensors[matrix.gain], self.spec.norm_eps)
+            if matrix.writes == "query":
+                values["attended"] = self._attention(read, layer, rank, tensors, sequence, start, end)
+            elif matrix.gated:
+                gate, up = (linear(read, tensors[role]) for role in matrix.parts)
+                values[matrix.writes] = silu(gate) * up
+            else:
+                values[matrix.writes] = linear(read, tensors[matrix.parts[0]])
+        return values["residual"]
 
     def _attention(
         self,
@@ -197,7 +206,7 @@ class ReferenceModel:
             keys, values = sequence.keys[layer, own, seen], sequence.values[layer, own, seen]
             scores = queries[row] @ keys.swapaxes(-1, -2) * np.float32(spec.attention_scale)
             mixed[row] = softmax(scores) @ values
-        return linear(mixed.reshape(rows, -1), tensors["output"])
+        return mixed.reshape(rows, -1)
 
     def _project(self, x: Floats, tensors: Roles, role: str) -> Floats:
         """q, k or v of each row as [row, head, head_dim], with the bias and the norm that the family has."""

@@ -25,16 +25,17 @@ class Shard:
 
 def shard(spec: ModelSpec, rank: RankPlan, weights: ReferenceWeights) -> Shard:
     """The rows and columns of every tensor that belong to the rank."""
-    qkv, output, gate_up, down = rank.layer_stages
-    rows = {part.role: slice(part.first, part.first + part.rows) for part in (*qkv.parts, *gate_up.parts)}
-    rows |= {f"{role}_bias": rows[role] for role in ("q", "k", "v")}
-    columns = {stage.name: slice(stage.first_k, stage.first_k + stage.k) for stage in (output, down)}
+    rows, columns = {}, {}
+    for stage in rank.layer_stages:
+        for part in stage.parts:
+            rows[part.role] = rows[f"{part.role}_bias"] = slice(part.first, part.first + part.rows)
+            columns[part.role] = slice(stage.first_k, stage.first_k + stage.k)
 
     def share(role: str, tensor: Floats) -> Floats:
+        if role in columns:
+            return np.ascontiguousarray(tensor[rows[role], columns[role]])
         if role in rows:
             return tensor[rows[role]]
-        if role in columns:
-            return np.ascontiguousarray(tensor[:, columns[role]])
         return tensor[rank.rank] if spec.own_gains and tensor.ndim == 2 and role.endswith("_norm") else tensor
 
     words = rank.head.parts[0]

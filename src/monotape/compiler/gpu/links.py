@@ -38,7 +38,7 @@ def _padded(width: int) -> int:
 
 def links_of(plan: Plan, rank: int, width: int, vocab: int, chunk: int, *, link_delay: bool = False) -> Links:
     """`link_delay`: words also say when they were sent, for experiments with slow links."""
-    modules = 2 * plan.layers
+    modules = plan.modules
     late = any(step.whole and step.folds not in (None, at) for at, step in enumerate(plan.steps))
     return Links(
         rank=rank, ranks=len(plan.ranks), first_id=plan.ranks[rank].head.parts[0].first, slots=max(1, plan.slots),
