@@ -23,28 +23,45 @@ def _finish(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def _tune(on: bool) -> None:
+    inductor: Any = importlib.import_module("torch._inductor.config")
+    inductor.coordinate_descent_tuning = on
+
+
 class Torch:
-    """The decoder of torch_model.py; under torch.compile with CUDA graphs ("reduce-overhead") when `compiled`."""
+    """The decoder of torch_model.py. `compiled`: each step under torch.compile with CUDA graphs ("reduce-overhead"),
+    compiled anew for every context; and the prompt, compiled once for all lengths.
+    """
 
     def __init__(self, task: Task, compiled: bool, sdpa: bool = False) -> None:
         self._task, self._compiled = task, compiled
         self._spec = spec_from_config(SHAPES[task.shape])
         self._model = TorchDecoder(self._spec, 1, DTYPE, task.device, sdpa=sdpa)
+        self._prefill: Any = None
 
-    def _made(self, function: Any, *, one_row: bool) -> Any:
-        """Compiled anew for every length, whose shapes are fixed."""
+    def _step(self) -> Any:
+        if not self._compiled:
+            return self._model
         torch.compiler.reset()
-        inductor: Any = importlib.import_module("torch._inductor.config")
-        # Finds better kernels for products with a single row; those with many are cuBLAS's either way.
-        inductor.coordinate_descent_tuning = one_row
-        return torch.compile(function, mode="reduce-overhead", fullgraph=True) if self._compiled else function
+        _tune(True)  # finds better kernels for products with a single row
+        return torch.compile(self._model, mode="reduce-overhead", fullgraph=True)
+
+    def _prompt(self) -> Any:
+        """Its products are cuBLAS's either way, and a graph for each length would replace few launches beside them."""
+        if not self._compiled:
+            return self._model.prefill
+        if self._prefill is None:
+            torch.compiler.reset()
+            _tune(False)
+            self._prefill = torch.compile(self._model.prefill, dynamic=True)
+        return self._prefill
 
     @torch.no_grad()
     def decode(self, context: int) -> list[float]:
         """Tokens per second of each request, one step after another."""
         task, speeds = self._task, []
         self._model.set_length(context + task.tokens)
-        step = self._made(self._model, one_row=True)
+        step = self._step()
         for _ in range(task.requests + 2):  # two to compile and to capture the graph
             token = torch.tensor([5], device=task.device)
             position = torch.tensor([context], device=task.device)
@@ -61,13 +78,14 @@ class Torch:
     def first_token(self, length: int) -> list[float]:
         """Seconds from ids on the host to the first token on the host."""
         task, times = self._task, []
-        self._model.set_length(length)
-        prefill = self._made(self._model.prefill, one_row=False)
+        self._model.set_length(max(task.prompts))
+        prefill = self._prompt()
         for run in range(task.requests + 3):
             ids = prompt_of(length, self._spec.vocab, run)
             _finish(task.device)
             watch = Stopwatch()
-            int(prefill(torch.tensor(ids, device=task.device)))
+            tokens = torch.tensor(ids, device=task.device)
+            int(prefill(tokens))
             times.append(watch.seconds())
         return times[3:]
 
@@ -77,7 +95,11 @@ def torch_measure(compiled: bool, sdpa: bool = False) -> Callable[[Task, Answer,
         watch = Stopwatch()
         engine = Torch(task, compiled, sdpa)
         answer.version, answer.start_s = f"torch {torch.__version__}", watch.seconds()
-        answer.settings = "torch.compile, reduce-overhead (CUDA graphs)" if compiled else "eager"
+        answer.settings = (
+            "torch.compile: steps by reduce-overhead (CUDA graphs), prompts with dynamic lengths"
+            if compiled
+            else "eager"
+        )
         run_all(engine.decode, engine.first_token, task, answer, path)
 
     return measure
