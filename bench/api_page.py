@@ -37,16 +37,16 @@ rule `start`.
 A schema, pattern or grammar has at most {characters} characters, a list at most {choices} choices. It is compiled in a
 process of its own, which may take `--grammar-timeout` seconds of CPU time and {megabytes} MiB; for each token it then
 has {token_ms:g} ms on average and {burst_ms:g} ms at once
-([limits](../src/monotape/server/grammar_wire.py#GrammarLimits:token_s,burst_s)). What goes beyond that is refused with
+([limits](../src/monotape/server/grammar/wire.py#GrammarLimits:token_s,burst_s)). What goes beyond that is refused with
 status 400, and a client that leaves ends its grammar.
 """
 
 
 def api_page() -> str:
     """The page for the server of this checkout."""
-    from monotape.server import info
+    from monotape.server.apis.openapi import document
     from monotape.server.app import ROUTES
-    from monotape.server.openapi import document
+    from monotape.server.engine import info
 
     shapes = (info.__doc__ or "").strip()
     said = f"## What answers say about themselves\n\n```text\n{shapes}\n```\n"
@@ -54,8 +54,8 @@ def api_page() -> str:
 
 
 def _grammars() -> str:
-    from monotape.server.grammar import MAX_CHOICES, MAX_GRAMMAR_CHARACTERS
-    from monotape.server.grammar_wire import GrammarLimits
+    from monotape.server.grammar.definition import MAX_CHOICES, MAX_GRAMMAR_CHARACTERS
+    from monotape.server.grammar.wire import GrammarLimits
 
     limits = GrammarLimits()
     return GRAMMARS.format(
@@ -66,7 +66,7 @@ def _grammars() -> str:
 
 def _fates() -> Iterator[str]:
     """What becomes of the fields that no body has."""
-    from monotape.server.fields import IGNORED, REFUSED
+    from monotape.server.requests.fields import IGNORED, REFUSED
 
     yield "## Fields that are refused\n"
     yield "Unless their value asks for nothing: null, or what other servers take for off.\n"

@@ -10,7 +10,7 @@ from monotape.engine.config import EngineConfig
 from monotape.engine.llm import LLM
 from monotape.engine.pieces import BYTE_OF_CHARACTER
 from monotape.engine.tokenizer import Tokenizer
-from monotape.server.model_source import Text
+from monotape.server.engine.model_source import Text
 from monotape.weights.checkpoint import TextAssets, Vocabulary
 from token_source import SourceGeneration, TokenSource
 

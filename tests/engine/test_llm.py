@@ -119,7 +119,7 @@ def test_a_model_that_names_no_sampling_does_not_draw_from_all_tokens(
 
 
 def test_the_engine_and_the_server_use_the_same_defaults() -> None:
-    from monotape.server.engine_process import recommended
+    from monotape.server.engine.process import recommended
 
     llm, backend = make(config={"model": "SmolLM2-135M"})
     llm.generate("a")

@@ -1,6 +1,6 @@
 """A server that speaks the wire protocol of `monotape serve` with a script instead of a model.
 
-What it says of itself has the shape of server/info.py. Words of the last message choose what goes wrong:
+What it says of itself has the shape of server/engine/info.py. Words of the last message choose what goes wrong:
 "please refuse" a 400, "please be busy" a 429, "please break" an error in the middle of the stream, "please vanish" a
 connection that ends without a word.
 """

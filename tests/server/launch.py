@@ -8,7 +8,7 @@ import sys
 
 from monotape.engine.config import EngineConfig
 from monotape.server.config import ServerConfig
-from monotape.server.limits import Limits
+from monotape.server.http.limits import Limits
 from monotape.server.run import serve
 
 if __name__ == "__main__":

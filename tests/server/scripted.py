@@ -24,7 +24,7 @@ from monotape.engine.config import EngineConfig
 from monotape.engine.llm import LLM
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import CheckpointError, DeadlineFault, ModelError, NumericalFault, ResourceError
-from monotape.server.model_source import Text
+from monotape.server.engine.model_source import Text
 from monotape.weights.checkpoint import TextAssets
 from token_source import SourceGeneration, SourceSequence, TokenSource
 

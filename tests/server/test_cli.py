@@ -119,7 +119,7 @@ def test_every_setting_of_the_server_has_a_flag() -> None:
 
 def test_a_port_in_use_and_missing_certificates_are_explained() -> None:
     from monotape.errors import ResourceError, UsageError
-    from monotape.server.limits import Limits
+    from monotape.server.http.limits import Limits
     from monotape.server.run import listen, make_server
 
     with listen(ServerConfig(port=0)) as taken, pytest.raises(ResourceError, match="cannot be had"):

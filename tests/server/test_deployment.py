@@ -9,7 +9,7 @@ from pathlib import Path
 
 from monotape.engine.config import EngineConfig
 from monotape.server.config import ServerConfig
-from monotape.server.metrics import Metrics
+from monotape.server.service.metrics import Metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 

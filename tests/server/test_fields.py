@@ -13,7 +13,7 @@ import openai.types.responses
 import pytest
 
 from monotape.server.app import ANSWERED, ROUTES, unserved
-from monotape.server.fields import IGNORED, REFUSED
+from monotape.server.requests.fields import IGNORED, REFUSED
 from server.running import RunningServer
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (

@@ -8,15 +8,15 @@ import socket
 import numpy as np
 import pytest
 
-from monotape.server import wire
-from monotape.server.completion import gaps
 from monotape.server.config import ServerConfig
-from monotape.server.gate import Gate, QueueFull, Turn
-from monotape.server.info import PhaseTime, stages_of
-from monotape.server.outbox import Outbox
+from monotape.server.engine import wire
+from monotape.server.engine.info import PhaseTime, stages_of
+from monotape.server.engine.outbox import Outbox
+from monotape.server.engine.to_wire import gaps
 from monotape.server.run import listen, startup_table
-from monotape.server.service import served_names
-from monotape.server.timing import Clock
+from monotape.server.service.clock import Clock
+from monotape.server.service.gate import Gate, QueueFull, Turn
+from monotape.server.service.service import served_names
 
 
 def lined_up(gate: Gate) -> Turn:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from monotape.errors import RequestError
-from monotape.server import grammar
-from monotape.server.grammar import Grammar
-from monotape.server.grammar_wire import GrammarLimits
-from monotape.server.grammars import Grammars
+from monotape.server.grammar import definition as grammar
+from monotape.server.grammar.constraints import Grammars
+from monotape.server.grammar.definition import Grammar
+from monotape.server.grammar.wire import GrammarLimits
 from server.scripted import _tokenizer
 
 TOKENIZER = _tokenizer()
@@ -221,7 +221,7 @@ def test_the_process_that_forks_is_started_again(paths: None) -> None:
 
 
 def test_no_more_processes_are_kept_than_allowed(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monotape.server.grammars.MAX_KEPT", 3)
+    monkeypatch.setattr("monotape.server.grammar.constraints.MAX_KEPT", 3)
     for letter in "abcdefg":
         grammars.compile(1, grammar.from_regex(letter))
     while len(processes(grammars)) > 3:  # those that were let go end when they look
@@ -233,7 +233,7 @@ def test_no_more_memory_is_kept_than_allowed(grammars: Grammars, monkeypatch: py
     schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(700)}}
     grammars.compile(1, grammar.from_json_schema(schema))
     assert grammars._kept_bytes > 0
-    monkeypatch.setattr("monotape.server.grammars.MAX_KEPT_BYTES", 0)
+    monkeypatch.setattr("monotape.server.grammar.constraints.MAX_KEPT_BYTES", 0)
     grammars.compile(1, grammar.from_regex("small"))
     assert grammars._kept_bytes == 0
 

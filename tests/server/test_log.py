@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from monotape.server.access_log import printable
-from monotape.server.prefill_log import PrefillLog
+from monotape.server.engine.prefill_log import PrefillLog
+from monotape.server.http.access_log import printable
 from server.running import RunningServer, scripted_server
 
 CHAT = "/v1/chat/completions"

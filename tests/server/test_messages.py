@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from monotape.server.messages_request import InputMessage, InputTool, MessagesRequest, Thinking, to_chat
+from monotape.server.requests.anthropic import InputMessage, InputTool, MessagesRequest, Thinking, to_chat
 from server.running import RunningServer
 
 TOOL = {"name": "f", "input_schema": {"type": "object"}}

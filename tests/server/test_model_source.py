@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from monotape.engine.config import EngineConfig
-from monotape.server.model_source import load_llm, load_text
-from monotape.server.requests import ChatRequest
-from monotape.server.sampling import sampling_arguments
+from monotape.server.engine.model_source import load_llm, load_text
+from monotape.server.requests.openai import ChatRequest
+from monotape.server.requests.sampling import sampling_arguments
 
 Checkpoint = Callable[[str], Path]
 

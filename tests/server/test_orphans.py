@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from monotape.server import engine_process
+from monotape.server.engine import process as engine_process
 from processes import alive, descendants, need_proc, wait_for_end
 from server.running import RunningServer, scripted_server
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from monotape.server.responses_request import ResponsesRequest, to_chat
-from monotape.server.responses_tools import chat_tools, text_in
+from monotape.server.requests.responses import ResponsesRequest, to_chat
+from monotape.server.requests.responses_tools import chat_tools, text_in
 from server.running import RunningServer
 
 CALL = '<think>hm</think>Well.<tool_call>{"name": "spawn", "arguments": {"task": "x"}}</tool_call>'

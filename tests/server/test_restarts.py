@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from families import CASES, make_checkpoint
-from monotape.server import wire
-from monotape.server.restarts import Restarts
+from monotape.server.engine import wire
+from monotape.server.engine.restarts import Restarts
 from processes import children, need_proc
 from server.running import RunningServer, real_server, scripted_server
 

@@ -13,11 +13,11 @@ import pytest
 from engine.vocabularies import CONTROL, byte_level, changed
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import RequestError
-from monotape.server import http
 from monotape.server.api_error import ApiError
-from monotape.server.gate import Gate
-from monotape.server.model_source import Text
-from monotape.server.text_work import FILL_IN_MARKS, TextWork
+from monotape.server.engine.model_source import Text
+from monotape.server.http import endpoint as http
+from monotape.server.service.gate import Gate
+from monotape.server.service.text_work import FILL_IN_MARKS, TextWork
 
 
 def text_work(*marks: str) -> TextWork:

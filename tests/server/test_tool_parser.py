@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from monotape.server.answer import ReasoningSplitter, thinks
-from monotape.server.blocks import Blocks
-from monotape.server.call_scanner import CallScanner
-from monotape.server.tool_formats import (
+from monotape.server.conversation.answer import ReasoningSplitter, thinks
+from monotape.server.conversation.blocks import Blocks
+from monotape.server.conversation.call_scanner import CallScanner
+from monotape.server.conversation.tool_formats import (
     HERMES,
     LLAMA3,
     MISTRAL,
@@ -19,7 +19,7 @@ from monotape.server.tool_formats import (
     knows_tools,
     with_tool_prompt,
 )
-from monotape.server.tool_parser import CallArguments, CallBegins, Event, Say, ToolParser
+from monotape.server.conversation.tool_parser import CallArguments, CallBegins, Event, Say, ToolParser
 
 ONE = '{"name": "f", "arguments": {"a": "}\\" {", "b": [1, {"c": null}]}}'
 ARGUMENTS = '{"a": "}\\" {", "b": [1, {"c": null}]}'

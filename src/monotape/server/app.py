@@ -8,23 +8,23 @@ from typing import Any
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from monotape.server import status
-from monotape.server.access_log import note_error
 from monotape.server.api_error import ApiError
-from monotape.server.chat import chat_completions
-from monotape.server.completions import completions
-from monotape.server.dialect import dialect_of
-from monotape.server.fields import Unserved
-from monotape.server.http import Endpoint, Handler, send_error
-from monotape.server.messages import count_tokens, messages
-from monotape.server.messages_request import CountTokensRequest, MessagesRequest
-from monotape.server.models import model, models
-from monotape.server.openapi import document
-from monotape.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from monotape.server.responses import responses
-from monotape.server.responses_request import ResponsesRequest
-from monotape.server.security import Security
-from monotape.server.service import Service
+from monotape.server.apis import status
+from monotape.server.apis.chat import chat_completions
+from monotape.server.apis.completions import completions
+from monotape.server.apis.messages import count_tokens, messages
+from monotape.server.apis.models import model, models
+from monotape.server.apis.openapi import document
+from monotape.server.apis.responses import responses
+from monotape.server.http.access_log import note_error
+from monotape.server.http.dialect import dialect_of
+from monotape.server.http.endpoint import Endpoint, Handler, send_error
+from monotape.server.http.security import Security
+from monotape.server.requests.anthropic import CountTokensRequest, MessagesRequest
+from monotape.server.requests.fields import Unserved
+from monotape.server.requests.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from monotape.server.requests.responses import ResponsesRequest
+from monotape.server.service.service import Service
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,16 @@ from monotape.engine.config import EngineConfig
 from monotape.errors import ResourceError, UsageError
 from monotape.server.app import build
 from monotape.server.config import ServerConfig
-from monotape.server.connection import limited
-from monotape.server.engine_client import Engine
-from monotape.server.info import PhaseTime
-from monotape.server.limits import Limits, allow_open_files
-from monotape.server.metrics import Metrics
-from monotape.server.service import Service, served_names
-from monotape.server.text_work import TextWork
+from monotape.server.engine.client import Engine
+from monotape.server.engine.info import PhaseTime
+from monotape.server.http.connection import limited
+from monotape.server.http.limits import Limits, allow_open_files
+from monotape.server.service.metrics import Metrics
+from monotape.server.service.service import Service, served_names
+from monotape.server.service.text_work import TextWork
 from monotape.weights.open import local_path
 
-SOURCE = "monotape.server.model_source"
+SOURCE = "monotape.server.engine.model_source"
 LOG = logging.getLogger("monotape.server")
 SHUTDOWN_S = 5
 LAST_WORDS_S = 2  # for the error that ends an answer to reach its client

@@ -1,0 +1,185 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.types import Scope
+
+from monotape.server.apis.openai_frame import DONE, begin, failure, whole
+from monotape.server.apis.usage import finish_reason, openai_usage, token_logprobs
+from monotape.server.conversation.answer import Answer
+from monotape.server.conversation.prepare import Conversation, prepare
+from monotape.server.conversation.tool_parser import CallArguments, CallBegins, Event
+from monotape.server.engine import wire
+from monotape.server.http.endpoint import Stream, sse
+from monotape.server.requests.openai import ChatRequest
+from monotape.server.service.clock import so_far
+from monotape.server.service.gate import Turn
+from monotape.server.service.service import Service
+
+
+async def chat_completions(service: Service, request: ChatRequest, scope: Scope) -> dict[str, Any] | Stream:
+    """Answers a conversation, whole or streamed; tools, structured output, log-probabilities, reasoning."""
+    clock, head = begin(service, scope, request, "chatcmpl", "chat.completion")
+    conversation, turn = await service.line_up(clock, lambda: prepare(service, request, clock))
+    conversation.work.progress = bool(request.stream and request.return_progress)
+    if request.stream:
+        return Stream(_ChatStream(service, request, conversation, head, turn).events(), failure, turn)
+    async with turn:
+        clock.entered()
+        choices = [
+            await _choice(service, request, conversation, index) for index in range(conversation.completions)
+        ]
+    return whole(head, choices, openai_usage(clock.done), clock)
+
+
+async def _choice(
+    service: Service, request: ChatRequest, conversation: Conversation, index: int
+) -> dict[str, Any]:
+    answer, chosen = conversation.new_answer(), []
+    async with contextlib.aclosing(service.complete(conversation.work, index)) as messages:  # type: ignore[type-var]
+        async for message in messages:
+            if isinstance(message, wire.Done):
+                answer.end(message.text)
+                done = message
+            else:
+                answer.feed(message.text)
+                chosen += message.chosen or []
+    return {
+        "index": index,
+        "message": _message(answer, request),
+        "logprobs": {"content": token_logprobs(service, chosen)} if request.logprobs else None,
+        "finish_reason": finish_reason(done, answer),
+        "stop_reason": done.stop_reason,
+    }
+
+
+def _message(answer: Answer, request: ChatRequest) -> dict[str, Any]:
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in answer.calls
+    ]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": (answer.content if answer.content.strip() else None) if calls else answer.content,
+        "refusal": None,
+    }
+    if answer.reasoning and request.include_reasoning is not False:
+        message["reasoning"] = message["reasoning_content"] = answer.reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+class _ChatStream:
+    """A streamed answer: every message of the engine becomes at most a few chunks."""
+
+    def __init__(
+        self,
+        service: Service,
+        request: ChatRequest,
+        conversation: Conversation,
+        head: dict[str, Any],
+        turn: Turn,
+    ) -> None:
+        self._service, self._request, self._conversation, self._turn = service, request, conversation, turn
+        self._head = {**head, "object": "chat.completion.chunk"}
+        options = request.stream_options
+        self._usage = bool(options and options.include_usage)
+        self._continuous = bool(options and options.continuous_usage_stats)
+        self._tokens = 0
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        clock = self._conversation.work.clock
+        for index in range(self._conversation.completions):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+        async with self._turn:
+            clock.entered()
+            for index in range(self._conversation.completions):
+                async with contextlib.aclosing(self._completion(index)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+        if self._usage:
+            figures = {
+                "usage": openai_usage(clock.done),
+                "metrics": clock.metrics(),
+                "timings": clock.timings(),
+            }
+            yield sse({**self._head, "choices": [], **figures})
+        yield DONE
+
+    async def _completion(self, index: int) -> AsyncGenerator[bytes, None]:
+        conversation, service = self._conversation, self._service
+        answer = conversation.new_answer()
+        self._tokens, cached = 0, None
+        async with contextlib.aclosing(service.complete(conversation.work, index)) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                if isinstance(message, wire.Done):
+                    yield self._deltas(index, answer.end(message.text), None) + self._last(
+                        index, message, answer
+                    )
+                    return
+                if message.read is not None:
+                    cached = message.read if cached is None else cached
+                    yield self._reading(message.read, cached)
+                    continue
+                self._tokens += len(message.token_ids)
+                if chunks := self._deltas(index, answer.feed(message.text), message):
+                    yield chunks
+
+    def _reading(self, read: int, cached: int) -> bytes:
+        """A chunk that says how much of the prompt has been read, under llama.cpp's names."""
+        work = self._conversation.work
+        took_ms = (time.monotonic_ns() - work.clock.started_ns) / 1e6
+        progress = {"total": len(work.prompt), "cache": cached, "processed": read, "time_ms": round(took_ms)}
+        return sse({**self._head, "choices": [], "prompt_progress": progress})
+
+    def _deltas(self, index: int, events: list[Event], piece: wire.Piece | None) -> bytes:
+        """One chunk for what is said, one for each step of a tool call."""
+        said: dict[str, str] = {}
+        chunks: list[bytes] = []
+        for event in events:
+            if isinstance(event, CallBegins):
+                function = {"name": event.name, "arguments": ""}
+                call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+                chunks.append(self._chunk(index, {"tool_calls": [call]}))
+            elif isinstance(event, CallArguments):
+                call = {"index": event.index, "function": {"arguments": event.text}}
+                chunks.append(self._chunk(index, {"tool_calls": [call]}))
+            elif event.kind == "content":
+                said["content"] = said.get("content", "") + event.text
+            elif self._request.include_reasoning is not False:
+                said["reasoning"] = said["reasoning_content"] = said.get("reasoning", "") + event.text
+        chosen = piece.chosen if piece is not None and self._request.logprobs else None
+        if said or chosen:
+            extra = {"logprobs": {"content": token_logprobs(self._service, chosen)}} if chosen else {}
+            chunks.insert(0, self._chunk(index, dict(said), piece, **extra))
+        return b"".join(chunks)
+
+    def _last(self, index: int, done: wire.Done, answer: Answer) -> bytes:
+        clock = self._conversation.work.clock
+        choice = {
+            "index": index, "delta": {}, "logprobs": None, "finish_reason": finish_reason(done, answer),
+            "stop_reason": done.stop_reason,
+        }  # fmt: skip
+        return sse(
+            {**self._head, "choices": [choice], "metrics": clock.metrics(), "timings": clock.timings()}
+        )
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], piece: wire.Piece | None = None, **extra: Any
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **extra}
+        chunk = {**self._head, "choices": [choice]}
+        if piece is not None and self._request.timings_per_token:
+            chunk["timings"] = so_far(self._tokens, piece.decode_ns)
+        if self._continuous:
+            prompt = len(self._conversation.work.prompt)
+            chunk["usage"] = {
+                "prompt_tokens": prompt, "completion_tokens": self._tokens, "total_tokens": prompt + self._tokens
+            }  # fmt: skip
+        return sse(chunk)

@@ -1,0 +1,228 @@
+"""POST /v1/completions: text or token ids in, with echo, log-probabilities and fill-in-the-middle."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Scope
+
+from monotape.errors import RequestError
+from monotape.server.api_error import ApiError, bad_request, from_engine_error
+from monotape.server.apis.openai_frame import DONE, begin, failure, whole
+from monotape.server.apis.usage import finish_reason, openai_usage, token_text
+from monotape.server.engine import wire
+from monotape.server.http.endpoint import Stream, sse
+from monotape.server.requests.openai import CompletionRequest
+from monotape.server.requests.sampling import grammar_of, sampling_arguments
+from monotape.server.service.clock import Clock, so_far
+from monotape.server.service.gate import Turn
+from monotape.server.service.service import Service, Work
+from monotape.server.service.text_work import TextWork
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One prompt of a request."""
+
+    work: Work
+    echoed: str  # "" unless asked for
+
+
+async def completions(service: Service, request: CompletionRequest, scope: Scope) -> dict[str, Any] | Stream:
+    """Continues one prompt or several, given as text or token ids; echo, log-probabilities, suffix."""
+    clock, head = begin(service, scope, request, "cmpl", "text_completion")
+    prepared, turn = await service.line_up(clock, lambda: _prepare(service, request, clock))
+    if request.stream:
+        return Stream(_stream(service, request, prepared, head, turn), failure, turn)
+    count = request.n or 1
+    async with turn:
+        clock.entered()
+        choices = [
+            await _choice(service, request, prompt, index % count, index)
+            for index, prompt in enumerate(prompt for prompt in prepared for _ in range(count))
+        ]
+    return whole(head, choices, _usage(clock, count), clock)
+
+
+def _usage(clock: Clock, count: int) -> dict[str, Any]:
+    """Every prompt counts once, however many completions it has."""
+    firsts = clock.done[::count]
+    usage = openai_usage(clock.done)
+    usage["prompt_tokens"] = sum(stats.prompt_tokens for stats in firsts)
+    usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+    usage["prompt_tokens_details"] = {"cached_tokens": sum(stats.cached_tokens for stats in firsts)}
+    return usage
+
+
+async def _prepare(service: Service, request: CompletionRequest, clock: Clock) -> list[Prepared]:
+    text, info = service.loaded()
+    prompts = _prompts(request)
+    asked = grammar_of(request)
+    await service.compile(asked)
+    if request.suffix and request.echo:
+        raise bad_request("suffix and echo exclude each other.", "echo", "invalid_value")
+    if request.suffix:
+        prompts = [_with_hole(text, prompt, request.suffix) for prompt in prompts]
+    scored = request.echo and request.logprobs is not None
+    wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    if wanted == 0 and not request.echo:
+        raise bad_request(
+            "max_tokens is 0. It must be at least 1 unless echo is true.", "max_tokens", "invalid_value"
+        )
+    decided = {"max_tokens": max(1, wanted), "logprobs": request.logprobs}
+    if scored:
+        decided["prompt_logprobs"] = request.logprobs
+    arguments = sampling_arguments(request, service.engine.defaults, **decided)
+    prepared = []
+    for prompt in prompts:
+        ids, echoed = await _tokens(text, prompt, request, info.context, clock)
+        prepared.append(
+            Prepared(
+                Work(ids, service.fit(ids, arguments), None if asked is None else asked.grammar, clock),
+                echoed,
+            )
+        )
+    return prepared
+
+
+def _prompts(request: CompletionRequest) -> list[str | list[int]]:
+    given: Any = request.prompt
+    if isinstance(given, str):
+        return [given]
+    kinds = {type(item) for item in given}
+    if len(kinds) > 1:
+        raise bad_request("prompt mixes texts, token ids and lists of them.", "prompt", "invalid_value")
+    prompts: list[str | list[int]] = [given] if kinds == {int} else given
+    if len(prompts) > MAX_PROMPTS:
+        raise bad_request(f"There are {len(prompts)} prompts; at most {MAX_PROMPTS} are allowed.", "prompt")
+    return prompts
+
+
+def _with_hole(text: TextWork, prompt: str | list[int], suffix: str) -> str:
+    if not isinstance(prompt, str):
+        raise bad_request("suffix needs a prompt that is text.", "suffix", "invalid_value")
+    marked = text.fill_in(prompt, suffix)
+    if marked is None:
+        raise ApiError(
+            400, "suffix is not supported: this model's tokenizer has no fill-in-the-middle tokens.",
+            code="unsupported_parameter", param="suffix",
+        )  # fmt: skip
+    return marked
+
+
+async def _tokens(
+    text: TextWork, prompt: str | list[int], request: CompletionRequest, context: int, clock: Clock
+) -> tuple[list[int], str]:
+    if isinstance(prompt, str):
+        try:
+            special = request.add_special_tokens is not False
+            ids, took = await text.encode(prompt, add_special=special, context=context)
+        except RequestError as error:
+            raise from_engine_error(error) from None
+        clock.tokenize_ns += took
+        return ids, prompt if request.echo else ""
+    echoed = await text.decode(prompt) if request.echo and text.tokenizer is not None else ""
+    return prompt, echoed
+
+
+async def _choice(
+    service: Service, request: CompletionRequest, prepared: Prepared, nth: int, index: int
+) -> dict[str, Any]:
+    parts, chosen = [prepared.echoed], []
+    async with contextlib.aclosing(service.complete(prepared.work, nth)) as messages:  # type: ignore[type-var]
+        async for message in messages:
+            parts.append(message.text)
+            if isinstance(message, wire.Done):
+                done = message
+            else:
+                chosen += message.chosen or []
+    if request.max_tokens == 0:
+        parts, chosen = parts[:1], []
+    return {
+        "index": index,
+        "text": "".join(parts),
+        "logprobs": _logprobs(service, [*(done.prompt_scores or []), *chosen], prepared)
+        if request.logprobs is not None
+        else None,
+        "finish_reason": "length" if request.max_tokens == 0 else finish_reason(done),
+        "stop_reason": done.stop_reason,
+    }
+
+
+def _logprobs(
+    service: Service, chosen: list[wire.Chosen | None], prepared: Prepared, offset: int = 0
+) -> dict[str, Any]:
+    """Completions' log-probabilities: four lists. The first token of an echoed prompt has none."""
+    shown: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token in chosen:
+        token_id = prepared.work.prompt[0] if token is None else token.id
+        text = token_text(service, token_id)
+        shown["tokens"].append(text)
+        shown["token_logprobs"].append(None if token is None else token.logprob)
+        shown["top_logprobs"].append(
+            None if token is None else {token_text(service, other): value for other, value in token.top}
+        )
+        shown["text_offset"].append(offset)
+        offset += len(text)
+    return shown
+
+
+async def _stream(
+    service: Service, request: CompletionRequest, prepared: list[Prepared], head: dict[str, Any], turn: Turn
+) -> AsyncGenerator[bytes, None]:
+    clock, count = prepared[0].work.clock, request.n or 1
+    async with turn:
+        clock.entered()
+        for index, prompt in enumerate(prompt for prompt in prepared for _ in range(count)):
+            async with contextlib.aclosing(_chunks(service, request, prompt, index, head)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+    if request.stream_options and request.stream_options.include_usage:
+        figures = {"metrics": clock.metrics(), "timings": clock.timings()}
+        yield sse({**head, "choices": [], "usage": _usage(clock, count), **figures})
+    yield DONE
+
+
+async def _chunks(
+    service: Service, request: CompletionRequest, prepared: Prepared, index: int, head: dict[str, Any]
+) -> AsyncGenerator[bytes, None]:
+    tokens = offset = 0
+    clock = prepared.work.clock
+
+    def chunk(text: str, chosen: list[wire.Chosen | None], **more: Any) -> bytes:
+        nonlocal offset
+        logprobs = None
+        if request.logprobs is not None and chosen:
+            logprobs = _logprobs(service, chosen, prepared, offset)
+        offset += len(text)
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        return sse({**head, "choices": [{**choice, **more.pop("choice", {})}], **more})
+
+    if prepared.echoed:
+        yield chunk(prepared.echoed, [])
+    nth = index % (request.n or 1)
+    async with contextlib.aclosing(service.complete(prepared.work, nth)) as messages:  # type: ignore[type-var]
+        async for message in messages:
+            silent = request.max_tokens == 0
+            if isinstance(message, wire.Done):
+                reason = "length" if silent else finish_reason(message)
+                last = {"finish_reason": reason, "stop_reason": message.stop_reason}
+                scores = message.prompt_scores or []
+                yield chunk(
+                    "" if silent else message.text,
+                    scores,
+                    choice=last,
+                    metrics=clock.metrics(),
+                    timings=clock.timings(),
+                )
+                return
+            tokens += len(message.token_ids)
+            if (message.text or message.chosen) and not silent:
+                more = {"timings": so_far(tokens, message.decode_ns)} if request.timings_per_token else {}
+                yield chunk(message.text, list(message.chosen or []), **more)

@@ -1,0 +1,197 @@
+"""POST /v1/responses, without state: OpenAI's newer interface, the only one that Codex speaks."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.types import Scope
+
+from monotape.server.api_error import ApiError
+from monotape.server.conversation.blocks import Block, Blocks, Step
+from monotape.server.conversation.prepare import Conversation, prepare
+from monotape.server.engine import wire
+from monotape.server.http.endpoint import Stream, sse
+from monotape.server.requests.responses import ResponsesRequest, to_chat
+from monotape.server.requests.responses_tools import custom_names, namespaces, text_in
+from monotape.server.service.clock import Clock
+from monotape.server.service.gate import Turn
+from monotape.server.service.service import Service
+
+_PREFIX = {"content": "msg", "reasoning": "rs", "call": "fc"}
+
+
+async def responses(service: Service, request: ResponsesRequest, scope: Scope) -> dict[str, Any] | Stream:
+    """Answers a list of items, whole or streamed; nothing is kept between requests."""
+    clock = Clock.of(scope)
+    service.require_room()
+    model = service.check_model(request.model)
+    chat = to_chat(request)
+    conversation, turn = await service.line_up(clock, lambda: prepare(service, chat, clock))
+    response = _Response(service, request, conversation, model)
+    if request.stream:
+        return Stream(response.events(turn), response.failure, turn)
+    async with turn:
+        clock.entered()
+        async with contextlib.aclosing(service.complete(conversation.work)) as received:  # type: ignore[type-var]
+            async for message in received:
+                response.take(message)
+    await response.count_thoughts()
+    return response.object()
+
+
+class _Response:
+    """One response in the making."""
+
+    def __init__(
+        self, service: Service, request: ResponsesRequest, conversation: Conversation, model: str
+    ) -> None:
+        self._service, self._conversation = service, conversation
+        self._answer, self._blocks = conversation.new_answer(), Blocks()
+        self._done: wire.Done | None = None
+        self._sequence = 0
+        self._ids: dict[int, str] = {}
+        self._thought = 0  # tokens
+        self._namespaces, self._custom = namespaces(request.tools), custom_names(request.tools)
+        given = msgspec.to_builtins(request)
+        self._head = {
+            "id": f"resp_{secrets.token_hex(16)}", "object": "response", "created_at": int(time.time()),
+            "model": model, "instructions": request.instructions, "max_output_tokens": request.max_output_tokens,
+            "parallel_tool_calls": request.parallel_tool_calls is not False, "previous_response_id": None,
+            "reasoning": given.get("reasoning") or {"effort": None, "summary": None}, "store": False,
+            "temperature": request.temperature, "text": given.get("text") or {"format": {"type": "text"}},
+            "tool_choice": given.get("tool_choice") or "auto", "tools": given.get("tools") or [],
+            "top_p": request.top_p, "truncation": "disabled", "background": False,
+            "metadata": request.metadata or {}, "user": None,
+        }  # fmt: skip
+
+    def take(self, message: wire.Piece | wire.Done) -> list[Step]:
+        if not isinstance(message, wire.Done):
+            return self._blocks.feed(self._answer.feed(message.text))
+        self._done = message
+        return [*self._blocks.feed(self._answer.end(message.text)), *self._blocks.end()]
+
+    async def count_thoughts(self) -> None:
+        """Tokens come in handfuls that need not end with the thoughts, so these are counted again."""
+        text, thought = self._service.text, self._answer.reasoning
+        if thought and text is not None:
+            ids, _ = await text.encode(thought, add_special=False, context=len(thought))
+            self._thought = len(ids)
+
+    def object(self, status: str | None = None, error: ApiError | None = None) -> dict[str, Any]:
+        """The response as it is now."""
+        clock: Clock = self._conversation.work.clock
+        cut = self._done is not None and self._done.finish_reason == "length"
+        shown = {
+            **self._head,
+            "status": status or ("incomplete" if cut else "completed"),
+            "error": None if error is None else {"code": "server_error", "message": error.message},
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": [self._item(block, "completed") for block in self._blocks.all],
+            "usage": None if self._done is None else self._usage(self._done.stats),
+        }
+        if self._done is not None:
+            shown |= {"metrics": clock.metrics(), "timings": clock.timings()}
+        return shown
+
+    def _usage(self, stats: wire.Stats) -> dict[str, Any]:
+        return {
+            "input_tokens": stats.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": stats.cached_tokens},
+            "output_tokens": stats.new_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._thought},
+            "total_tokens": stats.prompt_tokens + stats.new_tokens,
+        }
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        item_id = self._ids.setdefault(block.index, f"{_PREFIX[block.kind]}_{secrets.token_hex(12)}")
+        head: dict[str, Any] = {"id": item_id, "status": status}
+        if block.kind == "call":
+            call = {"call_id": block.id, "name": block.name}
+            if block.name in self._custom:
+                call |= {"type": "custom_tool_call", "input": text_in(block.text)}
+            else:
+                call |= {"type": "function_call", "arguments": block.text}
+            if block.name in self._namespaces:
+                call["namespace"] = self._namespaces[block.name]
+            return {**head, **call}
+        parts = [self._part(block)] if block.text else []
+        if block.kind == "reasoning":
+            return {**head, "type": "reasoning", "summary": [], "content": parts, "encrypted_content": None}
+        return {**head, "type": "message", "role": "assistant", "content": parts}
+
+    def _part(self, block: Block) -> dict[str, Any]:
+        if block.kind == "reasoning":
+            return {"type": "reasoning_text", "text": block.text}
+        return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+
+    async def events(self, turn: Turn) -> AsyncGenerator[bytes, None]:
+        work = self._conversation.work
+        started = {"response": self.object("in_progress")}
+        yield self._event("response.created", **started) + self._event("response.in_progress", **started)
+        async with turn:
+            work.clock.entered()
+            async with contextlib.aclosing(self._service.complete(work)) as received:  # type: ignore[type-var]
+                async for message in received:
+                    if events := b"".join([self._step(step) for step in self.take(message)]):
+                        yield events
+        await self.count_thoughts()
+        final = self.object()
+        yield self._event(f"response.{final['status']}", response=final)
+
+    def failure(self, error: ApiError) -> bytes:
+        return self._event("response.failed", response=self.object("failed", error))
+
+    def _step(self, step: Step) -> bytes:
+        block = step.block
+        if step.what == "open":
+            return self._opened(Block(block.index, block.kind, "", block.id, block.name))
+        place = {"item_id": self._ids[block.index], "output_index": block.index}
+        if block.kind == "call" and block.name in self._custom:
+            return self._custom_step(step, place)
+        if block.kind != "call":
+            place["content_index"] = 0
+        name = {
+            "content": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"
+        }[block.kind]  # fmt: skip
+        extra: dict[str, Any] = {"logprobs": []} if block.kind == "content" else {}
+        if step.what == "delta":
+            return self._event(f"response.{name}.delta", **place, delta=step.text, **extra)
+        whole = (
+            {"arguments": block.text, "name": block.name}
+            if block.kind == "call"
+            else {"text": block.text, **extra}
+        )
+        events = self._event(f"response.{name}.done", **place, **whole)
+        if block.kind == "content":
+            events += self._event("response.content_part.done", **place, part=self._part(block))
+        item = self._item(block, "completed")
+        return events + self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def _custom_step(self, step: Step, place: dict[str, Any]) -> bytes:
+        """The text of a custom call lies inside its arguments, so it is known when they are whole."""
+        if step.what == "delta":
+            return b""
+        item = self._item(step.block, "completed")
+        kind = "response.custom_tool_call_input"
+        return (
+            self._event(f"{kind}.delta", **place, delta=item["input"])
+            + self._event(f"{kind}.done", **place, input=item["input"])
+            + self._event("response.output_item.done", output_index=step.block.index, item=item)
+        )
+
+    def _opened(self, empty: Block) -> bytes:
+        item = self._item(empty, "in_progress")
+        events = self._event("response.output_item.added", output_index=empty.index, item=item)
+        if empty.kind == "content":
+            place = {"item_id": item["id"], "output_index": empty.index, "content_index": 0}
+            events += self._event("response.content_part.added", **place, part=self._part(empty))
+        return events
+
+    def _event(self, kind: str, /, **data: Any) -> bytes:
+        self._sequence += 1
+        return sse({"type": kind, "sequence_number": self._sequence - 1, **data}, kind)

@@ -1,0 +1,1 @@
+"""From a conversation to a prompt, and from the model's text back to thoughts, words and calls."""

@@ -1,0 +1,89 @@
+"""What the engine process and the processes that follow grammars say to each other, over a socket for each grammar."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from monotape.server.engine.wire import HEADER
+
+T = TypeVar("T")
+#: To the process that forks: b"F" comes with the socket of a new grammar, b"K" with the id of a process to kill.
+ORDER = struct.Struct(">cI")
+READY = b"R"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """What one grammar may use. Ordinary ones compile in milliseconds and follow a token in a tenth of one.
+
+    Times are CPU seconds of its process, so that a busy machine refuses nothing; `wall_s` ends what waits for ever.
+    """
+
+    compile_s: float = 3.0
+    burst_s: float = 1.0  # for one token at most, beyond what was saved up
+    token_s: float = 0.02  # for a token on average
+    wall_s: float = 30.0
+    max_bytes: int = 256 << 20  # on top of the vocabulary, which all grammars share
+
+
+class Started(msgspec.Struct, array_like=True):
+    """The process that will follow the grammar is there."""
+
+    pid: int
+
+
+class Compiled(msgspec.Struct, array_like=True):
+    """The grammar is ready, and how much memory it took; or why it never will be."""
+
+    bytes: int = 0
+    error: str | None = None
+
+
+class Step(msgspec.Struct, array_like=True):
+    """These tokens were said: what comes next? `restart` begins another text; `forced` asks for forced tokens."""
+
+    tokens: list[int]
+    restart: bool = False
+    forced: bool = False
+
+
+class Forced(msgspec.Struct, array_like=True):
+    """The tokens that can only come next. When there are none, a Mask follows."""
+
+    tokens: list[int]
+
+
+class Mask(msgspec.Struct, array_like=True):
+    """A bit for each token that may come next; no bits at all when the text is complete."""
+
+    bits: bytes
+    error: str | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def send(connection: socket.socket, message: msgspec.Struct) -> None:
+    body = _encoder.encode(message)
+    connection.sendall(HEADER.pack(len(body)) + body)
+
+
+def receive(connection: socket.socket, kind: type[T]) -> T:
+    """The next message; EOFError when the other end is gone."""
+    size = HEADER.unpack(_exactly(connection, HEADER.size))[0]
+    return msgspec.msgpack.decode(_exactly(connection, size), type=kind)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = connection.recv(size, socket.MSG_WAITALL)
+    while len(data) < size:  # a signal or a timeout of the system can cut it short
+        more = connection.recv(size - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data

@@ -1,0 +1,78 @@
+"""Counters for Prometheus, under vLLM's names where it has one, so that existing dashboards work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from monotape.server.engine import wire
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_BETWEEN = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+
+
+class Metrics:
+    """One server's figures."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "monotape_http_requests", "Answers by route and status.", ["route", "status"], registry=registry
+        )
+        self.finished = Counter(
+            "vllm:request_success", "Completions by the reason for which they ended.", ["finished_reason"],
+            registry=registry,
+        )  # fmt: skip
+        self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts.", registry=registry)
+        self.new_tokens = Counter("vllm:generation_tokens", "Tokens made.", registry=registry)
+        self.cached_tokens = Counter(
+            "vllm:prefix_cache_hits", "Prompt tokens found in the KV of earlier requests.", registry=registry
+        )
+        self.misses = Counter(
+            "monotape_prefix_cache_misses", "Prompts without a cached prefix.", ["reason"], registry=registry
+        )
+        self.refused = Counter("monotape_queue_full", "Requests answered with 429.", registry=registry)
+        self.cancelled = Counter("monotape_disconnects", "Requests whose client left.", registry=registry)
+        self.prefill = Histogram(
+            "vllm:request_prefill_time_seconds", "From the start of a job to its first token.",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.between = Histogram(
+            "vllm:time_per_output_token_seconds", "Mean time between the tokens of an answer.",
+            buckets=_BETWEEN, registry=registry,
+        )  # fmt: skip
+        self.decode_speed = Gauge(
+            "monotape_decode_tokens_per_second", "Decode speed of the last completion.", registry=registry
+        )
+
+    def watch(
+        self, *, running: Callable[[], int], waiting: Callable[[], int], restarts: Callable[[], int]
+    ) -> None:
+        """Figures that are read when somebody asks."""
+        for name, text, read in (
+            ("vllm:num_requests_running", "Requests that are being answered.", running),
+            ("vllm:num_requests_waiting", "Requests in the queue.", waiting),
+            ("monotape_engine_restarts", "How often the engine process was started again.", restarts),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(read)
+
+    def completed(self, stats: wire.Stats, reason: str) -> None:
+        self.finished.labels(reason).inc()
+        self.prompt_tokens.inc(stats.prompt_tokens)
+        self.cached_tokens.inc(stats.cached_tokens)
+        self.new_tokens.inc(stats.new_tokens)
+        if stats.prefill_ns is not None:
+            self.prefill.observe(stats.prefill_ns / 1e9)
+        if stats.new_tokens > 1 and stats.decode_ns:
+            self.between.observe(stats.decode_ns / 1e9 / (stats.new_tokens - 1))
+            self.decode_speed.set((stats.new_tokens - 1) / stats.decode_ns * 1e9)
+
+    def missed(self, reason: str) -> None:
+        """Reasons hold numbers; their first words are enough to count them by."""
+        kinds = {"nothing": "first", "no": "different", "it": "short", "the": "scored"}
+        self.misses.labels(kinds.get(reason.split()[0], "dropped")).inc()
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,231 @@
+"""What all interfaces share: the model's names and text, the queue, the engine, and one completion through them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from monotape.engine.prompts import Prompt
+from monotape.engine.request import room_for
+from monotape.errors import RequestError
+from monotape.server.api_error import ApiError, bad_request, from_engine_error
+from monotape.server.config import ServerConfig
+from monotape.server.engine import wire
+from monotape.server.engine.client import Engine, EngineFault
+from monotape.server.engine.info import ModelInfo
+from monotape.server.grammar.definition import Grammar
+from monotape.server.http.bodies import Bodies
+from monotape.server.requests.sampling import Asked, check
+from monotape.server.service.clock import Clock
+from monotape.server.service.gate import Gate, QueueFull, Turn
+from monotape.server.service.metrics import Metrics
+from monotape.server.service.text_work import TextWork
+
+LOG = logging.getLogger("monotape.server")
+T = TypeVar("T")
+RESTART_WAIT_S = (
+    120.0  # how long requests that were waiting already wait for an engine that is being restarted
+)
+
+
+@dataclass(slots=True)
+class Work:
+    """One prompt, ready to run."""
+
+    prompt: list[int]
+    arguments: dict[str, Any]  # of SamplingParams
+    grammar: Grammar | None = None
+    clock: Clock = field(default_factory=Clock)
+    progress: bool = False  # whether pieces say how much of the prompt has been read, before any token
+
+
+class Service:
+    """The server without HTTP."""
+
+    def __init__(
+        self, config: ServerConfig, names: tuple[str, ...], engine: Engine, metrics: Metrics
+    ) -> None:
+        self.config, self.names, self.engine, self.metrics = config, names, engine, metrics
+        self.gate = Gate(config.max_queue)
+        self.bodies = Bodies(config.max_body_bytes)
+        self.text: TextWork | None = None
+        self.closing = asyncio.Event()  # answers that are not complete end now, with an error
+        self.created = int(time.time())
+
+    @property
+    def healthy(self) -> bool:
+        return self.engine.ready.is_set() and self.text is not None
+
+    def require_ready(self) -> tuple[TextWork, ModelInfo]:
+        """The parts that every request needs; 503 while they are not there."""
+        if self.engine.failure is not None:  # the log says why; it may name paths of this machine
+            raise ApiError(503, "The model cannot be served; the server is ending.", code="engine_failed")
+        if self.text is None or self.engine.info is None or not self.engine.ready.is_set():
+            what = "is being restarted" if self.engine.restarts else "is loading"
+            left_s = max(1, math.ceil((self.engine.retry_at or 0.0) - time.monotonic()))
+            when = "in a moment" if left_s == 1 else f"in {left_s} s"
+            raise ApiError(
+                503, f"The engine {what}. Try again {when}.", code="engine_unavailable",
+                headers={"retry-after": str(left_s)},
+            )  # fmt: skip
+        return self.text, self.engine.info
+
+    def loaded(self) -> tuple[TextWork, ModelInfo]:
+        """The parts that were there when a request was let in, even if the engine has died since: it waits then."""
+        if self.text is None or self.engine.info is None:
+            self.require_ready()
+        assert self.text is not None and self.engine.info is not None
+        return self.text, self.engine.info
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with; 404 for a model that is not served here."""
+        if name is not None and name not in self.names and not self.config.any_model_name:
+            raise ApiError(
+                404, f"The model '{name[:200]}' does not exist. Served: {', '.join(self.names)}. Start the server with "
+                "--served-model-name to add names, or with --any-model-name to take every one.",
+                code="model_not_found", param="model",
+            )  # fmt: skip
+        return name or self.names[0]
+
+    def fit(self, prompt: list[int], arguments: dict[str, Any], *, clamp: bool = False) -> dict[str, Any]:
+        """The arguments with max_tokens decided; an error when prompt and answer do not fit the context.
+
+        `clamp`: an answer may be shorter than asked for, so only the prompt has to fit.
+        """
+        _, info = self.loaded()
+        if clamp and len(prompt) < info.context:
+            room = info.context - len(prompt)
+            arguments = {**arguments, "max_tokens": min(arguments["max_tokens"], room)}
+        for token_id in prompt:
+            if token_id >= info.vocab:
+                raise ApiError(
+                    400, f"Token id {token_id} is not in the vocabulary, which has {info.vocab} tokens.",
+                    code="invalid_value", param="prompt",
+                )  # fmt: skip
+        if not prompt:
+            raise ApiError(400, "The prompt is empty. It must have at least one token.", param="prompt")
+        params = check({**arguments, "n": 1})
+        try:
+            params.sampling(seed=0, vocab=info.vocab)
+            room = room_for(Prompt(None, tuple(prompt)), params, info.context)
+        except RequestError as error:
+            raise from_engine_error(error) from None
+        return {**arguments, "max_tokens": room}
+
+    def require_room(self) -> None:
+        """429 when the queue is full, before anything else is looked at."""
+        self.require_ready()
+        with self._refusing():
+            self.gate.check()
+
+    async def line_up(self, clock: Clock, prepare: Callable[[], Awaitable[T]]) -> tuple[T, Turn]:
+        """Makes a request ready and lines it up; 429 when the queue is full. It has its place while it is made ready:
+        to render, tokenise and compile for all who come would slow those down who are served.
+        """
+        self.require_ready()
+        with self._refusing():
+            turn = self.gate.admit()
+        try:
+            prepared = await prepare()
+            clock.reserved()
+            turn.line_up()
+        except BaseException:
+            turn.leave()
+            raise
+        return prepared, turn
+
+    async def compile(self, asked: Asked | None) -> None:
+        """Has a request's grammar compiled: one that cannot be used is refused before the answer begins."""
+        if asked is None:
+            return
+        try:
+            await self.engine.compile(asked.grammar)
+        except EngineFault as error:
+            if error.kind != "request":
+                raise
+            raise bad_request(error.message, asked.param, "invalid_value") from None
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except QueueFull as error:
+            self.metrics.refused.inc()
+            raise ApiError(
+                429,
+                f"The server is busy: one request is running and {error.waiting} are waiting. Try again later.",
+                code="rate_limit_exceeded",
+                headers={"retry-after": str(error.retry_after_s)},
+            ) from None
+
+    async def complete(self, work: Work, index: int = 0) -> AsyncIterator[wire.Piece | wire.Done]:
+        """Runs one completion; the caller's turn has come. Leaving the loop early cancels it."""
+        clock, arguments = work.clock, {**work.arguments, "n": 1}
+        if index and arguments.get("seed") is not None:
+            arguments["seed"] = (arguments["seed"] + index) % 2**64
+        if not self.engine.ready.is_set() and self.engine.failure is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.engine.ready.wait(), RESTART_WAIT_S)
+        run = self.engine.generate(
+            work.prompt, arguments, work.grammar, self.config.stream_interval, work.progress
+        )
+        try:
+            async for message in run:
+                if isinstance(message, wire.Started):
+                    self._started(message, clock)
+                    continue
+                if isinstance(message, wire.Done):
+                    clock.done.append(message.stats)
+                    self.metrics.completed(message.stats, message.finish_reason)
+                yield message
+        finally:
+            await _to_the_end(run.close())
+            if run.done is not None and run.done.finish_reason == "abort":  # its client has left
+                clock.done.append(run.done.stats)
+
+    def _started(self, message: wire.Started, clock: Clock) -> None:
+        clock.started_ns = clock.started_ns or message.time_ns
+        if message.miss is not None:
+            clock.miss = message.miss
+            self.metrics.missed(message.miss)
+
+
+async def _to_the_end(work: Any) -> None:
+    """Awaits even while being cancelled: the next request must find the engine idle."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def api_error(error: EngineFault) -> ApiError:
+    """A completion that the engine could not finish, as clients see it."""
+    if error.kind == "request":
+        return ApiError(400, error.message, code="invalid_value")
+    if error.kind == "model":
+        return ApiError(500, error.message, code="model_fault")
+    if error.kind == "memory":
+        return ApiError(503, error.message, code="insufficient_memory")
+    return ApiError(503, error.message, code="engine_unavailable", headers={"retry-after": "1"})
+
+
+def served_names(model: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    """What clients may call the model: never a path of this machine, and always one name without a slash."""
+    names = list(given)
+    if not names:
+        path = Path(model)
+        names = [path.name.removesuffix(".gguf")] if path.exists() or path.suffix == ".gguf" else [model]
+    names += [name.rpartition("/")[2] for name in names if "/" in name]
+    return tuple(dict.fromkeys(names))

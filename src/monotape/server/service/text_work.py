@@ -1,0 +1,93 @@
+"""Templates and tokens, in threads: what takes time here lets the event loop go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from monotape.engine.chat_template import ChatTemplate
+from monotape.engine.tokenizer import Tokenizer
+from monotape.errors import ContextOverflow, RequestError
+from monotape.server.engine.model_source import Text
+
+T = TypeVar("T")
+_THREADS = 4
+
+#: How models mark the parts of a text with a hole: before, after, where to write, and which of the two comes first.
+FILL_IN_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "prefix first"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "prefix first"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>", "prefix first"),
+    ("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>", "prefix first"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>", "prefix first"),
+    ("[PREFIX]", "[SUFFIX]", "", "suffix first"),
+)
+
+
+class TextWork:
+    """The model's tokenizer and template."""
+
+    def __init__(self, text: Text) -> None:
+        self.tokenizer, self.template = text.tokenizer, text.template
+        named = {} if text.tokenizer is None else text.tokenizer.named_tokens
+        self._chat = ChatTemplate(text.template, named)
+        self._chat.start()
+        self._pool = ThreadPoolExecutor(_THREADS, "text")
+        self._longest = 1 if text.tokenizer is None else _longest_token(text.tokenizer)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._chat.close()
+
+    async def elsewhere(self, work: Callable[[], T]) -> tuple[T, int]:
+        """The result of the work, done in a thread, and the nanoseconds it took."""
+        began = time.monotonic_ns()
+        result = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return result, time.monotonic_ns() - began
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[str, int]:
+        return await self.elsewhere(lambda: self._chat.render(messages, **options))
+
+    async def encode(self, text: str, *, add_special: bool, context: int) -> tuple[list[int], int]:
+        """The ids. A text that cannot fit the context in any way is refused before it is cut into tokens."""
+        tokenizer = self._required()
+        least = len(text) // self._longest
+        if least > context:
+            raise ContextOverflow(
+                f"This model's maximum context length is {context} tokens. However, your prompt contains at least "
+                f"{least} input tokens.",
+                "Shorten the prompt.",
+                prompt_tokens=least,
+                context=context,
+                exact=False,
+            )
+        return await self.elsewhere(lambda: tokenizer.encode(text, add_special=add_special))
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        tokenizer = self._required()
+        return (await self.elsewhere(lambda: tokenizer.decode(ids, skip_special=False)))[0]
+
+    def fill_in(self, prefix: str, suffix: str) -> str | None:
+        """The prompt that asks for what stands between two texts; None when the tokenizer has no marks for that."""
+        tokenizer = self._required()
+        for before, after, middle, order in FILL_IN_MARKS:
+            if all(tokenizer.id_of(mark) is not None for mark in (before, after, middle) if mark):
+                if order == "suffix first":
+                    return f"{after}{suffix}{before}{prefix}"
+                return f"{before}{prefix}{after}{suffix}{middle}"
+        return None
+
+    def _required(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(
+                "This checkpoint has no tokenizer, so it cannot read text.",
+                "Give the prompt of /v1/completions as token ids.",
+            )
+        return self.tokenizer
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    return max((len(tokenizer.pieces.bytes_of(token_id)) for token_id in range(tokenizer.size)), default=1)
