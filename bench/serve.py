@@ -67,7 +67,9 @@ def cpu_seconds(pid: int) -> float:
 def engine_of(pid: int) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return next(
-        int(child) for child in children if b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes()
+        int(child)
+        for child in children
+        if b"server.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes()
     )
 
 

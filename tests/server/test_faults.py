@@ -220,7 +220,7 @@ def mortal() -> Iterator[RunningServer]:
 def engine_pid(server: RunningServer) -> int:
     need_proc()
     found = children(server.process.pid).items()
-    return next(pid for pid, command in found if "engine_process" in command)
+    return next(pid for pid, command in found if "server.engine.process" in command)
 
 
 def test_an_engine_that_is_killed_is_reported_and_replaced(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_killed_in_the_middle_of_a_stream() -> None:
             lines = stream.iter_lines()
             while '"content":"w' not in next(lines):
                 pass
-            kill(server, pids, "engine_process", "template_child", "grammar_process")
+            kill(server, pids, "server.engine.process", "template_child", "server.grammar.process")
 
 
 def test_killed_while_the_model_loads(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_killed_while_the_model_loads(tmp_path: Path) -> None:
     gate.touch()
     with doomed(engine={"model": str(gate)}) as (server, pids):
         assert server.get("/health").status_code == 503
-        kill(server, pids, "engine_process", "template_child")
+        kill(server, pids, "server.engine.process", "template_child")
 
 
 def test_killed_with_an_engine_that_hangs() -> None:
@@ -78,7 +78,7 @@ def test_killed_with_an_engine_that_hangs() -> None:
             httpx.stream("POST", server.wait().url + CHAT, json=body, timeout=60) as stream,
         ):
             next(stream.iter_lines())
-            kill(server, pids, "engine_process", "template_child", "grammar_process")
+            kill(server, pids, "server.engine.process", "template_child", "server.grammar.process")
 
 
 def test_killed_while_a_grammar_is_followed() -> None:
@@ -97,7 +97,7 @@ def test_killed_while_a_grammar_is_followed() -> None:
             lines = stream.iter_lines()
             while '"content":"a' not in next(lines):
                 pass
-            kill(server, pids, "engine_process", "template_child", "grammar_process")
+            kill(server, pids, "server.engine.process", "template_child", "server.grammar.process")
             assert len(pids) >= 4  # with the fork
 
 

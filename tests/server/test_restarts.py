@@ -30,7 +30,7 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 def kill_engine(server: RunningServer) -> None:
     need_proc()
     found = children(server.process.pid).items()
-    os.kill(next(pid for pid, command in found if "engine_process" in command), signal.SIGKILL)
+    os.kill(next(pid for pid, command in found if "server.engine.process" in command), signal.SIGKILL)
 
 
 def test_pauses_grow_for_causes_that_can_pass() -> None:
