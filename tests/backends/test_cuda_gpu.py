@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -268,7 +270,7 @@ def test_cancel_ends_the_kernel_and_the_backend_goes_on(loaded: Load, after: int
     seen = take_until_cancelled(generation, after)
     assert generation.finish_reason == "cancelled"
     assert after <= seen < CONTEXT - 40
-    assert sequence.length == (40 + seen - 1 if seen else 0)
+    assert sequence.length == (40 + seen - 1 if seen else generation.filled)
     assert works(backend)
 
 
@@ -280,8 +282,33 @@ def test_a_long_prefill_can_be_cancelled(loaded: Load, path: str) -> None:
     generation = CudaGeneration(backend, Job(prompt, 7, 1), sequence, PATHS[path])
     generation.cancel()
     seen = len(list(generation))
-    assert (generation.finish_reason, seen, sequence.length) in (("cancelled", 0, 7), ("length", 1, 490))
+    cancelled = [
+        ("cancelled", 0, length) for length in (7, 490)
+    ]  # before the one chunk was complete, or after
+    assert (generation.finish_reason, seen, sequence.length) in (*cancelled, ("length", 1, 490))
     assert works(backend)
+
+
+def test_a_cancelled_prefill_keeps_whole_chunks_and_a_retry_goes_on_there(loaded: Load) -> None:
+    """In chunks of eight rows, so that there is something to cancel."""
+    backend, prompt = loaded("wide"), (*TOKENS, *TOKENS[:190])
+    job, kept = Job(prompt, 0, 9, logprobs=3), set()
+    whole = answers(CudaGeneration(backend, job, backend.new_sequence(), 8))
+    for pause_us in range(0, 4000, 200):
+        sequence = backend.new_sequence()
+        generation = CudaGeneration(backend, job, sequence, 8)
+        time.sleep(1e-6 * pause_us)
+        generation.cancel()
+        if not list(generation) and sequence.length < len(prompt):
+            assert sequence.length % 8 == 0
+            kept.add(sequence.length)
+            retry = replace(job, cached=sequence.length)
+            assert answers(CudaGeneration(backend, retry, sequence, 8)) == whole
+    assert len(kept) > 1
+
+
+def answers(generation: CudaGeneration) -> list[tuple[int, float | None]]:
+    return [(token.id, token.logprob) for token in generation]
 
 
 def test_who_leaves_half_way_leaves_no_kernel_running(loaded: Load) -> None:
