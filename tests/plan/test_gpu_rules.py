@@ -97,5 +97,13 @@ def test_a_broken_rule_is_found(rule: str) -> None:
         verify(make())
 
 
+def test_attention_does_not_prove_that_other_heads_were_read() -> None:
+    """`output` with a word of one head follows no reader of another head's queries."""
+    listed = rank().resets[reset_of("after_output")]
+    plan = with_entry("resets", reset_of("qkv"), at="output", turns=0, listed=listed.listed)
+    with pytest.raises(PlanError, match="qkv is reset at output, where others may still read it"):
+        verify(plan)
+
+
 def test_every_rule_has_a_test() -> None:
     assert set(BROKEN) == {rule.name for rule in GPU_RULES}

@@ -148,6 +148,7 @@ class Passed:
     name: str
     reads: str
     writes: str
+    reads_all: bool  # a matrix multiplies its whole input; attention reads the words of one head
 
 
 def chain_of(stages: Sequence[Stage]) -> list[Passed]:
@@ -156,11 +157,11 @@ def chain_of(stages: Sequence[Stage]) -> list[Passed]:
     for stage in stages:
         if isinstance(stage, AttentionStage):
             chain += [
-                Passed(stage.name, stage.reads, "partials"),
-                Passed("combine", "partials", stage.writes),
+                Passed(stage.name, stage.reads, "partials", reads_all=False),
+                Passed("combine", "partials", stage.writes, reads_all=False),
             ]
         else:
-            chain.append(Passed(stage.name, stage.reads, stage.writes))
+            chain.append(Passed(stage.name, stage.reads, stage.writes, reads_all=True))
     return chain
 
 

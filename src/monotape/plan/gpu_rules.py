@@ -104,13 +104,18 @@ def _reset_stage(rank: GpuRank, reset: Reset) -> int:
 
 
 def _resets_wait_for_readers(rank: GpuRank) -> Iterator[str]:
-    """A worker that has an input word of stage s knows that all readers of stage s - 2 are done: the word's maker had
-    all words of stage s - 1's input, so their makers had published, after they had read the input of stage s - 2."""
+    """Between a buffer's reader and its reset lies a stage that reads all of its input: a matrix.
+
+    A worker with an input word of the resetting stage knows that some worker had all input words of that matrix. So all
+    their makers had published, which they do after they have read. Attention reads one head's words and proves nothing
+    about the other heads. ARCHITECTURE.md has the whole argument.
+    """
     chain = chain_of(rank.kinds[0].stages)
     for reset in rank.resets:
+        between = range(_reader(chain, reset.buffer) + 1, _reset_stage(rank, reset))
         if _at(chain, reset.at) < 0:
             yield f"{reset.buffer} is reset at {reset.at}, which is no stage"
-        elif not reset.first_layer and _reset_stage(rank, reset) < _reader(chain, reset.buffer) + 2:
+        elif not reset.first_layer and not any(chain[at % len(chain)].reads_all for at in between):
             yield f"{reset.buffer} is reset at {reset.at}, where others may still read it"
         elif reset.first_layer and _at(chain, reset.at) < 1:
             yield f"{reset.buffer} is reset at {reset.at}, where others may still be at the head"

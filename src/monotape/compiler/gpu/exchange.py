@@ -109,17 +109,17 @@ def _words(stage: MatrixStage) -> int:
 
 
 def resets_of(layer: tuple[MatrixStage, ...]) -> tuple[Reset, ...]:
-    """A buffer that was read two stages before the layer's last one, or earlier, is reset there, all of them together.
+    """Buffers whose readers are done when the layer's last stage has its input are reset there, all of them together.
 
-    The others are reset in the next turn, by the stage that writes them, once it has its input. `gpu_rules.py` checks
-    that every reader is done by then; ARCHITECTURE.md has the argument.
+    That takes a matrix between reader and last stage. The other buffers are reset in the next turn, by the stage that
+    writes them, once it has its input. `gpu_rules.py` checks the result; ARCHITECTURE.md has the argument.
     """
     chain = chain_of(with_attention(layer, None))
     last = chain[-1].name
     found = []
     for stage in chain:
         reader = next((at for at, other in enumerate(chain) if other.reads == stage.writes), -1)
-        if reader <= len(chain) - 3:
+        if any(other.reads_all for other in chain[reader + 1 : -1]):
             found.append(Reset(stage.writes, last, turns=0, listed=True))
         else:
             found.append(Reset(stage.writes, stage.name, turns=1))
