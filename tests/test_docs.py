@@ -42,6 +42,14 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
     assert sorted(link for link in linked if not (path.parent / link).exists()) == []
 
 
+@pytest.mark.parametrize("document", [*DOCUMENTS, "reports/LOG.md", "docs/performance.md"])
+def test_links_within_a_document_lead_to_a_heading(document: str) -> None:
+    text = (ROOT / document).read_text()
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert sorted(set(re.findall(r"\]\(#([^)]+)\)", text)) - anchors) == []
+
+
 def test_names_in_the_architecture_exist() -> None:
     text, code = (ROOT / "ARCHITECTURE.md").read_text(), sources()
     words = {name for name in _CODE.findall(text) if _NAME.fullmatch(name)}
