@@ -59,11 +59,13 @@ def measure(task: Task, answer: Answer, path: Path) -> None:
     answer.version, answer.settings, answer.start_s = engine.version, SAID, watch.seconds()
     answer.keep(path)
     for prompt in task.prompts:
-        engine.seconds(prompt, 1, 0)  # warms up
+        for _ in range(2):  # warms up
+            engine.seconds(prompt, 1, 0)
         answer.first_token_s[prompt] = [engine.seconds(prompt, 1, 1 + run) for run in range(task.requests)]
         answer.keep(path)
     for context in task.contexts:
-        engine.seconds(context, task.tokens, 0)
+        for _ in range(2):
+            engine.seconds(context, task.tokens, 0)
         answer.tokens_per_second[context] = [
             # The time to the first token is taken out by a request of one.
             (task.tokens - 1) / (engine.seconds(context, task.tokens, 0) - engine.seconds(context, 1, 0))
