@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,6 +40,24 @@ def test_without_one_it_is_said_loudly_and_ci_fails(
     monkeypatch.setenv(browser_path.REQUIRED, required)
     assert browser_path.main() == code
     assert "NO BROWSER" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("required", "passes"), [("", True), ("1", False)])
+def test_tests_without_a_browser_are_named_at_the_end_or_fail(
+    tmp_path: Path, required: str, passes: bool
+) -> None:
+    """They were skipped, and nobody noticed."""
+    folder = Path(__file__).parent
+    environment = {
+        **os.environ, "PATH": "", "PLAYWRIGHT_BROWSERS_PATH": str(tmp_path), browser_path.REQUIRED: required,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(folder / "test_playground_phone.py")],
+        cwd=folder.parents[1], env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) == passes, done.stdout
+    assert ("browser tests did NOT run" in done.stdout) == passes
+    assert passes or f"{browser_path.REQUIRED} is set, and there is no browser" in done.stdout
 
 
 def test_an_attempt_that_hangs_is_ended(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def render(figure: Figure, kind: str) -> bytes:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure as Canvas
     except ImportError as error:
-        raise UsageError("--plot needs matplotlib.", "Run `pip install monotape[plot]`.") from error
+        raise UsageError("--plot needs matplotlib.", "Run `pip install 'monotape[plot]'`.") from error
     with matplotlib.rc_context(_STYLE):
         heights = 4.8, max(6.0, 1.4 + 0.33 * len(figure.shares))  # inches: a bar's name may take two lines
         canvas = Canvas(figsize=(10, sum(heights)), layout="constrained")
