@@ -1,8 +1,8 @@
-"""Second pass: who owns which tiles, so that every worker reads the same number of bytes in a layer.
+"""Second pass: assigns tiles to workers, so that every worker reads the same number of bytes in a layer.
 
-Each stage is dealt out evenly in whole units; what rounding leaves uneven is evened out in the largest stage, whose
-units are many and small. One stage may be lopsided: only the sum over a layer costs time, because a worker that
-finishes a stage early plays on.
+Each stage is dealt out evenly in whole units. The largest stage, whose units are many and small, evens out the
+remainders. A single stage may be lopsided: only the sum over a layer costs time, because a worker that finishes a
+stage early goes on with its tape.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def even_shares(units: int, workers: int) -> list[int]:
 
 
 def levelling_shares(units: int, unit_bytes: int, loads: Sequence[int]) -> list[int]:
-    """Units per worker that bring uneven `loads` (bytes they already have) as level as whole units can."""
+    """Units per worker that level `loads`, the bytes that workers already have, as far as whole units can."""
     level = (sum(loads) + units * unit_bytes) / len(loads)
     wanted = [max(0.0, (level - load) / unit_bytes) for load in loads]
-    scale = units / sum(wanted)  # > 1 only if somebody is above the level already
+    scale = units / sum(wanted)  # > 1 only if some worker is above the level already
     shares, given, due = [], 0, 0.0
     for want in wanted:
         due += want * scale
@@ -39,7 +39,7 @@ def levelling_shares(units: int, unit_bytes: int, loads: Sequence[int]) -> list[
 
 
 def dealt_shares(units: int, loads: Sequence[int]) -> list[int]:
-    """Units per worker that differ by at most one; what does not divide goes to whoever has the least already."""
+    """Units per worker that differ by at most one; remainders go to the least-loaded workers."""
     even = even_shares(units, len(loads))
     shares = [units // len(loads)] * len(loads)
     lightest = sorted(range(len(loads)), key=lambda worker: (loads[worker], -even[worker]))
@@ -67,9 +67,9 @@ def _owned(shape: StageShape, shares: Sequence[int]) -> Stage:
 def balance_layer(shapes: Sequence[StageShape], machine: Machine) -> tuple[Stage, ...]:
     """Owners for the stages of a layer.
 
-    Stages that write the residual stay even, so that an element of it has the same owner after each of them. Where the
-    largest of the others levels, it makes up for what comes before it. Where every stage is waited for, shares
-    differ by one unit at most, but who has more of one stage has less of the others, and comes to the next one earlier.
+    Stages that write the residual have the same spans, so that an element has the same owner after each of them. On a
+    machine that levels, the largest other stage makes up for the stages before it. On one where every stage waits for
+    the slowest worker, spans differ by one unit at most, and remainders go to the least-loaded worker.
     """
     workers = machine.workers
     free = [i for i, shape in enumerate(shapes) if shape.writes != "residual"]

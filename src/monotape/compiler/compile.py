@@ -13,7 +13,7 @@ from monotape.models.spec import ModelSpec
 from monotape.plan.rules import verify
 from monotape.plan.types import TILE_ROWS, Format, Machine, Plan, RankPlan
 
-#: Rows of a prefill pass on a CPU: a tile stays in cache while all of them use it; more rows only cost buffers.
+#: Rows of a prefill pass on a CPU: a tile stays in the cache while all rows use it; more rows only cost buffers.
 CPU_CHUNK = 64
 
 
@@ -27,11 +27,11 @@ def compile_plan(
     ranks: int | None = None,
     stage_formats: Mapping[str, Format] | None = None,
 ) -> Plan:
-    """The schedule of one token of this model on so many of these machines, checked against every rule.
+    """The schedule of one token of this model on `ranks` such machines, checked against every rule.
 
-    `fmt` is the format of all weights, but for the stages that `stage_formats` names; activations are of its kind.
+    `fmt` is the format of all weights but those of the stages in `stage_formats`, and decides that of activations.
 
-    `ranks`: None takes as many as the model has lanes. `chunk`: None makes it smaller the more ranks exchange it.
+    `ranks`: None takes as many as the model has lanes. `chunk`: None takes fewer rows the more ranks exchange them.
     """
     lanes, formats = lanes_for(spec, ranks), Formats(fmt, stage_formats or {})
     schedule = steps(lanes, spec.modules) if lanes.count > 1 else ()

@@ -1,4 +1,4 @@
-"""Pass zero: which heads, columns and words of the vocabulary each rank has, or a sentence why that cannot be."""
+"""Pass zero: the heads, columns and vocabulary of each rank, or a sentence why the model cannot be shared."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Share:
 
     rank: int
     heads: tuple[int, int]
-    kv_heads: tuple[int, int]  # several ranks have the same where there are fewer than ranks
+    kv_heads: tuple[int, int]  # with fewer KV heads than ranks, several ranks have the same one
     ffn: tuple[int, int]
     vocab: tuple[int, int]
 
 
 def lanes_for(spec: ModelSpec, ranks: int | None) -> Lanes:
-    """What the ranks of this model are to each other. None: as many as the model has lanes, else one."""
+    """The communication between the ranks of this model. None: as many ranks as the model has lanes, else one."""
     if spec.lanes is None:
         return tensor_parallel(ranks or 1)
     if ranks not in (None, spec.lanes.count):
@@ -44,7 +44,7 @@ def shares(spec: ModelSpec, ranks: int) -> tuple[Share, ...]:
         raise UsageError(f"{_obstacle(spec, ranks)}.", f"For this model --tp can be {known}.")
     heads = _even(spec.heads, ranks, 1)
     group = spec.heads // spec.kv_heads
-    # Which columns, and which words, belong to which lane is the model's own choice and not ours.
+    # The model itself decides which columns and which part of the vocabulary belong to a lane.
     free = spec.lanes is None
     columns = _even(spec.ffn, ranks, _unit(spec.ffn, ranks, _COLUMN_UNIT) if free else 1)
     words = _even(spec.vocab, ranks, 1 if spec.lanes and spec.lanes.head == "vocabulary" else TILE_ROWS)

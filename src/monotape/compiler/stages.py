@@ -36,7 +36,7 @@ class StageShape:
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """The format of each stage's weights: one for all, but for those that are named."""
+    """The format of each stage's weights: a default, and exceptions by name."""
 
     default: Format
     of_stages: Mapping[str, Format] = field(default_factory=dict)
@@ -50,9 +50,9 @@ def stage_shapes(
 ) -> tuple[tuple[StageShape, ...], StageShape]:
     """The matrix stages of a layer, and the head, as one rank has them.
 
-    qkv: a unit is a whole head where its owner normalises and rotates it, else a tile. gate_up: a unit is a gate
-    tile and the up tile beside it, because their owner multiplies them. Every part starts a tile of
-    its own, so no tile mixes two tensors; rows that a tensor lacks to fill its last tile are zeros.
+    A unit of qkv is a whole head where its owner normalises and rotates it, else a tile. A unit of gate_up is a gate
+    tile and the up tile beside it, because their owner multiplies them. Every part starts a new tile, so no tile
+    mixes two tensors; the last tile of a tensor is padded with zero rows.
     """
     shapes = _Shapes(spec, formats, machine, share)
     vocabulary = Matrix(
@@ -93,7 +93,7 @@ class _Shapes:
         return Part(role, end - first, self.spec.head_dim if self._whole_heads(role) else end - first, first)
 
     def _rows(self, role: str) -> tuple[int, int]:
-        """The rows of a role's tensor that the rank has: of most, its share."""
+        """The rows of a role's tensor that the rank has: its share, or all rows of a tensor that is not shared."""
         share, head_dim = self.share, self.spec.head_dim
         shared = {
             "q": (share.heads[0] * head_dim, share.heads[1] * head_dim),
@@ -105,6 +105,6 @@ class _Shapes:
         return shared.get(role) or (0, self.spec.shape_of(role)[0])
 
     def _columns(self, matrix: Matrix) -> tuple[int, int]:
-        """The values of its input that the rank has made."""
+        """The input columns that this rank computes itself."""
         whole = (0, self.spec.head_width if matrix.writes == "logits" else self.spec.width)
         return {"attended": self._rows("q"), "activation": self.share.ffn}.get(matrix.reads, whole)

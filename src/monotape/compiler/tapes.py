@@ -20,7 +20,7 @@ def _segment(stage: Stage, worker: int, offset: int) -> Segment:
 def lay_tapes(
     layer_stages: tuple[Stage, ...], head: Stage, layers: int, machine: Machine
 ) -> tuple[Tape, ...]:
-    """One tape a worker: the layer's segments one after another, the same in every layer, then the head's."""
+    """One tape per worker: the segments of a layer, the same in every layer, then those of the head."""
     tapes = []
     for worker in range(machine.workers):
         segments, offset = [], 0
@@ -36,10 +36,10 @@ def lay_tapes(
 def exchange_buffers(
     spec: ModelSpec, share: Share, chunk: int, ranks: int, slots: int, head_reads: str
 ) -> tuple[Buffer, ...]:
-    """What stages pass to each other. The residual never leaves float32, and each element of it has one owner.
+    """The buffers between stages. The residual stays float32, and each element of it has one owner.
 
-    Among several ranks, `arrivals` is where all of them push partial sums: a value and a tag that says which send it
-    belongs to make one word. `combined` is what the head reads where it reads more than its own rank's residual.
+    With several ranks, all of them push partial sums into `arrivals`: one word is a value and the tag of its send. The
+    head reads `combined` where it needs more than its own rank's residual.
     """
 
     def padded(width: int) -> int:
@@ -49,7 +49,7 @@ def exchange_buffers(
         return bounds[1] - bounds[0]
 
     queries = rows(share.heads) * spec.head_dim
-    vocab = spec.vocab if share.rank == 0 else rows(share.vocab)  # rank 0 chooses among all words
+    vocab = spec.vocab if share.rank == 0 else rows(share.vocab)  # rank 0 chooses among the whole vocabulary
     buffers = (
         Buffer("residual", chunk, padded(spec.width)),
         Buffer("query", chunk, padded(queries)),

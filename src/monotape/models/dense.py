@@ -15,7 +15,7 @@ from monotape.models.tensors import bias_tensors, head_norm_tensors, model_tenso
 Windows = tuple[int | None, ...]
 Tensors = dict[str, TensorSource]
 
-# Beyond any model there is, and small enough that no product of two or three of them leaves 63 bits.
+# Larger than any model's, and small enough that a product of three fits 63 bits.
 MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 14
@@ -63,9 +63,7 @@ class Family:
         fields.fixed({**FIXED, **self.fixed}, self.architecture)
         sizes = _read_sizes(fields, self)
         tied = fields.flag("tie_word_embeddings", False)
-        fields.ids(
-            "pad_token_id", sizes.vocab, low=-1
-        )  # unused here, but a wrong one says that the file is wrong
+        fields.ids("pad_token_id", sizes.vocab, low=-1)  # unused here, but a wrong value means a wrong file
         spec = decoder_spec(
             fields,
             sizes,
@@ -138,7 +136,7 @@ def read_dtype(fields: Fields) -> str:
     new, old = fields.optional_text("dtype"), fields.optional_text("torch_dtype")
     if new is not None and old is not None and new != old:
         raise fields.wrong("dtype", f"torch_dtype is {old}")
-    dtype = new or old or "float32"  # what PyTorch makes where nothing is said
+    dtype = new or old or "float32"  # PyTorch's default
     if dtype not in DTYPES:
         raise UnsupportedModel(
             f"config.json says dtype = {dtype}, which is not supported.", f"Supported: {', '.join(DTYPES)}."

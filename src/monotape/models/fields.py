@@ -60,12 +60,12 @@ def shown(value: Any) -> str:
 
 
 def _is_flag(value: Any) -> bool:
-    """Python holds 1 == True; a config file does not."""
+    """Equal and of the same type: Python has 1 == True, a config file has not."""
     return isinstance(value, bool)
 
 
 class Fields:
-    """The fields of one JSON object. A getter marks its field as used; `finish` refuses what nobody used."""
+    """The fields of one JSON object. A getter marks its field as used; `finish` refuses the unused ones."""
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json", prefix: str = "") -> None:
         self._values = values
@@ -208,7 +208,7 @@ class Fields:
             )
 
     def finish(self, reader: str, harmless: frozenset[str] = frozenset()) -> None:
-        """Refuses every field that nobody read; a null says no more than an absent field does."""
+        """Refuses every field that no getter read; a null counts as absent."""
         for name, value in self._values.items():
             if name in self._used or name in harmless or value is None:
                 continue

@@ -19,16 +19,16 @@ HEADS = ("mean", "sum", "concatenate", "vocabulary")
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The residual streams of a model, one a rank, and what they tell each other."""
+    """The residual streams of a model, one per rank, and what they exchange."""
 
     count: int
-    delay: int | None  # modules from a sum's sending to its folding; None: no sums after the early modules
+    delay: int | None  # modules from a send to its fold; None: no sums after the early modules
     early: str = "scale"  # the modules before anything can arrive: own * sqrt(lanes), or a sum at once
     early_modules: int | None = None  # how many those are; None: as many as the delay
     own: str = "now"  # a lane adds its own partial at once, or only as part of the sum that arrives
     attention: bool = True  # whether attention modules send at all
     feed_forward: bool = True
-    head: str = "mean"  # what the head reads of the lanes after the final norm
+    head: str = "mean"  # how the head combines the lanes after the final norm
     own_norms: bool = False  # each lane has norm gains of its own
 
     def __post_init__(self) -> None:
@@ -67,9 +67,9 @@ def silent(lanes: int) -> Lanes:
 
 
 def steps(lanes: Lanes, modules: int) -> tuple[Step, ...]:
-    """What each module does with its partial output, in running order; then one step for each sum that is left.
+    """What a rank does after each module, in order; then one step for each sum that is left.
 
-    The steps past the last module compute nothing: they fold in what is still on its way (Ladder Residual alone).
+    The steps past the last module compute nothing: they fold sums that are still in flight (Ladder Residual alone).
     """
     delay = lanes.delay
     early = (delay or 0) if lanes.early_modules is None else lanes.early_modules
@@ -98,7 +98,7 @@ def steps(lanes: Lanes, modules: int) -> tuple[Step, ...]:
 
 
 def send_lag(schedule: tuple[Step, ...]) -> int:
-    """The most sends that lie between a send and the last folding of it."""
+    """The most sends between a send and its last fold."""
     sent: dict[int, int] = {}
     lag = 0
     for module, step in enumerate(schedule):

@@ -1,7 +1,7 @@
-"""What a layer is made of: the matrices that a token passes in it, in order, and what each reads and writes.
+"""The matrices of a layer, in order, and the buffer that each reads and writes.
 
-Attention stands between the matrix that writes queries, keys and values and the one that reads what was attended to. A
-family whose layers have other matrices says so in its own file; everything after it walks this list.
+Attention stands between the matrix that writes queries, keys and values and the one that reads its result. A family
+whose layers have other matrices lists them in its own file; compiler, reference and kernel walk the list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Matrix:
     writes: str  # "query", "residual" or "activation"
     gain: str | None = None  # the norm of its input; None: the input is read as it is
     bias: str | None = None  # added where the model has one
-    gated: bool = False  # two parts, a gate and what it lets through: silu(gate) * up
+    gated: bool = False  # two parts, gate and up: silu(gate) * up
 
 
 DENSE: tuple[Matrix, ...] = (

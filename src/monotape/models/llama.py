@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x, and what is built like it: SmolLM2, TinyLlama, Yi."""
+"""Llama 1 to 3.x, and models built like it: SmolLM2, TinyLlama, Yi."""
 
 from __future__ import annotations
 

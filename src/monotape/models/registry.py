@@ -24,7 +24,7 @@ _BY_TYPE: Mapping[str, Family | Laneformer] = {family.name: family for family in
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """What a config.json describes. Raises UnsupportedModel for what no family file describes, by name."""
+    """The ModelSpec of a config.json. Raises UnsupportedModel, by name, where no family file describes it."""
     if not isinstance(config, Mapping):
         raise ModelError(f"config.json holds {shown(config)}, but must hold an object.", _FETCH_AGAIN)
     return _family(config).spec(config)

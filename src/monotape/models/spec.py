@@ -1,4 +1,4 @@
-"""What a model is, whatever runs it: the one type that every family file produces."""
+"""ModelSpec: what a model is, independent of any backend. Every family file produces one."""
 
 from __future__ import annotations
 

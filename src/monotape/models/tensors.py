@@ -24,7 +24,7 @@ def model_tensors(tied: bool) -> Tensors:
 
 
 def separate_tensors(q_rows: int, kv_rows: int, ffn: int) -> Tensors:
-    """One tensor a projection: what most families store."""
+    """One tensor per projection, as most families store them."""
     attention = {role: TensorSource(f"{LAYER}self_attn.{role}_proj.weight") for role in ("q", "k", "v")}
     feed_forward = {role: TensorSource(f"{LAYER}mlp.{role}_proj.weight") for role in ("gate", "up")}
     return {**_EVERYWHERE, **attention, **feed_forward}

@@ -1,4 +1,4 @@
-"""The GPU plan: what the monokernel does on one GPU, as data. Frozen, hashed, printable, checked by gpu_rules.py.
+"""The GPU plan: the monokernel's work on one GPU, as data. Frozen, hashed, printable, checked by gpu_rules.py.
 
 `Plan` says what a token needs; this says how a GPU does it: which stages a layer passes and through which words they
 exchange activations, when each word is reset, how weights lie in pages, how KV and rows of a prompt are cut. It is
@@ -54,7 +54,7 @@ GPU_FORMATS = {
 
 
 class Epilogue(Enum):
-    """What becomes of a finished row of a stage."""
+    """The last step of a stage, for each finished row."""
 
     PUBLISH = "publish"  # its value goes into the output buffer
     RESIDUAL = "residual"  # added to the owner's float32 residual, which goes into the output buffer
@@ -71,7 +71,7 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """What the kernel computes: of one rank, its share of the model."""
+    """Sizes of one rank's share of the model."""
 
     layers: int
     width: int
@@ -239,7 +239,7 @@ class KvUnits:
         return (keys + self.head_dim // TILE_ROWS) * TILE_ROWS * BLOCK_K * 2
 
     def bytes(self, positions: int) -> int:
-        """Of one conversation: whole units."""
+        """Bytes of one conversation, in whole units."""
         return self.layers * self.kv_heads * -(-positions // UNIT_POSITIONS) * self.unit_bytes
 
 
@@ -327,7 +327,7 @@ class GpuRank:
     beside_ring: int  # bytes of shared memory that hold everything but the ring
     prefill_bytes: int  # of shared memory: the ring, and the place of an input where the ring is too small
     prefill: RowPlan
-    sampler_words: int  # of a worker in a turn of the sampler, of which there are three
+    sampler_words: int  # per worker in one copy of the sampler's words; there are three copies
     links: Links
 
     @property

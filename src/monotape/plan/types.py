@@ -150,13 +150,13 @@ class KvLayout:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a plan needs to know of the hardware."""
+    """The properties of the hardware that a plan depends on."""
 
     kind: str  # "cpu" or "cuda"
     workers: int
     alignment: int = 64  # bytes; every segment starts on it
     k_block: int = 1  # values along k that its kernels take at a time; k is padded to whole blocks
-    whole_heads: bool = True  # a head has one owner, who normalises and rotates it; else attention does that
+    whole_heads: bool = True  # a head has one owner, which normalises and rotates it; else attention does
     levels: bool = True  # the largest stage makes up for what is uneven before it; else every stage is even
 
 
@@ -201,7 +201,7 @@ class Plan:
     context: int
     chunk: int  # rows that one prefill pass computes
     ranks: tuple[RankPlan, ...]
-    small_bytes: int  # norms and biases: read by everybody, on no tape
+    small_bytes: int  # norms and biases: every worker reads them, and they are on no tape
     table_bytes: int  # cos and sin of every position; a token reads one row
     embedding_bytes: int  # embedding tables; 0 when a single rank reads it off the head's tape
     # Of several ranks alone:
@@ -230,10 +230,10 @@ class Plan:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take in memory."""
+        """Bytes of the weights in memory."""
         return self.tape_bytes + self.small_bytes + self.table_bytes + self.embedding_bytes
 
     def token_bytes(self, context: int) -> int:
-        """What one decoded token reads: every tape once, the small tensors, and the KV of `context` positions."""
+        """Bytes that one decoded token reads: every tape once, the small tensors, and the KV of `context` positions."""
         kv = sum(rank.kv.position_bytes for rank in self.ranks)
         return self.tape_bytes + self.small_bytes + kv * context

@@ -1,4 +1,4 @@
-"""Plan -> GpuPlan: a list of passes, each in a file of its own; lower.py puts them together."""
+"""Plan -> GpuPlan: a list of passes, one per file; lower.py runs them."""
 
 from monotape.compiler.gpu.lower import Tuning, gpu_plan, lower
 

@@ -1,4 +1,4 @@
-"""The exchange: which buffers stages pass values through, who owns their words, and when a word is taken back."""
+"""The exchange: the buffers between stages, the owners of their words, and when each word is reset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monotape.plan.gpu import (
 from monotape.plan.gpu import Stage as AnyStage
 from monotape.plan.types import RankPlan, Stage
 
-START, FINAL = "residual", "final_residual"  # what a layer starts from, and what the head starts from
+START, FINAL = "residual", "final_residual"  # the inputs of a layer and of the head
 
 
 def matrix_stages(
@@ -27,8 +27,8 @@ def matrix_stages(
 ) -> tuple[tuple[MatrixStage, ...], MatrixStage]:
     """A layer's matrices and the head with the buffers they read and write.
 
-    The plan has one residual stream. In the exchange each stage that adds to it publishes copies of its own, so that no
-    reader has to know whether a word is of before or after the stage. The next layer starts from those of the last one.
+    The plan has one residual stream. In the exchange each stage that adds to it publishes into its own buffer, so a
+    reader need not know whether a word is from before or after the stage. The next layer reads the last one's buffer.
     """
     writers = [stage.name for stage in rank.layer_stages if stage.writes == "residual"]
     before, made = START, []
@@ -94,7 +94,7 @@ def exchange_of(
 
 
 def with_attention(layer: tuple[MatrixStage, ...], window: int | None) -> tuple[AnyStage, ...]:
-    """A layer's matrices with attention before the one that reads what was attended to."""
+    """A layer's matrices, with attention before the matrix that reads its result."""
     stages: list[AnyStage] = []
     for stage in layer:
         if stage.reads == "attended":
@@ -143,10 +143,10 @@ def own_words(rank: RankPlan, dimensions: Dimensions, exchange: Exchange) -> int
 
 
 def is_scattered(rank: RankPlan) -> bool:
-    """Whether some worker has so few stages that it can be far ahead of the others: kernels/exchange/janitor.h.
+    """Whether some worker has so few stages that it can run far ahead of the others: kernels/exchange/janitor.h.
 
-    In a layer of four matrices, which read and write the residual stream in turn, a worker keeps step if it has tiles
-    of the head, and of the last matrix or of both that read the residual. In other layers it must have tiles of all.
+    In a layer of four matrices that alternately read and write the residual stream, a worker keeps step if it has tiles
+    of the head, and of the last matrix or of both that read the residual. In other layers it needs tiles of all.
     """
     layer = rank.layer_stages
     in_turn = len(layer) == 4 and [stage.reads == "residual" for stage in layer] == [True, False, True, False]

@@ -1,4 +1,4 @@
-"""What the kernel cannot run, refused by name before anything is compiled or loaded."""
+"""Models that the kernel cannot run, refused by name before anything is compiled or loaded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from monotape.errors import UnsupportedModel
 from monotape.plan.gpu import BLOCK_K, GPU_FORMATS, HEAD_INPUTS, MOST_RANKS, Dimensions
 from monotape.plan.types import Plan, RankPlan
 
-MOST_WIDTH = 8192  # a normalised input is held in registers: 4 words a lane of 8 warps
-MOST_VOCAB = 1 << 18  # weights of a sampler's words are integers, whose sums must fit 64 bits
+MOST_WIDTH = 8192  # a normalised input is held in registers: 4 words per lane of 8 warps
+MOST_VOCAB = 1 << 18  # the sampler adds integer weights of all tokens, and the sum must fit 64 bits
 _CPU = "use --backend cpu."
 
 
@@ -62,7 +62,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def check_room(rank: RankPlan, room: Room) -> None:
-    """A prefill needs the ring, and may use the place of a token's input beside it."""
+    """A prefill needs the ring, and may also use the memory of a token's input."""
     blocks = page_blocks(rank, room)
     too_few = room.pages(blocks) < LEAST_PAGES
     if too_few or rows_bytes(room, blocks) < prefill_ring(room.dimensions.head_dim):
@@ -73,7 +73,7 @@ def check_room(rank: RankPlan, room: Room) -> None:
 
 
 def rows_bytes(room: Room, blocks: int) -> int:
-    """Bytes of shared memory for a prefill: the ring, and the place of a token's input where the ring is too small."""
+    """Bytes of shared memory for a prefill: the ring, plus the memory of a token's input if the ring is too small."""
     ring = room.pages(blocks) * blocks * BLOCK_BYTES
     if ring >= prefill_ring(room.dimensions.head_dim):
         return ring

@@ -7,9 +7,7 @@ from monotape.plan.gpu import InboxRegion, Links
 from monotape.plan.types import Plan
 
 _CHOICE_WORDS = 4  # score, id, whether to stop, logit
-_ROWS_BYTES = (
-    128 << 20
-)  # that a rank takes for its peers' rows of a prompt, if so few of them are worth a pass
+_ROWS_BYTES = 128 << 20  # memory for the rows of peers, unless that leaves too few rows for a pass
 _LEAST_ROWS = 128
 _ALIGNMENT = 128
 
@@ -20,13 +18,13 @@ def sends_of(plan: Plan) -> int:
 
 
 def row_slots(plan: Plan) -> int:
-    """Sends of rows that an inbox holds. Ranks meet after every module, so fewer suffice than of single words:
-    kernels/ranks/rows.h says why."""
+    """Slots for sends of rows. Ranks meet after every module, so fewer suffice than for single words:
+    kernels/ranks/rows.h has the argument."""
     return send_lag(plan.steps) + 2 if sends_of(plan) else 1
 
 
 def most_rows(width: int, plan: Plan) -> int:
-    """Rows of a prompt that ranks take at a time: whole blocks of them, for which the inboxes have room."""
+    """Rows of a prompt per chunk: whole blocks, as many as the inboxes have room for."""
     row_bytes = row_slots(plan) * len(plan.ranks) * 4 * _padded(width)
     return max(_LEAST_ROWS, _ROWS_BYTES // row_bytes // _LEAST_ROWS * _LEAST_ROWS)
 
@@ -37,7 +35,7 @@ def _padded(width: int) -> int:
 
 
 def links_of(plan: Plan, rank: int, width: int, vocab: int, chunk: int, *, link_delay: bool = False) -> Links:
-    """`link_delay`: words also say when they were sent, for experiments with slow links."""
+    """`link_delay`: words also carry their sending time, for experiments with slow links."""
     modules = plan.modules
     late = any(step.whole and step.folds not in (None, at) for at, step in enumerate(plan.steps))
     return Links(
@@ -49,7 +47,7 @@ def links_of(plan: Plan, rank: int, width: int, vocab: int, chunk: int, *, link_
 
 
 def _regions(plan: Plan, width: int, vocab: int, chunk: int, word: int) -> tuple[InboxRegion, ...]:
-    """The parts of an inbox, and how many bytes lie between one sender's words and the next one's."""
+    """The regions of an inbox, and the bytes from one sender's words to the next sender's."""
     ranks, padded, workers = len(plan.ranks), _padded(width), plan.machine.workers
     apart = plan.head_input != "own"
     counts = {

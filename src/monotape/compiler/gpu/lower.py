@@ -1,4 +1,4 @@
-"""Lowers a Plan to what the kernel does on a GPU, one rank after another, and checks the result against every rule."""
+"""Lowers a Plan to a GpuPlan, one rank after another, and checks the result against every rule."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _SAMPLER_WORDS = 1 + 256 // 2  # kernels/sampling/cut.h: kSamplerWords
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Choices that experiments and tests make otherwise."""
+    """Choices that experiments and tests override."""
 
     units_per_split: int = (
         8  # fewer positions are not worth another worker: adding parts up takes an exchange
     )
-    page_blocks: int | None = None  # None: the size that is worth most
+    page_blocks: int | None = None  # None: the best size by `page_blocks`
     rows: int = 1  # tokens that a decode pass computes
     link_delay: bool = False
     published: tuple[str, ...] = ()  # stages whose weights are chosen while the kernel runs
@@ -69,7 +69,7 @@ def lower(spec: ModelSpec, plan: Plan, tuning: Tuning | None = None) -> GpuPlan:
 
 
 class _Lowering:
-    """Of one rank."""
+    """Lowers one rank."""
 
     def __init__(self, spec: ModelSpec, plan: Plan, rank: RankPlan, tuning: Tuning) -> None:
         self._spec, self._plan, self._rank, self._tuning = spec, plan, rank, tuning
@@ -113,7 +113,7 @@ class _Lowering:
         )  # fmt: skip
 
     def _find_dimensions(self) -> Dimensions:
-        """Of one rank, its heads, feed-forward columns and words."""
+        """The rank's heads, feed-forward columns and vocabulary."""
         spec, rank = self._spec, self._rank
         rows = {part.role: part.rows for stage in rank.stages for part in stage.parts}
         return Dimensions(
@@ -124,7 +124,7 @@ class _Lowering:
         )  # fmt: skip
 
     def _product_numbers(self) -> tuple[dict[str, int], list[PlanStage]]:
-        """Which stages multiply alike: by name a number, and of each number a stage that has it."""
+        """The product number of each stage, and one stage per number: stages with equal shapes share a product."""
         numbers: dict[str, int] = {}
         lengths: list[PlanStage] = []
         for stage in self._rank.stages:
@@ -136,7 +136,7 @@ class _Lowering:
         return numbers, lengths
 
     def _kinds(self, layer: tuple[MatrixStage, ...]) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
-        """Layers whose attention sees as far are of one kind."""
+        """Layers with the same attention window are of one kind."""
         windows = list(dict.fromkeys(self._spec.windows))
         kinds = tuple(
             LayerKind("full" if window is None else f"window {window}", with_attention(layer, window))
@@ -158,5 +158,5 @@ class _Lowering:
         )
 
     def _scattered(self) -> bool:
-        """The same of all ranks, whose words depend on each other."""
+        """The chunk, the same for all ranks, because they exchange its rows."""
         return any(is_scattered(rank) for rank in self._plan.ranks)

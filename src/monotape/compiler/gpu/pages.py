@@ -18,17 +18,17 @@ from monotape.plan.gpu import (
 from monotape.plan.types import TILE_ROWS, RankPlan, Stage
 
 BLOCK_BYTES = 512
-LEAST_PAGES = 3  # copies in flight that keep the memory busy, each with a page of its own
-_FAIR_BYTES_PER_TICK = 21.8  # of the memory's bandwidth, for each of an H200's 132 workers
-_LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes of a worker
-_FINISHED_BLOCK = 135168  # kernels/rows/matrix.h: the largest block of a product, on its way out
+LEAST_PAGES = 3  # copies in flight that keep the memory busy, one page each
+_FAIR_BYTES_PER_TICK = 21.8  # one worker's share of the bandwidth, of an H200's 132 workers
+_LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes per worker
+_FINISHED_BLOCK = 135168  # kernels/rows/matrix.h: the largest block of a product, staged for the store
 _SELECT_SHARED = 9056  # kernels/sampling/cut.h: SelectScratch
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What shared memory holds beside the ring: see Shared in kernels/worker/shared.h."""
+    """The sizes of everything in shared memory but the ring: see Shared in kernels/worker/shared.h."""
 
     dimensions: Dimensions
     input_blocks: int
@@ -71,10 +71,9 @@ def product_of(stage: Stage, page: int) -> Product:
 
 
 def page_blocks(rank: RankPlan, room: Room) -> int:
-    """Blocks of a page: the size with which the ring holds most, and workers take the fewest steps.
+    """Blocks of a page: the size with which the ring holds most and workers take the fewest steps.
 
-    A step costs a worker the same whatever its size: as much as if it were twelve blocks longer. More room than a
-    layer takes is of no use.
+    A step has a fixed cost, that of twelve more blocks. Room for more than a layer counts nothing.
     """
     stages, workers = rank.layer_stages, len(rank.tapes)
     total = sum(stage.tiles * blocks_of(stage) for stage in stages)
@@ -94,7 +93,7 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
 
 
 def _pages_and_steps(stage: Stage, page: int) -> tuple[int, int]:
-    """Pages that the tiles of a stage take, of all workers, and steps of their warps."""
+    """Pages that the tiles of a stage take in all workers, and the steps of their warps."""
     product = product_of(stage, page)
     if product.page_run < product.blocks:
         pages = stage.tiles * -(-product.blocks // product.page_run)
@@ -117,10 +116,10 @@ def prefill_ring(head_dim: int) -> int:
 
 
 def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int) -> Pages:
-    """About 96 KB in flight of what is needed now; of what is not, what the memory serves every worker in that time.
+    """About 96 KB in flight of pages that are needed now; later pages come at a worker's share of the bandwidth.
 
-    One of several ranks reads so little that words which queue behind pages cost it more than late pages. And of long
-    layers the memory has always something to read: nothing has to be brought ahead.
+    A rank of several reads so little that words queueing behind pages cost it more than late pages do. Long layers keep
+    the memory busy at all times, so they need no scout.
     """
     page = blocks * BLOCK_BYTES
     now = max(LEAST_PAGES, 98304 // page)

@@ -19,11 +19,11 @@ from monotape.plan.types import TILE_ROWS
 CHUNK = 2048  # rows of a pass: weights are read once for all of them, and every worker has blocks enough
 _CHUNK_STEP = 128
 _BLOCK_BYTES, _BLOCK_WORDS = 512, 32
-_BEGINNING = 250  # blocks that a worker could read in the time that a block of output costs beside its reads
+_BEGINNING = 250  # fixed cost of a block of output, in blocks that a worker could read in that time
 
 
 def chunk_for(context: int, most: int = CHUNK) -> int:
-    """Whole blocks of 128 rows, and no more of them than a prompt can fill, or than `most`."""
+    """Rows of a chunk: whole blocks of 128, as many as a prompt can fill and at most `most`."""
     return min(CHUNK, most, -(-context // _CHUNK_STEP) * _CHUNK_STEP)
 
 
@@ -39,8 +39,8 @@ def _buffers(dimensions: Dimensions, workers: int, chunk: int) -> Iterator[RowBu
         return chunk // TILE_ROWS * -(-k // BLOCK_K) * _BLOCK_BYTES
 
     width, queries = -(-dimensions.width // 8) * 8, dimensions.heads * dimensions.head_dim
-    # A whole product in one piece, or of each worker one piece of 128 x 256 sums: more than what it has attended to,
-    # which is 128 rows of a head, and two numbers more of each.
+    # A whole product in one piece, or one piece of 128 x 256 sums per worker. Results of attention are smaller:
+    # 128 rows of a head, with two more numbers each.
     partials = max(chunk * max(width, dimensions.qkv_rows), workers * 128 * 256) if chunk else 0
     yield RowBuffer("residual", 4 * chunk * width)
     yield RowBuffer("normed", blocks(dimensions.width))
@@ -51,7 +51,7 @@ def _buffers(dimensions: Dimensions, workers: int, chunk: int) -> Iterator[RowBu
 
 
 def _cuts(stage: MatrixStage, workers: int) -> Iterator[Cut]:
-    """For every number of rows that a chunk can have, the shape of blocks that is done first; neighbours are joined."""
+    """The fastest block shape for every number of rows of a chunk; equal neighbours are joined."""
     found: list[Cut] = []
     for rows in range(CUT_ROWS, CHUNK + 1, CUT_ROWS):
         shape, pieces = _best_cut(stage, workers, rows)
@@ -62,10 +62,10 @@ def _cuts(stage: MatrixStage, workers: int) -> Iterator[Cut]:
 
 
 def _best_cut(stage: MatrixStage, workers: int, rows: int) -> tuple[tuple[int, int], int]:
-    """A block's time is what it reads, and some more to begin and to end; sums of pieces are written and read again.
+    """The cost of a cut: the reads of a block, a fixed cost per block, and pieces that are written and read again.
 
-    Products are bound by what workers read from the L2. Where blocks of output are fewer than workers k is cut into
-    pieces too, if the part after the product adds them up: that is so of all but gated values and logits.
+    Products are bound by reads from the L2. With fewer blocks of output than workers, k is cut into pieces too (split-K),
+    if the next part adds the pieces up; gated values and logits have no such part.
     """
     blocks = -(-stage.k // BLOCK_K)
 
@@ -84,5 +84,5 @@ def _best_cut(stage: MatrixStage, workers: int, rows: int) -> tuple[tuple[int, i
 
 
 def leaves_pieces(stage: MatrixStage) -> bool:
-    """Whether the part after a product adds up pieces of k: gated values and logits are not sums."""
+    """Whether the next part adds up pieces of k. Gated values and logits are not plain sums."""
     return stage.epilogue.value in ("publish", "residual")
