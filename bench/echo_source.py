@@ -19,7 +19,7 @@ TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content 
 
 
 def expected(content: str, tokens: int) -> str:
-    """The answer to one message of a user: nobody else's."""
+    """The answer to one message, different for every message."""
     prompt = f"user: {content}\n"
     return (prompt * (tokens // len(prompt) + 1))[:tokens]
 

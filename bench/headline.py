@@ -94,7 +94,7 @@ def _measured(report: Report, engine: str) -> bool:
 
 
 def _version(found: list[tuple[str, Report]], engine: str) -> str:
-    """Of vLLM alone: the others' headings have no room for what they consist of."""
+    """The version of vLLM; the other engines consist of several packages, for which a heading has no room."""
     for _, report in found:
         for row in report["engines"]:
             if row["engine"] == engine == "vllm" and "version" in row:

@@ -74,7 +74,7 @@ class Run:
 
 
 def run_engine(engine: Engine, problems: Sequence[Problem], prompts: Sequence[Sequence[int]]) -> Run:
-    """Continues and tests one problem after another, with a line on each for those who wait."""
+    """Continues and tests one problem after another, and prints a line for each."""
     run = Run(engine.name, {}, {})
     for number, (problem, prompt) in enumerate(zip(problems, prompts, strict=True), start=1):
         completion = engine.complete(prompt)

@@ -43,7 +43,7 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How a kernel, or all of a report, stands beside today's code, and why that cannot be told."""
+    """Whether a kernel, or a whole report, is of today's code, and why that is unknown where it is."""
 
     standing: Standing
     why: str = ""

@@ -1,9 +1,9 @@
 """Which reports are of today's code. Older ones carry a mark, on their page and wherever a document cites them.
 
 A report of the CPU engine or of the server belongs to the text of its sources, one of a GPU to the machine code of its
-kernels (bench/machine_code.py). Nobody has to measure because code was edited: `python bench/index.py` writes the
-marks, on the page of reports and in the text of the links that cite a report. The page names the sources for which the
-marks were written, so that a test can tell a mark that is wrong from code that was edited since.
+kernels (bench/machine_code.py). An edit of the code needs no new measurement: `python bench/index.py` writes the marks,
+on the page of reports and in the text of the links that cite a report. The page names the sources for which the marks
+were written, so that a test can distinguish a wrong mark from code that was edited since.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def mark(report: Mapping[str, Any], found: Standing) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The true mark of each report of which it can be told, and for the others why it cannot."""
+    """The true mark of each report where it is known, and for the others why it is not."""
 
     of: Mapping[str, str]
     untold: Mapping[str, str]
@@ -65,7 +65,7 @@ def judge(reports: Mapping[str, Mapping[str, Any]], *, compiling: bool = False) 
 
 
 def new_marks(page: Marks, judged: Judged) -> Marks:
-    """For the page: a report of which nothing can be told keeps its mark, and the kernels' sources theirs."""
+    """For the page: a report whose mark is unknown keeps the one it has, and the page the sources of its kernels."""
     written_for = {kind: sources_hash(kind) for kind in MEASURED_SOURCES}
     if judged.untold:
         written_for["cuda"] = page.written_for.get("cuda", "")

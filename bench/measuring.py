@@ -49,7 +49,7 @@ def open_model(name: str) -> tuple[Checkpoint, Path | None]:
 def load_model(
     options: argparse.Namespace, context: int, tp: int | None = None
 ) -> tuple[Backend, Path | None]:
-    """Of several ranks all share one GPU."""
+    """With several ranks, all of them share one GPU."""
     checkpoint, path = open_model(options.model)
     dtype = options.dtype or ("q8" if options.backend == "cpu" else "auto")
     backend = load_backend(

@@ -59,7 +59,7 @@ def run_program(program: str, limits: Limits | None = None) -> Verdict:
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """Kills the child and everything that it started and left in its process group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # there is nobody left
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # no process is left
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     for pipe in (child.stdin, child.stdout):

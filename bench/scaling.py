@@ -74,7 +74,7 @@ class Setup:
         return silent(self.ranks) if self.setting == "silent" else None
 
     def recipe(self, workers: int, context: int, *, trace: bool = False) -> Recipe:
-        """Of rank 0, whose kernel is measured."""
+        """Facts of rank 0, whose kernel is measured."""
         return Recipe(
             shape=self.model, config=self.changes, workers=workers, context=context, ranks=self.ranks, lanes=self.lanes,
             link_delay=self.ranks > 1, trace=trace,
@@ -192,7 +192,7 @@ def measure(options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any
 
 
 def measured(one: Alone, plan: GpuPlan, options: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
-    """A fault of one setup is told in its row; the others are measured all the same."""
+    """A fault of one setup is reported in its row; the others are measured all the same."""
     setup, speeds, fault = one.setup, {}, None
     try:
         for delay in options.delays if setup.ranks > 1 else [0]:

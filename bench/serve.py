@@ -139,7 +139,7 @@ class Crowd:
     """What many clients at once have met."""
 
     answered: int = 0
-    refused: int = 0  # with 429, and told when to come again
+    refused: int = 0  # with 429 and a time to try again
     wrong: int = 0  # another status, another client's text, or not all of one's own
     lost: int = 0  # no answer at all
     most_waiting: int = 0

@@ -1,4 +1,4 @@
-"""A backend without weights, whose tokens somebody else decides: for tests of the engine and the server, and for
+"""A backend without weights, whose tokens a subclass decides: for tests of the engine and the server, and for
 measuring everything but the model."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from monotape.plan.types import Format, Machine
 
 
 def smallest_spec(vocab: int, context: int, eos_id: int | None = None) -> ModelSpec:
-    """A model that could be planned and loaded, and that nobody will compute."""
+    """A model that can be planned and loaded, and is never computed."""
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 24,
         "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 20, "vocab_size": vocab,
@@ -49,7 +49,7 @@ class SourceSequence:
 
 
 class TokenSource:
-    """The backend. Whoever derives from it says what comes (`answer`), when (`wait`, `time_ns`) and what goes wrong."""
+    """The backend. A subclass decides which tokens come (`answer`), when (`wait`, `time_ns`) and what fails."""
 
     name = "token source"
 

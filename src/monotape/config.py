@@ -20,7 +20,7 @@ def cxx_compiler() -> str | None:
 
 
 def api_key() -> str | None:
-    """The key of the server, where no flag gives one: what is on a command line, everybody can read in `ps`."""
+    """The server's key, where no flag gives one: every user can read a command line with `ps`."""
     return os.environ.get("MONOTAPE_API_KEY") or None
 
 

@@ -95,7 +95,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def near(name: str, known: Iterable[str]) -> str | None:
-    """The known name that somebody who wrote `name` may have meant, whatever its capitals; None if none is near."""
+    """The known name nearest to `name`, whatever its capitals; None if none is near."""
     import difflib
 
     names = {other.lower(): other for other in sorted(known)}

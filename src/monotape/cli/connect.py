@@ -17,7 +17,7 @@ from monotape.errors import UsageError, nearest
 from monotape.server.playground.agents import NO_KEY, Agent, Target, agents, as_text
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-DEFAULT_CONTEXT = 32768  # printed only when nobody was asked
+DEFAULT_CONTEXT = 32768  # printed only when no server was asked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,8 @@
 """Makes one Ctrl-C end a command, whatever Python was doing when it came, and a second one end it at once.
 
 Python turns the signal into an exception wherever it happens to be, and some places swallow exceptions: the callback
-that every import ends with, destructors, a bare `except` in somebody's package. The command then went on as if nobody
-had asked. So the exception is raised again until a command says that it has answered. Other places make another
+that every import ends with, destructors, a bare `except` in some package. The command would then go on. So the
+exception is raised again until a command says that it has handled it. Other places make another
 exception of it, which is why a command asks whether an interrupt is `waiting` before it explains a failure. And where
 Python takes a lock, an exception would leave it taken: a pool whose workers need it is then waited for in vain. There
 the exception comes a moment later.
@@ -32,7 +32,7 @@ _LOCKING = {
 
 
 class Interrupts:
-    """The interrupt of this process that nobody has answered yet, if there is one."""
+    """The interrupt of this process that has not been handled yet, if there is one."""
 
     def __init__(self) -> None:
         self._waiting = False
@@ -43,18 +43,18 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._interrupt)
 
     def uninstall(self) -> None:
-        """The command has ended: an alarm would kill what Python still tidies up, and who cannot wait for that may."""
+        """The command has ended: an alarm would kill Python's own cleanup, and another Ctrl-C may."""
         if signal.getsignal(signal.SIGINT) == self._interrupt:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         self.answered()
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody has asked this process to end and nobody has answered."""
+        """Whether an interrupt has come and has not been handled."""
         return self._waiting
 
     def answered(self) -> None:
-        """Whoever caught the KeyboardInterrupt says so when what it had to end has ended."""
+        """Called by the handler of a KeyboardInterrupt when everything that it had to end has ended."""
         if self._waiting:
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._waiting = False
@@ -93,7 +93,7 @@ def is_unwinding() -> bool:
 
 
 def is_locking(frame: FrameType | None) -> bool:
-    """Whether an exception in this frame may leave a lock taken that nobody will leave."""
+    """Whether an exception in this frame may leave a lock taken for ever."""
     if frame is None:
         return False
     return frame.f_code.co_name in _LOCKING.get(frame.f_globals.get("__name__", ""), ())

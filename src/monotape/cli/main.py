@@ -26,7 +26,7 @@ _ELSEWHERE = {
 
 
 def build_parser(wanted: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:
-    """Of the commands that are wanted: importing all of them takes as long as importing the engine."""
+    """The parser of the given commands alone: importing all of them takes as long as importing the engine."""
     parser = Parser(
         prog="monotape",
         description="Answers one LLM request as fast as the machine's memory allows.",
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # nobody reads us any more; do not complain about that either
+        sys.stderr.close()  # the reader of our output is gone; do not complain about that either
         return 0
     except OSError as error:
         print(f"monotape: {error.strerror or error}.", file=sys.stderr)

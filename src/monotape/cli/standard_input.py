@@ -22,7 +22,7 @@ def piped() -> bool:
 
 
 def read_text() -> str:
-    """All of it. A pipe that nobody writes to, as some programs leave their children, is waited for with a word."""
+    """All of it. After some time without input, as from a pipe that a parent left open, a note says what is awaited."""
     try:
         if piped() and not select.select([sys.stdin], [], [], PATIENCE_S)[0]:
             print(

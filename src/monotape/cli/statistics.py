@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # commands that generate nothing must not wait for NumPy
 
 
 def ceiling(stats: GenerationStats, backend: Backend) -> float | None:
-    """Bytes per second that this machine's cores, or its GPU, can read; None where nobody could measure it.
+    """Bytes per second that this machine's cores, or its GPU, can read; None where it could not be measured.
 
     A figure that a request beats was measured while the machine had other work: it is measured again, once.
     """

@@ -25,7 +25,7 @@ Mask = NDArray[np.bool_]  # one for each id of the model's table
 
 
 class Constraint(Protocol):
-    """What the answer must look like. It is told every token, and asked between two of them."""
+    """What the answer must look like. It gets every token, and is asked for a mask between two tokens."""
 
     def forced(self) -> list[int]:
         """The tokens that can only come next, if there are such; quick."""
@@ -76,7 +76,7 @@ class ConstrainedGeneration:
                 try:
                     tokens = self._next(beside, pending, output)
                 except RequestError:
-                    if self._over():  # a constraint that is cancelled fails; nobody waits for it
+                    if self._over():  # a cancelled constraint fails, and its result is not awaited
                         return
                     raise
                 if not tokens:
@@ -118,7 +118,7 @@ class ConstrainedGeneration:
             pass
 
     def _forced(self) -> list[Token]:
-        """Tokens that can only come next; not where somebody asks how likely they were."""
+        """Tokens that must come next; none where log-probabilities are requested, which need a pass."""
         if self._job.logprobs is not None:
             return []
         return [Token(token_id, time.monotonic_ns()) for token_id in self._constraint.forced()]

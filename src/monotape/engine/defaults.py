@@ -1,4 +1,4 @@
-"""How a model samples when nobody says how, and what ends its texts: from its own files, its authors, or here."""
+"""Default sampling and end-of-text tokens of a model: from its own files, its authors, or built in."""
 
 from __future__ import annotations
 

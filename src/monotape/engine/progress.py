@@ -11,7 +11,7 @@ Report = Callable[[str, int, int], None]  # what, done, total
 
 @contextmanager
 def progress_bar(shown: bool) -> Iterator[Report | None]:
-    """A function that draws a bar for each thing it hears of; None where nobody would see it."""
+    """A function that draws a progress bar; None where there is no terminal."""
     if not shown or not sys.stderr.isatty():
         yield None
         return

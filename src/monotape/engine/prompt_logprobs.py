@@ -36,7 +36,7 @@ class ScoredGeneration:
 
     @property
     def start_ns(self) -> int:
-        """When the answer began, by the backend's clock, which nobody can read before."""
+        """When the answer began, by the backend's clock, which cannot be read before that."""
         return 0 if self._answer is None else self._answer.start_ns
 
     @property
@@ -45,7 +45,7 @@ class ScoredGeneration:
         return self._scored if self._answer is None else self._answer.filled
 
     def __iter__(self) -> Iterator[Token]:
-        """An interrupt may end the iterator and not the job: whoever asks again is given what is left of it."""
+        """An interrupt may end the iterator and not the job: a second iteration yields the rest."""
         return self._tokens if self._answer is None else iter(self._answer)
 
     def cancel(self) -> None:

@@ -228,7 +228,7 @@ class TextStream:
                 pass
         self._ended = True
         try:
-            if self._generation.finish_reason is not None:  # otherwise nobody knows what its KV holds
+            if self._generation.finish_reason is not None:  # otherwise the contents of its KV are unknown
                 tokens = [*self._request.prompt.ids, *self._token_ids, *self._unsaid]
                 self._pool.give_back(self._lease, tokens)
         finally:
@@ -251,7 +251,7 @@ class TextStream:
 
 
 def _begin(request: Request, backend: Backend, sequence: KvSequence) -> Generation:
-    """The answer itself. No method: a job that knew its stream would keep it alive when everybody has dropped it."""
+    """The answer itself. Not a method: a job that refers to its stream would keep a dropped stream alive."""
     job = request.job(sequence.length)
     if request.constraint is None:
         return backend.start(job, sequence)

@@ -109,7 +109,7 @@ def _of_replacement(pattern: Any, content: str) -> int:
 
 
 def _longest_entry(encoded: str) -> int:
-    """Of a SentencePiece map: the bytes of a trie, the trie, and the texts that it leads to, each ended by a NUL."""
+    """A SentencePiece map is the length of a trie, the trie, and the texts that it leads to, each ended by a NUL."""
     try:
         table = base64.b64decode(encoded)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""Begins what takes long and needs nobody's attention, before the rest of the engine is even imported."""
+"""Starts slow background work before the rest of the engine is even imported."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 from monotape.errors import UsageError
 
 DATA = Path(__file__).parent / "data"
-#: Of the datasheet, where nobody published better. Kog is a company that sells inference for one user.
+#: Share of the datasheet's bandwidth, where no measurement is published. Kog sells inference for one user.
 EFFECTIVE_SHARE = 0.8
 EFFECTIVE_SOURCE = (
     "80 % of the datasheet, assumed: the share that the inference company Kog calls realistic for the H200"

@@ -73,7 +73,7 @@ class Estimate:
 
     @property
     def prediction(self) -> Pass | None:
-        """None where the model does not fit, or devices are linked by something whose latency nobody knows.
+        """None where the model does not fit, or the latency of the link between devices is unknown.
 
         Where there are `obstacles` it is what Monotape would do if it ran there.
         """

@@ -1,4 +1,4 @@
-"""What Monotape runs today: a speed for anything else has to say first that nobody can have it."""
+"""What Monotape runs today. The planner says so before it gives a speed for anything else."""
 
 from __future__ import annotations
 

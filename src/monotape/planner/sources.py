@@ -50,7 +50,7 @@ def _local(model: str) -> Path | None:
     try:
         path = Path(model).expanduser()
         return path if model and path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, with a NUL in it, or in the home of nobody
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL in it, or in an unknown user's home
         return None
 
 

@@ -65,7 +65,7 @@ def _delete(model: CachedModel) -> None:
 
 
 def _tidy(file: Path) -> None:
-    """A repository whose last model file is gone has nothing left that anybody wants."""
+    """Removes the rest of a repository whose last model file is gone."""
     folder = next((parent for parent in file.parents if parent.name.startswith(_PREFIX)), None)
     if folder is not None and not any(folder.rglob("*.gguf")) and not any(folder.rglob("*.safetensors")):
         shutil.rmtree(folder)

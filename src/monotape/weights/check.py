@@ -25,7 +25,7 @@ _MISMATCH = "The config and the weights come from different models, or the famil
 
 
 def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
-    """Refuses a checkpoint with a tensor that is missing, of another shape or format, or read by nobody."""
+    """Refuses a checkpoint with a tensor that is missing, unused, or of another shape or format."""
     names = checkpoint.names
     expected: dict[str, list[int]] = {}
     for role, name, source in _sources(spec):

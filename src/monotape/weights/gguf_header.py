@@ -69,7 +69,7 @@ class GgufTensor:
     bytes: int
 
 
-#: Texts stay bytes until somebody needs them.
+#: Texts stay bytes until they are needed.
 Value = int | float | bool | bytes | GgufArray
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from monotape.errors import CheckpointError
 from monotape.weights.disk import entries, free_bytes, full_disk, is_full, remove_new
 
-_REACH_SECONDS = 5.0  # how long a machine without network waits before it is told so
+_REACH_SECONDS = 5.0  # how long a machine without network waits for the error
 _TEXT_FILES = {
     "config.json",
     "generation_config.json",

@@ -1,4 +1,4 @@
-"""The tensors that are on no tape: norms and biases, read by everybody, small enough to stay float32."""
+"""The tensors that are on no tape: norms and biases, read by every worker, small enough to stay float32."""
 
 from __future__ import annotations
 

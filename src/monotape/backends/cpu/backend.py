@@ -66,7 +66,7 @@ class CpuBackend:
 
     @property
     def weight_bytes(self) -> int:
-        """What the loaded model takes in memory."""
+        """Bytes of the loaded model."""
         return self._model.bytes
 
     def new_sequence(self) -> CpuSequence:
@@ -83,7 +83,7 @@ class CpuBackend:
         previous, self._running = self._running, generation
         try:
             generation.begin()
-        except BackendError:  # another job runs, and it is that one whose arrays must stay
+        except BackendError:  # another job runs, and its arrays must stay
             self._running = previous
             raise
         return generation
@@ -123,11 +123,11 @@ class CpuBackend:
         library().monotape_stop_rank(self._engine, rank, after_modules)
 
     def cancel_at(self, look: int) -> None:
-        """For tests: jobs are cancelled when worker 0 looks for the so-manieth time; -1: they are not."""
+        """For tests: jobs are cancelled when worker 0 reads the flag for the n-th time; -1: never."""
         library().monotape_cancel_at(self._engine, look)
 
     def looks(self) -> int:
-        """How often the worker that looked most did so in the last job: before every tile and every meeting."""
+        """The most times that a worker read the cancel flag in the last job: before every tile and every rendezvous."""
         return int(library().monotape_looks(self._engine))
 
     def close(self) -> None:

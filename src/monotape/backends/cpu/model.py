@@ -37,7 +37,7 @@ class LoadedModel:
     """Keeps alive every array that the native side points at."""
 
     structs: ctypes.Array[ModelStruct]  # one a rank
-    group: GroupStruct | None  # what several ranks have in common
+    group: GroupStruct | None  # shared by several ranks
     kept: list[Any] = field(default_factory=list)
 
     @property
@@ -50,8 +50,7 @@ def load_model(
 ) -> LoadedModel:
     """Reads the checkpoint onto the plan's tapes.
 
-    Ranks have tapes of their own. What is only read and the same for all of them is there once: positions, norms and
-    the embedding.
+    Each rank has its own tapes. Read-only tensors that all ranks share exist once: positions, norms and the embedding.
     """
     if spec.layer != DENSE:
         raise UnsupportedModel(

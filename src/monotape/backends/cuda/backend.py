@@ -113,13 +113,13 @@ class CudaBackend:
             self._params.ranks.inbox[number] = inbox.struct(self.rank)
 
     def loop_back(self) -> None:
-        """A rank alone: what it tells its peers comes back to itself, as if each of them had sent it."""
+        """A rank alone: the words that it pushes to its peers come back to itself, as if each peer had sent them."""
         assert self.inbox is not None
         for number in range(len(self.plan.ranks)):
             self._params.ranks.inbox[number] = self.inbox.struct(number)
 
     def delay_links(self, nanoseconds: int) -> None:
-        """For experiments, in a kernel that was built for it: words count only so long after they were sent."""
+        """For experiments, in a kernel built with `link_delay`: a word counts only this long after it was sent."""
         self._params.ranks.link_delay_ns = nanoseconds
 
     @classmethod
@@ -195,7 +195,7 @@ class CudaBackend:
             return launch
 
     def _take_numbers(self, params: ParamsStruct) -> None:
-        """Of as many tokens as any request has, so that all ranks count alike."""
+        """Reserves numbers for the longest possible request, so that all ranks count alike."""
         assert self.inbox is not None and params.ranks.inbox[0].sums, "a rank that nobody has connected"
         if self._numbers.used_up:
             self._numbers.start_again([self.inbox])

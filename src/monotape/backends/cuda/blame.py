@@ -1,4 +1,4 @@
-"""After a deadline: what each worker of each rank had waited for, and whose fault that was."""
+"""After a deadline: which word each worker of each rank waited for, and which worker or rank caused it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Wait:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """How far the worker had come: whoever is furthest behind knows the cause. What a stage needs of its own rank
-        it needs before it speaks to others."""
+        """How far the worker had come: the report of the worker furthest behind names the cause. Within a stage, waits
+        for the own rank come before waits for peers."""
         return (
             self.position,
             self.layer,

@@ -40,7 +40,7 @@ def first_not_finite(fmt: Format, halves: Halves) -> int:
 
 
 def to_halves(fmt: Format, rows: NDArray[np.float32]) -> Halves:
-    """Rounded to nearest even. What is not finite, or too large, becomes an infinity of the format."""
+    """Rounded to nearest even. Values that are not finite, or too large, become an infinity of the format."""
     if fmt is Format.F16:
         with np.errstate(over="ignore", invalid="ignore"):
             return np.where(np.isnan(rows), np.float32(np.inf), rows).astype(np.float16).view(np.uint16)

@@ -26,7 +26,7 @@ class Cut:
     spans: tuple[TileSpan, ...]
 
     def gaps(self) -> list[slice]:
-        """What alignment leaves free."""
+        """The padding that alignment leaves."""
         ends = [0, *(item.at + item.span.count * item.stage.tile_bytes for item in self.spans)]
         starts = [*(item.at for item in self.spans), self.bytes]
         return [slice(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
@@ -55,7 +55,7 @@ def layer_groups(layers: int, tapes: Sequence[Tape], most: int) -> Iterator[rang
 
 
 def _cut(plan: Plan, spans: list[TileSpan], total: int, most: int) -> Iterator[Cut]:
-    """What alignment leaves free behind a stage belongs to the cut before it."""
+    """The padding behind a stage belongs to the cut before it."""
     chunks: list[TileSpan] = []
     for item in spans:
         tile_bytes, unit = item.stage.tile_bytes, item.stage.unit

@@ -13,7 +13,7 @@ from functools import cache
 HOPPER = (9, 0)  # the compute capability that sm_90a code runs on, and on no other
 _LIBRARY = "libcuda.so.1"
 # Kernels of several ranks wait for each other, so their streams must not share one of the few queues that a GPU has by
-# default. The driver reads this when it starts, which is whenever somebody first asks it anything.
+# default. The driver reads this when it starts, at the first call of any kind.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _NAME_BYTES = 96
@@ -53,10 +53,10 @@ def _first_gpu(driver: ctypes.CDLL) -> Gpu | None:
 
 @cache
 def wake_gpu() -> threading.Thread:
-    """Has the driver make the GPU's context beside everything else: it takes half a second and none of Python's lock.
+    """Has the driver create the GPU's context in a thread: it takes half a second and does not hold Python's lock.
 
-    Whoever needs the context later finds it, or waits for the rest. What goes wrong here goes wrong there again, where
-    somebody is told. The thread is no daemon: a process must not end while the driver is being started.
+    The first later use finds the context, or waits for it. An error here happens again there, where it is reported. The
+    thread is no daemon: a process must not end while the driver starts.
     """
     thread = threading.Thread(target=_make_context, name="wake-gpu")
     thread.start()

@@ -73,7 +73,7 @@ def device_index() -> int:
 
 @contextlib.contextmanager
 def on_device(index: int) -> Iterator[None]:
-    """Everything within is about another GPU."""
+    """Selects another GPU for this thread inside the `with` block."""
     before = device_index()
     _thread.index = index
     try:
@@ -212,7 +212,7 @@ class DeviceMemory:
                 _memory_stream().sync()
 
     def copy_in(self, host_pointer: int, count: int, offset: int, stream: Any) -> None:
-        """Starts a copy from host memory, which must stay as it is until `stream` has come to its end."""
+        """Starts a copy from host memory, which must not change until `stream` has completed it."""
         assert offset >= 0 and offset + count <= self.bytes, f"{count} bytes at {offset} of {self.bytes}"
         view = cuda_core().Buffer.from_handle
         with driver_errors():
@@ -303,14 +303,14 @@ class Kernel:
         self._allow_shared_memory(shared_bytes)
 
     def _allow_shared_memory(self, count: int) -> None:
-        """More than 48 KB must be asked for, and cuda-core's attributes of a kernel can only be read."""
+        """Requests more than 48 KB of shared memory; cuda-core's kernel attributes are read-only."""
         driver = _bindings()
         kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _check(driver.cuKernelSetAttribute(kind, count, driver.CUkernel(int(self._kernel.handle)), 0))
 
     def load_now(self) -> None:
-        """Puts the code onto the GPU. Otherwise the first launch does, and may wait for all that runs there: for ever,
-        if that waits for this."""
+        """Puts the code onto the GPU. Otherwise the first launch does, and may wait for all kernels that run there: a
+        deadlock, if one of those waits for this kernel."""
         driver = _bindings()
         with on_device(self._device):
             device()
@@ -328,7 +328,7 @@ class Kernel:
             device()
             if self._told:
                 self._tell(parameters)
-                # Kept until the next ones: nobody promises that the copy is made at once.
+                # Kept until the next launch: the copy may be asynchronous.
                 self._parameters = parameters
             _check(
                 driver.cuLaunchCooperativeKernel(
@@ -341,7 +341,7 @@ class Kernel:
                 self.stream.record(self._done)
 
     def _tell(self, parameters: ctypes.Structure) -> None:
-        """Copies them to where later launches read them."""
+        """Copies the parameters into the constant memory that later launches read."""
         driver, size = _bindings(), ctypes.sizeof(parameters)
         library = driver.CUlibrary(int(self._code.handle))
         place, room = _check(driver.cuLibraryGetGlobal(library, self._told.encode()))

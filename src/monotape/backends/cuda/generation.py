@@ -1,4 +1,4 @@
-"""A request as the engine sees it: tokens as they come, from one launch or from one a rank."""
+"""A request as the engine sees it: tokens as they come, from one launch, or from one launch per rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monotape.backends.protocol import FinishReason, Job, Token
 
 
 class CudaGeneration:
-    """Iterating yields the tokens; the launch goes on while nobody does. Dropped half-way, it is cancelled."""
+    """Iterating yields the tokens; the launch runs on between calls. Dropping the iterator cancels it."""
 
     def __init__(
         self, backend: Any, job: Job, sequence: Any, chunk: int | None = None
@@ -35,7 +35,7 @@ class CudaGeneration:
 
     @property
     def filled(self) -> int:
-        """Tokens of the prompt whose KV is complete: the kernel tells after each chunk."""
+        """Tokens of the prompt whose KV is complete; the kernel reports it after each chunk."""
         self._launch.collect()
         return self._launch.filled
 

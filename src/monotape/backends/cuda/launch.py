@@ -36,7 +36,7 @@ class Running(ABC):
 
     @abstractmethod
     def collect(self) -> bool:
-        """Takes over what was told since; whether all has ended."""
+        """Collects tokens and status that have come since the last call; True when the request has ended."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -47,7 +47,7 @@ class Running(ABC):
             time.sleep(POLL_S)
 
     def abandon(self) -> None:
-        """Nobody wants the rest: returns when it has ended."""
+        """Cancels the request and returns when it has ended."""
         self.cancel()
         self.wait()
 
@@ -84,9 +84,9 @@ class Launcher(Protocol):
 
 
 class Launch(Running):
-    """One launch, and what it has told.
+    """One launch, and the tokens and status that it has reported.
 
-    It keeps alive all that the kernel uses, and lets go of it when the kernel has ended.
+    It keeps alive all memory that the kernel uses, and lets go of it when the kernel has ended.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Launch(Running):
         self._polls = 0
 
     def collect(self) -> bool:
-        """Takes over what the kernel has told since; whether it has ended."""
+        """Collects what the kernel has reported since the last call; True when it has ended."""
         with self._lock:
             if self.ended:
                 return True

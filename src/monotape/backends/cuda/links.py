@@ -1,4 +1,4 @@
-"""Memory through which ranks talk, and what their kernels are told of it: kernels/ranks/words.h says how it is used."""
+"""The inboxes of ranks, and the parameters that describe them; kernels/ranks/words.h says how they are used."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Numbers:
         return max(self.send, self.token, self.meeting) > _LAST_NUMBER
 
     def start_again(self, inboxes: Sequence[InboxMemory]) -> None:
-        """While no rank runs: inboxes forget everything."""
+        """Clears all inboxes and restarts the numbers. No rank may be running."""
         for inbox in inboxes:
             inbox.memory.fill(0)
         self.send, self.token, self.meeting = 0, 1, 1

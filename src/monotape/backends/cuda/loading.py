@@ -67,7 +67,7 @@ def load_model(
             memories |= {name: DeviceMemory.of(array) for name, array in small_arrays.items()}
     except BaseException:
         for memory in memories.values():
-            memory.close()  # the exception's traceback would keep them for as long as somebody looks at it
+            memory.close()  # the exception's traceback would keep them alive
         raise
     return LoadedModel({**memories, **shared})
 
@@ -76,7 +76,7 @@ def _move_weights(
     spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, staging: Staging, pieces: Sequence[tuple[Layers, Piece]],
     progress: Progress | None,
 ) -> None:  # fmt: skip
-    """Moves everything, and lets go of the file's pages behind itself."""
+    """Copies all pieces, and releases the file's pages that have been read."""
     before = pieces[0][0]
     for done in staging.move([piece for _, piece in pieces]):
         layers = pieces[done - 1][0]
@@ -91,7 +91,7 @@ def _move_weights(
 def all_pieces(
     spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, memories: Mapping[str, DeviceMemory]
 ) -> tuple[list[tuple[Layers, Piece]], int]:
-    """What is to be moved, in the order of the file, and how many threads are of use for that."""
+    """The pieces to copy, in the order of the file, and how many threads are useful."""
     rank = plan.ranks[0]
     of_layers = packing_for(spec, checkpoint, rank.layer_stages, range(spec.layers))
     of_heads = packing_for(spec, checkpoint, (rank.head,), HEAD)
@@ -144,7 +144,7 @@ def table_pieces(
 
 
 def _small_arrays(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
-    """What everybody reads: where the tapes start, norms and biases, positions, windows."""
+    """Tables that every worker reads: starts of tapes, norms and biases, positions, windows."""
     tapes = plan.ranks[0].tapes
     cosines, sines = position_tables(spec.rope, plan.context)
     return {

@@ -39,7 +39,7 @@ class Packing(Protocol):
 
     @property
     def threads(self) -> int:
-        """How many can work at a time before they only wait for each other."""
+        """The most threads that are useful; more would only wait for each other."""
         ...
 
     def of_cut(self, cut: Cut) -> Pack: ...
@@ -75,7 +75,7 @@ class AnyPacking:
                 pack_blocks(in_tiles(halves, run, item.stage.padded_k), target)
 
     def _part_halves(self, stage: Stage, run: TileRun, layer: int | None) -> Halves:
-        """What the rank has of the rows of a run, in the format of the tapes."""
+        """The rank's share of the rows of a run, in the format of the tapes."""
         source, part = source_of(self.spec, run.part.role, layer), run.part
         name, (start, stop) = tensor_name(source, layer), rows_of(run)
         read = partial(_stored_halves, stage.format, self.checkpoint, name)

@@ -1,4 +1,4 @@
-"""What the kernel is told: its parameters as kernels/plan/params.h lays them out, and the tables they point to."""
+"""The kernel's parameters, as kernels/plan/params.h lays them out, and the tables that they point to."""
 
 from __future__ import annotations
 

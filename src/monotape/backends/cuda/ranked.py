@@ -1,7 +1,7 @@
 """Several ranks of one model, each a launch of its own: on a GPU each, or on parts of one GPU that share nothing else.
 
-A rank is a CudaBackend with its share of the plan. They talk through their inboxes (links.py) and in no other way; all
-of them choose the same tokens, and what is told of a request is told by rank 0.
+A rank is a CudaBackend with its share of the plan. Ranks talk through their inboxes (links.py) and in no other way. All
+of them choose the same tokens; rank 0 reports tokens and status.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from monotape.plan.gpu import GpuPlan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress
 
-_SAME_ON_A_GPU = ("embedding", "cosines", "sines", "windows")  # read by all ranks, written by nobody
+_SAME_ON_A_GPU = ("embedding", "cosines", "sines", "windows")  # read-only for all ranks
 
 
 class RankedSequence:
@@ -49,7 +49,7 @@ class RankedSequence:
 
 
 class RankedLaunch(Running):
-    """The launches of all ranks until the last has ended; what is told is told by rank 0."""
+    """The launches of all ranks until the last has ended; rank 0 reports tokens and status."""
 
     def __init__(
         self, backend: RankedCudaBackend, launches: Sequence[Launch], sequence: RankedSequence
@@ -59,7 +59,7 @@ class RankedLaunch(Running):
         self.tokens = launches[0].tokens
 
     def collect(self) -> bool:
-        """Takes over what the kernels have told since; whether all have ended."""
+        """Collects what the kernels have reported since the last call; True when all have ended."""
         with self._lock:
             if not self.ended:
                 ended = [launch.collect() for launch in self._launches]  # each of them, ended or not
@@ -98,7 +98,7 @@ class RankedLaunch(Running):
         return None
 
     def cancel(self) -> None:
-        """Rank 0 tells the others."""
+        """Cancels rank 0, which passes it on to the others."""
         self._launches[0].cancel()
 
 
@@ -149,7 +149,7 @@ class RankedCudaBackend:
 
     @property
     def kernel(self) -> Kernel:
-        """That of rank 0, for whoever counts launches."""
+        """Rank 0's kernel, for callers that count launches."""
         return self.ranks[0].kernel
 
     def new_sequence(self) -> RankedSequence:

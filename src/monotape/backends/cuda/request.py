@@ -1,4 +1,4 @@
-"""Memory through which the host and the kernel speak of a request: taken once, used by one request after another."""
+"""Memory that host and kernel share for a request: allocated once, used by one request after another."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class RequestMemory:
         return times
 
     def begin(self, job: Job, params: ParamsStruct, stream: Any, *, whole_prompt: bool) -> None:
-        """Clears what the kernel will tell, and has `stream` bring what it reads: the prompt, then the stop ids.
+        """Clears the status, and queues the copy of the kernel's inputs on `stream`: the prompt, then the stop ids.
 
-        Ids whose KV is cached are not read, unless penalties count them. Only one copy is started and nothing is
-        waited for: both would come before the first token.
+        The kernel does not read ids whose KV is cached, unless penalties count them. There is one copy and no wait:
+        either would delay the first token.
         """
         assert job.max_tokens <= self._most_tokens
         prompt, stops = len(job.prompt), len(job.stop_ids)
@@ -55,7 +55,7 @@ class RequestMemory:
         start, count = 4 * first, 4 * (prompt + stops - first)
         self._inputs.copy_in(self._staged.pointer + start, count, start, stream)
         ctypes.memset(self._status.pointer, 0, ctypes.sizeof(StatusStruct))
-        self.status.worker = -1  # until one of them says where a fault came from
+        self.status.worker = -1  # until a worker reports where a fault came from
         params.status = self._status.pointer
         params.ids, params.times_ns = self._ids.pointer, self._times.pointer
         params.prompt, params.stop_ids = self._inputs.pointer, self._inputs.pointer + 4 * prompt

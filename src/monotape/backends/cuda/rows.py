@@ -8,7 +8,7 @@ from monotape.plan.gpu import RowPlan
 
 
 def allocate(prefill: RowPlan) -> tuple[RowsStruct, list[DeviceMemory]]:
-    """The buffers, zeroed: what pads a block is multiplied too, and must be a number."""
+    """The buffers, zeroed: the padding of a block is multiplied too, and must not be a NaN."""
     rows, memories = RowsStruct(), []
     for buffer in prefill.buffers:
         memory = DeviceMemory(buffer.bytes)

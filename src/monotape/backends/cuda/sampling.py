@@ -67,7 +67,7 @@ def sampling_struct(job: Job, vocab: int) -> SamplingStruct:
 
 
 class SamplingMemory:
-    """What one request's sampler reads and writes. `adjusted` and `counts` are the model's: [vocab] of 32 bits each."""
+    """The sampler's memory for one request. `adjusted` and `counts` belong to the model: [vocab] of 32 bits each."""
 
     def __init__(self, job: Job, vocab: int, adjusted: int, counts: int) -> None:
         self.struct = sampling_struct(job, vocab)

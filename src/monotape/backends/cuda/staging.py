@@ -1,4 +1,4 @@
-"""Moves what threads make piece by piece onto the GPU: one pinned slot is filled while another is being copied."""
+"""Copies packed pieces onto the GPU: each thread fills one pinned slot while another is being copied."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from monotape.backends.cuda.driver import (
 )
 from monotape.weights.tapes import Bytes
 
-SLOT_BYTES = (
-    4 << 20
-)  # what a piece costs in Python is the same for every size, and threads wait for each other in it
+SLOT_BYTES = 4 << 20  # a piece has a fixed cost in Python, during which threads wait for each other's lock
 _SLOTS = 2  # a thread
-_TOLD_TOGETHER = 16  # pieces: whoever hears of each by itself keeps the threads from the next
+_TOLD_TOGETHER = 16  # pieces per progress report: a report of each would hold up the threads
 Result = TypeVar("Result")
 
 
@@ -39,7 +37,7 @@ class Piece:
 
 
 class _Lane:
-    """What one thread owns: a stream, and slots whose events say when their copies have ended."""
+    """One thread's stream, and its slots with events that say when their copies have ended."""
 
     def __init__(self) -> None:
         self.stream = new_stream()
@@ -82,7 +80,7 @@ class Staging:
             lane.close()
 
     def run(self, function: Callable[[], Result]) -> Future[Result]:
-        """Anything else that should happen meanwhile."""
+        """Runs other work on the same threads meanwhile."""
         return self._pool.submit(function)
 
     def move(self, pieces: Sequence[Piece]) -> Iterator[int]:

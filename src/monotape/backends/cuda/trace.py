@@ -24,7 +24,7 @@ _AFTER_LAYERS = ("head", "sample")
 
 @dataclass(frozen=True, slots=True)
 class TraceRecords:
-    """What was recorded of a few tokens, and what they had to read."""
+    """The records of a few tokens, and the bytes that they had to read."""
 
     records: NDArray[Any]  # of RECORD
     stages: tuple[str, ...]  # their names, by number
@@ -53,7 +53,7 @@ class StageTime:
         return self.bytes / bandwidth
 
     def share(self, bandwidth: float) -> float:
-        """Of the ceiling: 1 if the stage took no longer than reading its bytes does."""
+        """Share of the ceiling: 1 if the stage took no longer than reading its bytes."""
         return self.streaming_s(bandwidth) / self.time_s if self.time_s else 0.0
 
 
@@ -80,7 +80,7 @@ def records_of(
 
 
 def stage_bytes_of(plan: Plan, context: int) -> dict[str, int]:
-    """What one token reads in each stage, all layers together."""
+    """Bytes that one token reads in each stage, all layers together."""
     rank = plan.ranks[0]
     found = {stage.name: 0 for stage in rank.stages}
     for tape in rank.tapes:

@@ -3,8 +3,8 @@
 Every row is computed by itself, with operations whose shapes depend on its position alone. A matrix product may sum in
 another order when it has more rows, and a result must not depend on how a prompt was cut or what of it was cached.
 
-Ranks are a loop: each has its share of every matrix and a residual of its own, and what they tell each other is the
-plan's steps. One rank is the model as its authors wrote it.
+Ranks are a loop: each has its share of every matrix and its own residual, and the plan's steps say what they exchange.
+One rank is the model as its authors wrote it.
 """
 
 from __future__ import annotations

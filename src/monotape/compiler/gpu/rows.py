@@ -64,8 +64,8 @@ def _cuts(stage: MatrixStage, workers: int) -> Iterator[Cut]:
 def _best_cut(stage: MatrixStage, workers: int, rows: int) -> tuple[tuple[int, int], int]:
     """The cost of a cut: the reads of a block, a fixed cost per block, and pieces that are written and read again.
 
-    Products are bound by reads from the L2. With fewer blocks of output than workers, k is cut into pieces too (split-K),
-    if the next part adds the pieces up; gated values and logits have no such part.
+    Products are bound by reads from the L2. With fewer blocks of output than workers, k is cut into pieces too, if the
+    next part adds the pieces up; gated values and logits have no such part.
     """
     blocks = -(-stage.k // BLOCK_K)
 

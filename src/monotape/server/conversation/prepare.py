@@ -172,7 +172,7 @@ async def _render(
 
 
 def _variables(request: ChatRequest, source: str, *, constrained: bool) -> dict[str, Any]:
-    """What the template is told. A model whose template knows no effort or verbosity has no such dial."""
+    """The variables of the template. Effort and verbosity go only to a template that uses them."""
     given = dict(request.chat_template_kwargs or {})
     effort = request.reasoning_effort or (request.reasoning.effort if request.reasoning else None)
     if "enable_thinking" in source and (constrained or effort == "none"):

@@ -11,7 +11,7 @@
         "weights": 144000000,               what every decoded token reads
         "kv_per_position": 11520            and what each position before it adds
       },
-      "bandwidth_bytes_per_second": 2.1e10, measured on this machine; null where nobody has measured it
+      "bandwidth_bytes_per_second": 2.1e10, measured on this machine; null where it was not measured
       "speed_of_light_tokens_per_second": 145.8,   bandwidth / weights: the ceiling at an empty context; null with it
       "version": "0.1.0",
       "launches": 1,                        kernel launches a request takes; null on a CPU
@@ -114,7 +114,7 @@ def describe(llm: Any) -> ModelInfo:
 
 
 def _bandwidth(backend: str) -> float | None:
-    """Bytes per second, measured once a machine and then remembered; None where nobody could measure it."""
+    """Bytes per second, measured once a machine and then remembered; None where it could not be measured."""
     try:
         if backend == "cuda":
             from monotape.backends.cuda import bandwidth as gpu

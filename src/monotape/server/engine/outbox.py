@@ -1,4 +1,4 @@
-"""Sends what the engine makes, a few milliseconds' worth at a time, so that nobody down the line is the bottleneck."""
+"""Sends the engine's text, a few milliseconds' worth at a time, so that sending is never the bottleneck."""
 
 from __future__ import annotations
 

@@ -103,7 +103,9 @@ class EngineProcess:
                 self._outbox.put(wire.Fault(job.id, "memory", str(error)))
             except NumericalFault as error:
                 self._outbox.put(wire.Fault(job.id, "model", error.message))
-            except BackendError as error:  # nobody knows what state the backend is in: begin anew
+            except (
+                BackendError
+            ) as error:  # the backend's state is unknown: the process ends and is started again
                 self._outbox.put(wire.Fault(job.id, "model", error.message))
                 raise
             finally:

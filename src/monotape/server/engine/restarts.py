@@ -13,8 +13,8 @@ _MAX_CRASHES = 3  # in a row, while loading
 class Restarts:
     """What the deaths so far say about the next start.
 
-    A model that has never been loaded here is a mistake of the one who started the server, who wants to know at once.
-    One that has been loaded before will most likely load again: its file may be away for a moment, or the memory short.
+    If a model has never been loaded here, the configuration is most likely wrong, and the server should fail at once. A
+    model that has been loaded before will most likely load again: its file may be away for a moment, or memory short.
     """
 
     def __init__(self) -> None:

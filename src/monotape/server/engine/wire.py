@@ -33,7 +33,7 @@ class Compile(msgspec.Struct, tag=True):
 
 
 class Forget(msgspec.Struct, tag=True):
-    """Nobody waits for this grammar any more."""
+    """The request that needed this grammar is gone."""
 
     id: int
 

@@ -48,7 +48,7 @@ class Grammars:
             yield GrammarConstraint(follower, self._vocab)
 
     def stop(self, job_id: int) -> None:
-        """Ends the work on a grammar that nobody waits for any more."""
+        """Ends the work on a grammar whose request is gone."""
         with self._lock:
             self._starting.discard(job_id)
             if (follower := self._working.get(job_id)) is not None:

@@ -38,7 +38,7 @@ class Follower:
 
     @property
     def usable(self) -> bool:
-        """Whether it can begin another text: it lives, and no answer is on its way that nobody has read."""
+        """Whether it can begin another text: it is alive, and no unread answer is on its way."""
         if self._dead or self._owes:
             return False
         poll = select.poll()

@@ -1,1 +1,1 @@
-"""The wire of a client: connections under limits, who may ask, bodies in, answers and events out."""
+"""HTTP: connections under limits, access checks, bodies in, answers and events out."""

@@ -9,7 +9,7 @@ counts and times it. A connection is always in one of three states:
     answering  the request is complete: no limit, except that the client reads what is sent within `stall_s`
 
 When there are too many connections the one that has been waiting or reading longest gives way to a new one, so that
-idle connections cannot lock anybody out. Only when all are being answered is a new one refused.
+idle connections cannot lock others out. Only when all are being answered is a new one refused.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LimitedConnection(HttpToolsProtocol):
         ]  # fmt: skip
         waiting.sort(key=lambda other: other._since)
         for oldest in waiting[: len(self.connections) - self.limits.connections]:
-            self.connections.discard(oldest)  # now, and not when the loop has told it
+            self.connections.discard(oldest)  # now, not when the event loop runs its callback
             oldest.transport.abort()
         return len(self.connections) <= self.limits.connections
 
@@ -205,7 +205,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._stop_timer()
         if (
             self.cycle is not None and not self.cycle.response_complete
-        ):  # whoever answers hears that nobody listens
+        ):  # the handler learns that its client is gone
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.transport.can_write_eof() and not self.pipeline:

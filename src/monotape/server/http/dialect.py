@@ -11,7 +11,7 @@ _VERSION = b"anthropic-version"  # a header that Anthropic's own API demands, so
 
 
 def dialect_of(scope: Scope) -> Dialect:
-    """Of a request. Both companies have /v1/models, and answer it in different shapes."""
+    """The dialect of a request. Both companies have /v1/models, and answer it in different shapes."""
     path: str = scope["path"]
     if path.startswith("/v1/messages"):
         return "anthropic"

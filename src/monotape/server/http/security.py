@@ -1,4 +1,4 @@
-"""Who may ask: Host, Origin and key of every request are checked before any route sees it."""
+"""Access checks: Host, Origin and key of every request are checked before any route sees it."""
 
 from __future__ import annotations
 

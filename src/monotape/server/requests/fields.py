@@ -1,8 +1,8 @@
 """Every field that OpenAI, Anthropic, llama.cpp, vLLM and Ollama document and that no body here has: its fate.
 
 A field that changes the answer is served, which makes it part of a body, or refused by name. A field that changes
-nothing about the answer is ignored. A field of one route that is sent to another is refused there. Names that nobody
-documents are ignored, as clients expect. docs/api.md shows both tables.
+nothing about the answer is ignored. A field of one route that is sent to another is refused there. Undocumented names
+are ignored, as clients expect. docs/api.md shows both tables.
 """
 
 from __future__ import annotations

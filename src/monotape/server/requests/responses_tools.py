@@ -38,7 +38,7 @@ class CustomTool(msgspec.Struct):
 
 
 def chat_tools(tools: list[dict[str, Any]] | None) -> list[Tool]:
-    """The tools that the model is told of."""
+    """The tools that the model is offered."""
     return [Tool("function", _function(tool)) for tool, _ in _flat(tools) if _is_for_the_model(tool)]
 
 

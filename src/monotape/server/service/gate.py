@@ -1,7 +1,7 @@
-"""Lets one request at a time through to the engine, a few wait in order, and sends the rest away.
+"""Lets one request at a time through to the engine, lets a few wait in order, and refuses the rest.
 
-A request has its place from its first moment, while it is rendered, tokenised and its grammar compiled; it lines up
-when it is ready, so one that takes long to make ready holds up nobody.
+A request has its place from the start, while it is rendered, tokenised and its grammar compiled. It lines up when it is
+ready, so a slow preparation delays no other request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Gate:
         return int(self._busy)
 
     def check(self) -> None:
-        """Sends those away for whom there is no place now, before anything is done for them."""
+        """Raises QueueFull where there is no place, before any work is done."""
         if int(self._busy) + self.waiting > self._max_waiting:
             raise QueueFull(self.waiting, max(1, math.ceil(self._mean_s)))
 

@@ -50,7 +50,7 @@ class Metrics:
     def watch(
         self, *, running: Callable[[], int], waiting: Callable[[], int], restarts: Callable[[], int]
     ) -> None:
-        """Figures that are read when somebody asks."""
+        """Figures that are read when a client requests them."""
         for name, text, read in (
             ("vllm:num_requests_running", "Requests that are being answered.", running),
             ("vllm:num_requests_waiting", "Requests in the queue.", waiting),

@@ -126,8 +126,8 @@ class Service:
             self.gate.check()
 
     async def line_up(self, clock: Clock, prepare: Callable[[], Awaitable[T]]) -> tuple[T, Turn]:
-        """Makes a request ready and lines it up; 429 when the queue is full. It has its place while it is made ready:
-        to render, tokenise and compile for all who come would slow those down who are served.
+        """Prepares a request and lines it up; 429 when the queue is full. It takes its place before it is prepared:
+        rendering, tokenising and compiling for requests without a place would slow down those that have one.
         """
         self.require_ready()
         with self._refusing():

@@ -1,7 +1,7 @@
 // Attention: every query head looks at all positions its layer may see, block by block.
 //
-// Blocks start at multiples of kv_block, whoever computes them, and a head's partial results are combined in block
-// order. So decode (workers share the blocks of one row) and prefill (workers share the rows) give the same bits.
+// Blocks start at multiples of kv_block, whichever worker computes them, and a head's partial results are combined in
+// block order. So decode (workers share the blocks of one row) and prefill (workers share the rows) give the same bits.
 #include <algorithm>
 
 #include "worker.h"

@@ -1,14 +1,15 @@
-// How ranks talk, and the only way in which they do: each pushes words into memory of every peer, and a word says
-// itself whether it is there.
+// Communication between ranks, and their only way to communicate: each rank pushes words into the inbox of every peer.
 //
-// A word is 64 bits, written and read at once: a value and the number of the send that it belongs to. Numbers only grow,
-// so a NaN is a value like any other and no word has to be reset. A push is one store a peer; whoever needs the word
-// polls it. Sums are taken in rank order by every rank for itself.
+// A word is 64 bits, stored and loaded at once: a value and the number of its send. A reader polls for that number.
+// Numbers only grow, so no word is ever reset and a NaN is a value like any other. Every rank adds up for itself, in
+// rank order.
 //
-// Overwriting. Sends rotate through `slots` places. Before a rank makes send k it has folded send k - 1 - lag of every
-// peer; before a peer made that one, it had itself folded all sends up to k - 2 - 2 lag. So with 2 lag + 2 slots a store
-// meets no word that somebody still needs. Release on the store and acquire on the load make that chain of "before"
-// hold for the memory too; within a rank the rendezvous carries it from worker to worker.
+// Why no word is overwritten before it is read. Sends take turns in `slots` slots.
+// 1. Before rank A stores send k, it has folded send k - 1 - lag of every peer B.
+// 2. Before B stored that send, B had folded all sends up to k - 2 - 2 lag.
+// 3. With 2 lag + 2 slots, send k reuses the slot of send k - 2 - 2 lag, which B has read by 1 and 2.
+// 4. Release on the store and acquire on the poll make 1 and 2 happens-before edges; within a rank the rendezvous
+//    carries them from worker to worker.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -23,8 +24,8 @@ namespace monotape {
 
 using Word = std::atomic<uint64_t>;
 
-// Makes words late, for tests and experiments: on their way, and in the eyes of whoever waits for them. Every word
-// draws its own delay, and the seed makes some ranks slow and others quick, so that they run as far apart as they can.
+// Delays words, for tests and experiments, at the sender and at the reader. Every word draws its own delay, and the seed
+// makes some ranks slow and others quick, so that they run as far apart as they can.
 class LinkDelay {
  public:
   void set(int64_t longest_ns, uint64_t seed) {

@@ -24,7 +24,7 @@ class Engine {
     if (group) {
       const size_t passes = (first.context + first.chunk - 1) / first.chunk + 2;  // that rank 0 may be ahead of others
       collective_.reset(new Collective(*group, first.chunk, round_to_tiles(first.width), passes));
-      // With more threads than cores whoever spins keeps the one away for which it waits.
+      // With more threads than cores, a spinning worker keeps the worker that it waits for off the core.
       if (ranks * first.workers > static_cast<int>(std::thread::hardware_concurrency())) patience.spins = 16;
     }
     for (int r = 0; r < ranks; r++) {
@@ -66,7 +66,7 @@ class Engine {
       rank->filled = job.cached;
       rank->rendezvous.reset();
     }
-    first().sampler.begin(first().job);  // may throw; nobody has been woken yet
+    first().sampler.begin(first().job);  // may throw; no worker has been woken yet
     published_ = 0;
     start_ns_ = now_ns();
     busy_ = static_cast<int>(workers_.size());

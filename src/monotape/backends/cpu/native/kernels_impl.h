@@ -1,8 +1,8 @@
 // The kernels, written once over eight float lanes (one lane is one row of a tile) and compiled for each instruction
 // set. The file that includes this has set MONOTAPE_ISA and included that set's lanes.
 //
-// Sums have a fixed order that does not depend on how many rows are computed together or on who computes them, so a
-// token's numbers are the same in prefill and in decode and with any number of workers.
+// Sums have a fixed order that does not depend on how many rows are computed together or by which worker, so a token's
+// numbers are the same in prefill and in decode and with any number of workers.
 #include <cfloat>
 #include <cmath>
 #include <cstring>

@@ -39,7 +39,7 @@ bool Worker::take(const Word& word, uint32_t tag, int from, Stage stage, float& 
   return true;
 }
 
-// For tests of the deadline: a rank that stops stays where it is until somebody has said so.
+// For tests of the deadline: a rank that stops stays where it is until a fault is raised.
 bool Worker::stopped() {
   const Collective& collective = *shared_.collective;
   if (collective.stopped_rank.load() != model_.rank || modules_++ < collective.stopped_after.load()) return false;
@@ -121,7 +121,7 @@ bool Worker::combine_lanes(const float* residual) {
     }
   }
   for (int i = 0; kind == HeadInput::mean && i < width; i++) combined_[i] /= static_cast<float>(ranks);
-  return meet(Stage::head);  // nobody goes on to overwrite a lane that a worker here still reads
+  return meet(Stage::head);  // no worker overwrites a lane that another worker of this rank still reads
 }
 
 // Logits of this rank's words go to rank 0, which chooses.
@@ -156,7 +156,7 @@ bool Worker::agree() {
     return true;
   }
   uint32_t payload;
-  // Twice the patience: rank 0 may itself be waiting for whoever stopped, and shall be the one to say so.
+  // Twice the deadline: rank 0 may itself wait for the rank that stopped, and shall report it first.
   if (!take(*collective.control(model_.rank, tag), tag, 0, Stage::head, payload, 2)) return false;
   shared_.next_token = static_cast<int32_t>(payload >> 4);
   shared_.finish = static_cast<Finish>(payload & 15);

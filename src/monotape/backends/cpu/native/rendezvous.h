@@ -22,28 +22,28 @@ inline void relax() {
 #endif
 }
 
-// What ended a job before its time, and who saw it first. Nobody writes to its cache line while all is well, so that
-// looking at it between two tiles costs nothing.
+// The fault that ended a job, and the worker that saw it first. No worker writes to its cache line while all is well, so
+// reading it between two tiles costs nothing.
 struct alignas(128) Fault {
   std::atomic<int> kind{0};             // 0: none; else a Finish
-  std::atomic<bool> cancelled{false};   // asked for from outside; whoever sees it first makes it the kind
-  int64_t cancel_at = -1;               // for tests: the look of worker 0 at which it is asked for; -1: none
+  std::atomic<bool> cancelled{false};   // requested from outside; the first worker that sees it stores it as the kind
+  int64_t cancel_at = -1;               // for tests: the number of worker 0's check at which it is requested; -1: none
   int rank = 0, worker = -1, stage = -1, position = -1, waited_for = -1, waited_rank = -1;
 };
 
-// Who waits, and where: what a fault will say.
+// The worker that waits, and its stage: the text of a fault.
 struct Waiter {
   int rank, worker, stage;
 };
 
 // How long to spin and how long to wait at all.
 struct Patience {
-  int spins = 4096;  // a stage's unevenness; then give the core to whoever we wait for
+  int spins = 4096;  // covers a stage's unevenness; after that, yield the core
   int64_t deadline_us;
 };
 
 // Waits until `ready`. False: it did not come in time, or a fault was raised meanwhile; the caller must unwind.
-// `other` of rank `other_rank` (-1: of the same rank) is who did not come.
+// `other` of rank `other_rank` (-1: the same rank) is the worker that is waited for.
 template <class Ready>
 inline bool wait_until(Ready ready, const Patience& patience, const Waiter& waiter, int other, int other_rank,
                        Fault& fault, int fault_kind) {
@@ -78,13 +78,13 @@ class Rendezvous {
   Rendezvous(int workers, Patience patience)
       : workers_(workers), patience_(patience), counters_(new Counter[workers]) {}
 
-  // Between jobs, when nobody waits.
+  // Between jobs, when no worker waits.
   void reset() {
     for (int w = 0; w < workers_; w++) counters_[w].steps.store(0, std::memory_order_relaxed);
   }
 
-  // Publishes what `worker` wrote (release) and waits until everybody has finished as many steps (acquire).
-  // False: somebody did not come, or a fault was raised meanwhile; the caller must unwind.
+  // Publishes what `worker` wrote (release) and waits until all workers have finished as many steps (acquire).
+  // False: a worker did not come in time, or a fault was raised meanwhile; the caller must unwind.
   bool meet(const Waiter& waiter, Fault& fault, int fault_kind) {
     const uint64_t step = counters_[waiter.worker].steps.load(std::memory_order_relaxed) + 1;
     counters_[waiter.worker].steps.store(step, std::memory_order_release);

@@ -52,8 +52,8 @@ Worker::Worker(Shared& shared, int index)
   if (shared.collective) combined_.resize(static_cast<size_t>(m.width) * shared.collective->ranks());
 }
 
-// Asked before every tile and every meeting. Workers need not agree on where they stop: whoever waits for one that has
-// left hears of it as of any other fault.
+// Checked before every tile and every rendezvous. Workers need not agree on where they stop: a worker that waits for one
+// that has left sees the fault.
 bool Worker::quits() {
   Fault& fault = shared_.fault;
   if (++looks_ == fault.cancel_at && decides()) fault.cancelled.store(true, std::memory_order_relaxed);

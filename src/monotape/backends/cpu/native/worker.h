@@ -14,7 +14,7 @@ namespace monotape {
 
 // What the workers of a rank share: the exchange buffers of the plan, and the state of the running job.
 struct Shared {
-  // `collective`: null where there is one rank. `fault` is everybody's.
+  // `collective`: null where there is one rank. All workers share `fault`.
   Shared(const Model& model, const Kernels& kernels, Collective* collective, Patience patience, Fault& fault);
 
   Model model;
@@ -73,7 +73,7 @@ class Worker {
   Shared& shared() { return shared_; }
   // Worker 0 of rank 0 chooses tokens and ends jobs.
   bool decides() const { return index_ == 0 && model_.rank == 0; }
-  // After a decision: everybody knows it, the workers of a rank through worker 0 of theirs.
+  // After a decision: all workers learn it, those of a rank from its worker 0.
   bool settle() { return (!shared_.collective || agree()) && meet(Stage::head); }
 
  private:
@@ -92,8 +92,8 @@ class Worker {
   bool gate_up(int layer, const Rows& rows);
   bool down(int layer, const Rows& rows);
 
-  // Normalises (gain != null) and prepares the rows of a stage's input. One row: everybody does it alone, which is
-  // cheaper than meeting. Many rows: everybody does some, then all meet.
+  // Normalises (gain != null) and prepares the rows of a stage's input. One row: every worker does all of it, which is
+  // cheaper than a rendezvous. Many rows: each worker does some, then all meet.
   bool prepare(Stage stage, const float* x, size_t stride, const float* gain, int k, int rows, Input& input);
   const float* normalised(const float* x, const float* gain, int k);
   // Multiplies `count` tiles with all rows of an input; the results land in product_, `count` tiles a row.
