@@ -45,7 +45,7 @@ status 400, and a client that leaves ends its grammar.
 def api_page() -> str:
     """The page for the server of this checkout."""
     from monotape.server.apis.openapi import document
-    from monotape.server.app import ROUTES
+    from monotape.server.apis.routes import ROUTES
     from monotape.server.engine import info
 
     shapes = (info.__doc__ or "").strip()

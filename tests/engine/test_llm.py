@@ -50,6 +50,8 @@ def test_seeds_are_given_drawn_or_repeatable() -> None:
     assert [job.sampling.seed for job in backend.jobs] == [7, 8, 9]
     wrapped = llm.generate("a", SamplingParams(seed=2**64 - 1, n=2))[0]
     assert [completion.seed for completion in wrapped.outputs] == [2**64 - 1, 0]
+    with llm.stream("a", SamplingParams(seed=7), index=2) as third:
+        assert (third.completion.seed, third.completion.index) == (9, 2)
     drawn = {output.outputs[0].seed for output in llm.generate(["a"] * 5)}
     assert len(drawn) == 5
 

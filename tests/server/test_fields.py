@@ -12,7 +12,7 @@ import openai.types.chat
 import openai.types.responses
 import pytest
 
-from monotape.server.app import ANSWERED, ROUTES, unserved
+from monotape.server.apis.routes import ANSWERED, ROUTES
 from monotape.server.requests.fields import IGNORED, REFUSED
 from server.running import RunningServer
 
@@ -81,12 +81,11 @@ def test_a_field_has_one_fate() -> None:
     assert not served_everywhere & (REFUSED.keys() | IGNORED.keys())
 
 
-@pytest.mark.parametrize("entry", [entry for entry in ROUTES if entry.body in ANSWERED], ids=lambda e: e.path)
-def test_null_asks_for_nothing(entry: Any) -> None:
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.body in ANSWERED], ids=lambda r: r.path)
+def test_null_asks_for_nothing(route: Any) -> None:
     names = [*REFUSED, *IGNORED, *(name for body in ANSWERED for name in body.__struct_fields__)]
-    check = unserved(entry)
-    assert check is not None
-    check.check(json.dumps(dict.fromkeys(names)).encode())
+    assert route.refuse is not None
+    route.refuse(json.dumps(dict.fromkeys(names)).encode())
 
 
 #: A value of each that would change the answer.

@@ -13,6 +13,7 @@ from monotape.server.engine import wire
 from monotape.server.engine.info import PhaseTime, stages_of
 from monotape.server.engine.outbox import Outbox
 from monotape.server.engine.to_wire import gaps
+from monotape.server.frames import HEADER
 from monotape.server.run import listen, startup_table
 from monotape.server.service.clock import Clock
 from monotape.server.service.gate import Gate, QueueFull, Turn
@@ -105,8 +106,8 @@ def received(connection: socket.socket) -> list[wire.FromEngine]:
     """Everything that was sent, in order."""
     stream, messages = connection.makefile("rb"), list[wire.FromEngine]()
     with stream:
-        while header := stream.read(wire.HEADER.size):
-            messages.append(wire.from_engine.decode(stream.read(wire.HEADER.unpack(header)[0])))
+        while header := stream.read(HEADER.size):
+            messages.append(wire.from_engine.decode(stream.read(HEADER.unpack(header)[0])))
     return messages
 
 

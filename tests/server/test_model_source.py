@@ -11,7 +11,7 @@ import pytest
 from monotape.engine.config import EngineConfig
 from monotape.server.engine.model_source import load_llm, load_text
 from monotape.server.requests.openai import ChatRequest
-from monotape.server.requests.sampling import sampling_arguments
+from monotape.server.requests.sampling import sampling_params
 
 Checkpoint = Callable[[str], Path]
 
@@ -35,7 +35,7 @@ def test_the_engine_of_the_server_has_the_defaults_of_the_others(checkpoint: Che
 def test_an_explicit_field_wins_over_the_defaults() -> None:
     defaults = {"temperature": 0.2, "top_p": 0.9}
     messages = [{"role": "user", "content": "x"}]
-    silent = sampling_arguments(ChatRequest(messages=messages), defaults)
-    assert (silent["temperature"], silent["top_p"]) == (0.2, 0.9)
-    explicit = sampling_arguments(ChatRequest(messages=messages, temperature=1, top_p=1), defaults)
-    assert (explicit["temperature"], explicit["top_p"]) == (1, 1)
+    silent = sampling_params(ChatRequest(messages=messages), defaults)
+    assert (silent.temperature, silent.top_p) == (0.2, 0.9)
+    explicit = sampling_params(ChatRequest(messages=messages, temperature=1, top_p=1), defaults)
+    assert (explicit.temperature, explicit.top_p) == (1, 1)

@@ -16,6 +16,8 @@ from monotape.errors import RequestError
 from monotape.server.api_error import ApiError
 from monotape.server.engine.model_source import Text
 from monotape.server.http import endpoint as http
+from monotape.server.http.bodies import Bodies
+from monotape.server.http.replies import encode
 from monotape.server.service.gate import Gate
 from monotape.server.service.text_work import FILL_IN_MARKS, TextWork
 
@@ -111,7 +113,8 @@ def test_a_stream_that_waits_says_that_it_is_alive(monkeypatch: pytest.MonkeyPat
         turn.line_up()
         service: Any = SimpleNamespace(closing=asyncio.Event())
         stream = http.Stream(events(), lambda error: error.message.encode(), turn)
-        await http.Endpoint(service, no_handler)._send_stream(send, stream, scope)
+        route = http.Route("GET", "/", no_handler)
+        await http.Endpoint(service, route, Bodies(1024))._send_stream(send, stream, scope)
 
     asyncio.run(play())
     bodies = [message["body"] for message in sent[1:]]
@@ -122,7 +125,7 @@ def test_a_stream_that_waits_says_that_it_is_alive(monkeypatch: pytest.MonkeyPat
 
 
 def test_half_a_character_does_not_break_an_answer() -> None:
-    assert http.encode({"a\ud800": ["\udfff", 1, None]}) == b'{"a?":["?",1,null]}'
+    assert encode({"a\ud800": ["\udfff", 1, None]}) == b'{"a?":["?",1,null]}'
 
 
 def test_errors_know_their_words() -> None:

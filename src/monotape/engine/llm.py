@@ -172,14 +172,18 @@ class LLM:
         prompt: PromptLike,
         sampling_params: SamplingParams | None = None,
         *,
+        index: int = 0,
         constraint: Constraint | None = None,
     ) -> TextStream:
-        """Starts one prompt; iterating gives its text as it comes. A constraint says which tokens may come."""
+        """Starts one prompt; iterating gives its text as it comes. A constraint says which tokens may come.
+
+        `index` makes it one of several completions of the prompt: each but the first has the next seed.
+        """
         prompts = split_prompts(prompt)
         if len(prompts) != 1:
             raise RequestError(f"stream() was given {len(prompts)} prompts.", "It takes one; use generate().")
         checked = make_prompt(prompts[0], self.tokenizer, self.backend.spec.vocab)
-        return self._stream(checked, sampling_params or self.default_sampling_params, constraint)
+        return self._stream(checked, sampling_params or self.default_sampling_params, index, constraint)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **rendering: Any
@@ -250,8 +254,8 @@ class LLM:
             )
         return list(chosen)
 
-    def _requests(self, prompt: Prompt, params: SamplingParams) -> list[Request]:
-        """A prompt's n completions, checked, with their seeds."""
+    def _requests(self, prompt: Prompt, params: SamplingParams, first: int = 0) -> list[Request]:
+        """A prompt's n completions, counted from `first`, checked, with their seeds."""
         if params.stop_strings and self.tokenizer is None:
             raise RequestError(
                 "stop needs text, but this checkpoint has no tokenizer.", "Use stop_token_ids."
@@ -266,15 +270,16 @@ class LLM:
                 request_id, prompt, params, index, (seed + index) % 2**SEED_BITS, room,
                 frozenset() if params.ignore_eos else self.eos_ids, vocab,
             )
-            for index in range(params.n)
+            for index in range(first, first + params.n)
         ]  # fmt: skip
 
     def _stream(
-        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None = None
+        self, prompt: Prompt, params: SamplingParams, index: int = 0, constraint: Constraint | None = None
     ) -> TextStream:
         if params.n != 1:
             raise RequestError(f"n is {params.n}.", "A stream gives one completion; use generate().")
-        return self._open(dataclasses.replace(self._requests(prompt, params)[0], constraint=constraint))
+        request = self._requests(prompt, params, index)[0]
+        return self._open(dataclasses.replace(request, constraint=constraint))
 
     def _open(self, request: Request) -> TextStream:
         self._turnstile.enter()

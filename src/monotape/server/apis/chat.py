@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -12,48 +11,42 @@ from starlette.types import Scope
 from monotape.server.apis.openai_frame import DONE, begin, failure, whole
 from monotape.server.apis.usage import finish_reason, openai_usage, token_logprobs
 from monotape.server.conversation.answer import Answer
-from monotape.server.conversation.prepare import Conversation, prepare
+from monotape.server.conversation.conversation import Conversation, Part, converse
 from monotape.server.conversation.tool_parser import CallArguments, CallBegins, Event
 from monotape.server.engine import wire
-from monotape.server.http.endpoint import Stream, sse
+from monotape.server.http.endpoint import Stream
+from monotape.server.http.replies import sse
 from monotape.server.requests.openai import ChatRequest
 from monotape.server.service.clock import so_far
-from monotape.server.service.gate import Turn
 from monotape.server.service.service import Service
 
 
 async def chat_completions(service: Service, request: ChatRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a conversation, whole or streamed; tools, structured output, log-probabilities, reasoning."""
-    clock, head = begin(service, scope, request, "chatcmpl", "chat.completion")
-    conversation, turn = await service.line_up(clock, lambda: prepare(service, request, clock))
-    conversation.work.progress = bool(request.stream and request.return_progress)
+    clock, head = begin(service, scope, request.model, "chatcmpl", "chat.completion")
+    conversation = await converse(service, request, clock)
     if request.stream:
-        return Stream(_ChatStream(service, request, conversation, head, turn).events(), failure, turn)
-    async with turn:
-        clock.entered()
-        choices = [
-            await _choice(service, request, conversation, index) for index in range(conversation.completions)
-        ]
+        return Stream(_ChatStream(request, conversation, head).events(), failure, conversation.turn)
+    choices: list[dict[str, Any]] = []
+    chosen: list[wire.Chosen] = []  # tokens of the completion that runs
+    async with conversation.answers() as parts:
+        async for part in parts:
+            if part.piece is not None:
+                chosen += part.piece.chosen or []
+            if part.done is not None:
+                choices.append(_choice(service, request, part, part.done, chosen))
+                chosen = []
     return whole(head, choices, openai_usage(clock.done), clock)
 
 
-async def _choice(
-    service: Service, request: ChatRequest, conversation: Conversation, index: int
+def _choice(
+    service: Service, request: ChatRequest, last: Part, done: wire.Done, chosen: list[wire.Chosen]
 ) -> dict[str, Any]:
-    answer, chosen = conversation.new_answer(), []
-    async with contextlib.aclosing(service.complete(conversation.work, index)) as messages:  # type: ignore[type-var]
-        async for message in messages:
-            if isinstance(message, wire.Done):
-                answer.end(message.text)
-                done = message
-            else:
-                answer.feed(message.text)
-                chosen += message.chosen or []
     return {
-        "index": index,
-        "message": _message(answer, request),
+        "index": last.index,
+        "message": _message(last.answer, request),
         "logprobs": {"content": token_logprobs(service, chosen)} if request.logprobs else None,
-        "finish_reason": finish_reason(done, answer),
+        "finish_reason": finish_reason(done, last.answer),
         "stop_reason": done.stop_reason,
     }
 
@@ -78,31 +71,23 @@ def _message(answer: Answer, request: ChatRequest) -> dict[str, Any]:
 class _ChatStream:
     """A streamed answer: every message of the engine becomes at most a few chunks."""
 
-    def __init__(
-        self,
-        service: Service,
-        request: ChatRequest,
-        conversation: Conversation,
-        head: dict[str, Any],
-        turn: Turn,
-    ) -> None:
-        self._service, self._request, self._conversation, self._turn = service, request, conversation, turn
+    def __init__(self, request: ChatRequest, conversation: Conversation, head: dict[str, Any]) -> None:
+        self._request, self._conversation = request, conversation
         self._head = {**head, "object": "chat.completion.chunk"}
         options = request.stream_options
         self._usage = bool(options and options.include_usage)
         self._continuous = bool(options and options.continuous_usage_stats)
-        self._tokens = 0
+        self._tokens = 0  # of the completion that runs
+        self._cached: int | None = None  # tokens of its prompt, where their reading is shown
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        clock = self._conversation.work.clock
-        for index in range(self._conversation.completions):
+        conversation, clock = self._conversation, self._conversation.work.clock
+        for index in range(conversation.completions):
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        async with self._turn:
-            clock.entered()
-            for index in range(self._conversation.completions):
-                async with contextlib.aclosing(self._completion(index)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
+        async with conversation.answers() as parts:
+            async for part in parts:
+                if chunks := self._chunks(part):
+                    yield chunks
         if self._usage:
             figures = {
                 "usage": openai_usage(clock.done),
@@ -112,24 +97,20 @@ class _ChatStream:
             yield sse({**self._head, "choices": [], **figures})
         yield DONE
 
-    async def _completion(self, index: int) -> AsyncGenerator[bytes, None]:
-        conversation, service = self._conversation, self._service
-        answer = conversation.new_answer()
-        self._tokens, cached = 0, None
-        async with contextlib.aclosing(service.complete(conversation.work, index)) as messages:  # type: ignore[type-var]
-            async for message in messages:
-                if isinstance(message, wire.Done):
-                    yield self._deltas(index, answer.end(message.text), None) + self._last(
-                        index, message, answer
-                    )
-                    return
-                if message.read is not None:
-                    cached = message.read if cached is None else cached
-                    yield self._reading(message.read, cached)
-                    continue
-                self._tokens += len(message.token_ids)
-                if chunks := self._deltas(index, answer.feed(message.text), message):
-                    yield chunks
+    def _chunks(self, part: Part) -> bytes:
+        piece = part.piece
+        if piece is None:
+            assert part.done is not None
+            last = self._deltas(part.index, part.events, None) + self._last(
+                part.index, part.done, part.answer
+            )
+            self._tokens, self._cached = 0, None
+            return last
+        if piece.read is not None:
+            self._cached = piece.read if self._cached is None else self._cached
+            return self._reading(piece.read, self._cached)
+        self._tokens += len(piece.token_ids)
+        return self._deltas(part.index, part.events, piece)
 
     def _reading(self, read: int, cached: int) -> bytes:
         """A chunk that says how much of the prompt has been read, under llama.cpp's names."""
@@ -156,7 +137,11 @@ class _ChatStream:
                 said["reasoning"] = said["reasoning_content"] = said.get("reasoning", "") + event.text
         chosen = piece.chosen if piece is not None and self._request.logprobs else None
         if said or chosen:
-            extra = {"logprobs": {"content": token_logprobs(self._service, chosen)}} if chosen else {}
+            extra = (
+                {"logprobs": {"content": token_logprobs(self._conversation.service, chosen)}}
+                if chosen
+                else {}
+            )
             chunks.insert(0, self._chunk(index, dict(said), piece, **extra))
         return b"".join(chunks)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,11 @@ from monotape.server.api_error import ApiError, bad_request, from_engine_error
 from monotape.server.apis.openai_frame import DONE, begin, failure, whole
 from monotape.server.apis.usage import finish_reason, openai_usage, token_text
 from monotape.server.engine import wire
-from monotape.server.http.endpoint import Stream, sse
+from monotape.server.http.endpoint import Stream
+from monotape.server.http.replies import sse
 from monotape.server.requests.openai import CompletionRequest
-from monotape.server.requests.sampling import grammar_of, sampling_arguments
+from monotape.server.requests.sampling import completions_of, sampling_params
+from monotape.server.requests.structured import grammar_of
 from monotape.server.service.clock import Clock, so_far
 from monotape.server.service.gate import Turn
 from monotape.server.service.service import Service, Work
@@ -36,23 +38,28 @@ class Prepared:
 
 async def completions(service: Service, request: CompletionRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Continues one prompt or several, given as text or token ids; echo, log-probabilities, suffix."""
-    clock, head = begin(service, scope, request, "cmpl", "text_completion")
-    prepared, turn = await service.line_up(clock, lambda: _prepare(service, request, clock))
+    clock, head = begin(service, scope, request.model, "cmpl", "text_completion")
+    with service.lining_up(clock) as turn:
+        clock.answers = completions_of(request)
+        prepared = await _prepare(service, request, clock)
     if request.stream:
         return Stream(_stream(service, request, prepared, head, turn), failure, turn)
-    count = request.n or 1
     async with turn:
         clock.entered()
-        choices = [
-            await _choice(service, request, prompt, index % count, index)
-            for index, prompt in enumerate(prompt for prompt in prepared for _ in range(count))
-        ]
-    return whole(head, choices, _usage(clock, count), clock)
+        choices = [await _choice(service, request, *each) for each in _numbered(prepared, clock.answers)]
+    return whole(head, choices, _usage(clock), clock)
 
 
-def _usage(clock: Clock, count: int) -> dict[str, Any]:
+def _numbered(prepared: list[Prepared], count: int) -> Iterator[tuple[Prepared, int, int]]:
+    """Every completion: its prompt, which of the prompt's completions it is, and which of the request's."""
+    for place, prompt in enumerate(prepared):
+        for nth in range(count):
+            yield prompt, nth, place * count + nth
+
+
+def _usage(clock: Clock) -> dict[str, Any]:
     """Every prompt counts once, however many completions it has."""
-    firsts = clock.done[::count]
+    firsts = clock.done[:: clock.answers]
     usage = openai_usage(clock.done)
     usage["prompt_tokens"] = sum(stats.prompt_tokens for stats in firsts)
     usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
@@ -64,7 +71,8 @@ async def _prepare(service: Service, request: CompletionRequest, clock: Clock) -
     text, info = service.loaded()
     prompts = _prompts(request)
     asked = grammar_of(request)
-    await service.compile(asked)
+    if asked is not None:
+        await service.compile(asked.grammar, asked.param)
     if request.suffix and request.echo:
         raise bad_request("suffix and echo exclude each other.", "echo", "invalid_value")
     if request.suffix:
@@ -78,16 +86,13 @@ async def _prepare(service: Service, request: CompletionRequest, clock: Clock) -
     decided = {"max_tokens": max(1, wanted), "logprobs": request.logprobs}
     if scored:
         decided["prompt_logprobs"] = request.logprobs
-    arguments = sampling_arguments(request, service.engine.defaults, **decided)
+    params = sampling_params(request, service.engine.defaults, **decided)
     prepared = []
     for prompt in prompts:
         ids, echoed = await _tokens(text, prompt, request, info.context, clock)
-        prepared.append(
-            Prepared(
-                Work(ids, service.fit(ids, arguments), None if asked is None else asked.grammar, clock),
-                echoed,
-            )
-        )
+        service.check(ids, params)
+        work = Work(ids, params, None if asked is None else asked.grammar, clock)
+        prepared.append(Prepared(work, echoed))
     return prepared
 
 
@@ -135,7 +140,7 @@ async def _choice(
     service: Service, request: CompletionRequest, prepared: Prepared, nth: int, index: int
 ) -> dict[str, Any]:
     parts, chosen = [prepared.echoed], []
-    async with contextlib.aclosing(service.complete(prepared.work, nth)) as messages:  # type: ignore[type-var]
+    async with service.complete(prepared.work, nth) as messages:
         async for message in messages:
             parts.append(message.text)
             if isinstance(message, wire.Done):
@@ -176,21 +181,26 @@ def _logprobs(
 async def _stream(
     service: Service, request: CompletionRequest, prepared: list[Prepared], head: dict[str, Any], turn: Turn
 ) -> AsyncGenerator[bytes, None]:
-    clock, count = prepared[0].work.clock, request.n or 1
+    clock = prepared[0].work.clock
     async with turn:
         clock.entered()
-        for index, prompt in enumerate(prompt for prompt in prepared for _ in range(count)):
-            async with contextlib.aclosing(_chunks(service, request, prompt, index, head)) as chunks:
+        for each in _numbered(prepared, clock.answers):
+            async with contextlib.aclosing(_chunks(service, request, *each, head)) as chunks:
                 async for chunk in chunks:
                     yield chunk
     if request.stream_options and request.stream_options.include_usage:
         figures = {"metrics": clock.metrics(), "timings": clock.timings()}
-        yield sse({**head, "choices": [], "usage": _usage(clock, count), **figures})
+        yield sse({**head, "choices": [], "usage": _usage(clock), **figures})
     yield DONE
 
 
 async def _chunks(
-    service: Service, request: CompletionRequest, prepared: Prepared, index: int, head: dict[str, Any]
+    service: Service,
+    request: CompletionRequest,
+    prepared: Prepared,
+    nth: int,
+    index: int,
+    head: dict[str, Any],
 ) -> AsyncGenerator[bytes, None]:
     tokens = offset = 0
     clock = prepared.work.clock
@@ -206,8 +216,7 @@ async def _chunks(
 
     if prepared.echoed:
         yield chunk(prepared.echoed, [])
-    nth = index % (request.n or 1)
-    async with contextlib.aclosing(service.complete(prepared.work, nth)) as messages:  # type: ignore[type-var]
+    async with service.complete(prepared.work, nth) as messages:
         async for message in messages:
             silent = request.max_tokens == 0
             if isinstance(message, wire.Done):

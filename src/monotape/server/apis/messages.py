@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
 from collections.abc import AsyncGenerator
@@ -12,12 +11,12 @@ from starlette.types import Scope
 
 from monotape.server.api_error import ApiError
 from monotape.server.conversation.blocks import Block, Blocks, Step
-from monotape.server.conversation.prepare import Conversation, prepare
+from monotape.server.conversation.conversation import Conversation, converse, prompt_of
 from monotape.server.engine import wire
-from monotape.server.http.endpoint import Stream, sse
+from monotape.server.http.endpoint import Stream
+from monotape.server.http.replies import sse
 from monotape.server.requests.anthropic import CountTokensRequest, MessagesRequest, to_chat
 from monotape.server.service.clock import Clock
-from monotape.server.service.gate import Turn
 from monotape.server.service.service import Service
 
 _DELTAS = {"content": "text", "reasoning": "thinking", "call": "partial_json"}
@@ -27,31 +26,25 @@ _DELTA_TYPES = {"content": "text_delta", "reasoning": "thinking_delta", "call": 
 async def count_tokens(service: Service, request: CountTokensRequest, scope: Scope) -> dict[str, Any]:
     """How many tokens a message would have as its prompt."""
     service.check_model(request.model)
-    conversation = await prepare(service, to_chat(request), Clock(), counted=True)
-    return {"input_tokens": len(conversation.work.prompt)}
+    prompt = await prompt_of(service, to_chat(request))
+    return {"input_tokens": len(prompt.ids)}
 
 
 async def messages(service: Service, request: MessagesRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a conversation in Anthropic's terms, whole or streamed."""
-    clock = Clock.of(scope)
-    service.require_room()
-    model = service.check_model(request.model)
-    chat = to_chat(request)
-    conversation, turn = await service.line_up(clock, lambda: prepare(service, chat, clock, clamp=True))
-    clamped = conversation.work.arguments["max_tokens"] < request.max_tokens
+    clock, model = service.receive(scope["state"], request.model)
+    conversation = await converse(service, to_chat(request), clock, clamp=True)
+    most = conversation.work.params.max_tokens
+    clamped = most is not None and most < request.max_tokens
     head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
     if request.stream:
-        return Stream(_stream(service, conversation, head, turn, clamped), failure, turn)
-    answer, blocks = conversation.new_answer(), Blocks()
-    async with turn:
-        clock.entered()
-        async with contextlib.aclosing(service.complete(conversation.work)) as received:  # type: ignore[type-var]
-            async for message in received:
-                if isinstance(message, wire.Done):
-                    blocks.feed(answer.end(message.text))
-                    done = message
-                else:
-                    blocks.feed(answer.feed(message.text))
+        return Stream(_stream(conversation, head, clamped), failure, conversation.turn)
+    blocks = Blocks()
+    async with conversation.answers() as parts:
+        async for part in parts:
+            blocks.feed(part.events)
+            if part.done is not None:
+                done = part.done
     return {
         **head,
         "content": [_block(block) for block in blocks.all],
@@ -112,24 +105,23 @@ def _usage(stats: wire.Stats) -> dict[str, Any]:
 
 
 async def _stream(
-    service: Service, conversation: Conversation, head: dict[str, Any], turn: Turn, clamped: bool
+    conversation: Conversation, head: dict[str, Any], clamped: bool
 ) -> AsyncGenerator[bytes, None]:
-    work, answer, blocks = conversation.work, conversation.new_answer(), Blocks()
+    work, blocks = conversation.work, Blocks()
     usage = {
         "input_tokens": len(work.prompt), "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
         "output_tokens": 0,
     }  # fmt: skip
     start = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield sse({"type": "message_start", "message": start}, "message_start") + sse({"type": "ping"}, "ping")
-    async with turn:
-        work.clock.entered()
-        async with contextlib.aclosing(service.complete(work)) as received:  # type: ignore[type-var]
-            async for message in received:
-                if isinstance(message, wire.Done):
-                    steps = [*blocks.feed(answer.end(message.text)), *blocks.end()]
-                    yield b"".join([*map(_event, steps), _last(message, blocks, work.clock, clamped)])
-                elif events := b"".join(map(_event, blocks.feed(answer.feed(message.text)))):
-                    yield events
+    async with conversation.answers() as parts:
+        async for part in parts:
+            steps = blocks.feed(part.events)
+            if part.done is not None:
+                steps += blocks.end()
+                yield b"".join([*map(_event, steps), _last(part.done, blocks, work.clock, clamped)])
+            elif events := b"".join(map(_event, steps)):
+                yield events
 
 
 def _last(done: wire.Done, blocks: Blocks, clock: Clock, clamped: bool) -> bytes:

@@ -9,8 +9,7 @@ from typing import Any
 from starlette.types import Scope
 
 from monotape.server.api_error import ApiError
-from monotape.server.http.endpoint import sse
-from monotape.server.requests.openai import Sampled
+from monotape.server.http.replies import sse
 from monotape.server.service.clock import Clock
 from monotape.server.service.service import Service
 
@@ -18,13 +17,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 def begin(
-    service: Service, scope: Scope, request: Sampled, prefix: str, kind: str
+    service: Service, scope: Scope, model: str | None, prefix: str, kind: str
 ) -> tuple[Clock, dict[str, Any]]:
     """The clock of a request that may be answered, and the head of its answer."""
-    clock = Clock.of(scope)
-    clock.answers = request.n or 1
-    service.require_room()
-    name = service.check_model(request.model)
+    clock, name = service.receive(scope["state"], model)
     identity = f"{prefix}-{secrets.token_hex(12)}"
     return clock, {"id": identity, "object": kind, "created": int(time.time()), "model": name}
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from monotape import __version__
-
-if TYPE_CHECKING:
-    from monotape.server.app import Entry
+from monotape.server.http.endpoint import Route
 
 _ERRORS = {
     "400": "The request is not valid, or asks for what is not supported.", "401": "The key is missing or wrong.",
@@ -38,16 +36,16 @@ _ERROR = {
 }  # fmt: skip
 
 
-def document(entries: Iterable[Entry]) -> dict[str, Any]:
+def document(routes: Iterable[Route]) -> dict[str, Any]:
     """OpenAPI 3.1."""
-    listed = list(entries)
-    bodies = [entry.body for entry in listed if entry.body is not None]
+    listed = list(routes)
+    bodies = [route.body for route in listed if route.body is not None]
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, Any] = {}
-    for entry in listed:
-        paths.setdefault(entry.path.replace(":path", ""), {})[entry.method.lower()] = _operation(
-            entry, None if entry.body is None else schema_of[entry.body]
+    for route in listed:
+        paths.setdefault(route.path.replace(":path", ""), {})[route.method.lower()] = _operation(
+            route, None if route.body is None else schema_of[route.body]
         )
     return {
         "openapi": "3.1.0",
@@ -69,16 +67,16 @@ def document(entries: Iterable[Entry]) -> dict[str, Any]:
     }
 
 
-def _operation(entry: Entry, schema: Any) -> dict[str, Any]:
-    name = getattr(entry.handler, "__name__", "route")
+def _operation(route: Route, schema: Any) -> dict[str, Any]:
+    name = getattr(route.handler, "__name__", "route")
     operation: dict[str, Any] = {
         "operationId": name,
-        "summary": (entry.handler.__doc__ or name).strip().split("\n")[0],
-        "responses": {"200": {"description": "The answer.", "content": _content(entry)}, **_failures()},
+        "summary": (route.handler.__doc__ or name).strip().split("\n")[0],
+        "responses": {"200": {"description": "The answer.", "content": _content(route)}, **_failures()},
     }
     if schema is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if "{" in entry.path:
+    if "{" in route.path:
         parameter = {
             "name": "model",
             "in": "path",
@@ -89,11 +87,11 @@ def _operation(entry: Entry, schema: Any) -> dict[str, Any]:
     return operation
 
 
-def _content(entry: Entry) -> dict[str, Any]:
-    if entry.path in _TEXT_ANSWERS:
-        return {_TEXT_ANSWERS[entry.path]: {"schema": {"type": "string"}}}
+def _content(route: Route) -> dict[str, Any]:
+    if route.path in _TEXT_ANSWERS:
+        return {_TEXT_ANSWERS[route.path]: {"schema": {"type": "string"}}}
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if entry.body is not None and "stream" in entry.body.__struct_fields__:  # type: ignore[attr-defined]
+    if route.body is not None and "stream" in route.body.__struct_fields__:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     return content
 

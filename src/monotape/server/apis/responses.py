@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -13,13 +12,13 @@ from starlette.types import Scope
 
 from monotape.server.api_error import ApiError
 from monotape.server.conversation.blocks import Block, Blocks, Step
-from monotape.server.conversation.prepare import Conversation, prepare
+from monotape.server.conversation.conversation import Conversation, Part, converse
 from monotape.server.engine import wire
-from monotape.server.http.endpoint import Stream, sse
+from monotape.server.http.endpoint import Stream
+from monotape.server.http.replies import sse
 from monotape.server.requests.responses import ResponsesRequest, to_chat
 from monotape.server.requests.responses_tools import custom_names, namespaces, text_in
 from monotape.server.service.clock import Clock
-from monotape.server.service.gate import Turn
 from monotape.server.service.service import Service
 
 _PREFIX = {"content": "msg", "reasoning": "rs", "call": "fc"}
@@ -27,19 +26,14 @@ _PREFIX = {"content": "msg", "reasoning": "rs", "call": "fc"}
 
 async def responses(service: Service, request: ResponsesRequest, scope: Scope) -> dict[str, Any] | Stream:
     """Answers a list of items, whole or streamed; nothing is kept between requests."""
-    clock = Clock.of(scope)
-    service.require_room()
-    model = service.check_model(request.model)
-    chat = to_chat(request)
-    conversation, turn = await service.line_up(clock, lambda: prepare(service, chat, clock))
-    response = _Response(service, request, conversation, model)
+    clock, model = service.receive(scope["state"], request.model)
+    conversation = await converse(service, to_chat(request), clock)
+    response = _Response(request, conversation, model)
     if request.stream:
-        return Stream(response.events(turn), response.failure, turn)
-    async with turn:
-        clock.entered()
-        async with contextlib.aclosing(service.complete(conversation.work)) as received:  # type: ignore[type-var]
-            async for message in received:
-                response.take(message)
+        return Stream(response.events(), response.failure, conversation.turn)
+    async with conversation.answers() as parts:
+        async for part in parts:
+            response.take(part)
     await response.count_thoughts()
     return response.object()
 
@@ -47,15 +41,12 @@ async def responses(service: Service, request: ResponsesRequest, scope: Scope) -
 class _Response:
     """One response in the making."""
 
-    def __init__(
-        self, service: Service, request: ResponsesRequest, conversation: Conversation, model: str
-    ) -> None:
-        self._service, self._conversation = service, conversation
-        self._answer, self._blocks = conversation.new_answer(), Blocks()
+    def __init__(self, request: ResponsesRequest, conversation: Conversation, model: str) -> None:
+        self._conversation, self._blocks = conversation, Blocks()
         self._done: wire.Done | None = None
         self._sequence = 0
         self._ids: dict[int, str] = {}
-        self._thought = 0  # tokens
+        self._reasoning, self._thought = "", 0  # the text, and its tokens
         self._namespaces, self._custom = namespaces(request.tools), custom_names(request.tools)
         given = msgspec.to_builtins(request)
         self._head = {
@@ -69,15 +60,16 @@ class _Response:
             "metadata": request.metadata or {}, "user": None,
         }  # fmt: skip
 
-    def take(self, message: wire.Piece | wire.Done) -> list[Step]:
-        if not isinstance(message, wire.Done):
-            return self._blocks.feed(self._answer.feed(message.text))
-        self._done = message
-        return [*self._blocks.feed(self._answer.end(message.text)), *self._blocks.end()]
+    def take(self, part: Part) -> list[Step]:
+        steps = self._blocks.feed(part.events)
+        if part.done is None:
+            return steps
+        self._done, self._reasoning = part.done, part.answer.reasoning
+        return [*steps, *self._blocks.end()]
 
     async def count_thoughts(self) -> None:
         """Tokens come in handfuls that need not end with the thoughts, so these are counted again."""
-        text, thought = self._service.text, self._answer.reasoning
+        text, thought = self._conversation.service.text, self._reasoning
         if thought and text is not None:
             ids, _ = await text.encode(thought, add_special=False, context=len(thought))
             self._thought = len(ids)
@@ -129,16 +121,13 @@ class _Response:
             return {"type": "reasoning_text", "text": block.text}
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
 
-    async def events(self, turn: Turn) -> AsyncGenerator[bytes, None]:
-        work = self._conversation.work
+    async def events(self) -> AsyncGenerator[bytes, None]:
         started = {"response": self.object("in_progress")}
         yield self._event("response.created", **started) + self._event("response.in_progress", **started)
-        async with turn:
-            work.clock.entered()
-            async with contextlib.aclosing(self._service.complete(work)) as received:  # type: ignore[type-var]
-                async for message in received:
-                    if events := b"".join([self._step(step) for step in self.take(message)]):
-                        yield events
+        async with self._conversation.answers() as parts:
+            async for part in parts:
+                if events := b"".join([self._step(step) for step in self.take(part)]):
+                    yield events
         await self.count_thoughts()
         final = self.object()
         yield self._event(f"response.{final['status']}", response=final)

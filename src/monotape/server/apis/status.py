@@ -7,12 +7,11 @@ from typing import Any
 from starlette.types import Scope
 
 from monotape import __version__
-from monotape.errors import RequestError
-from monotape.server.api_error import ApiError, bad_request, from_engine_error
-from monotape.server.conversation.prepare import checked_message, joined_system
+from monotape.server.api_error import bad_request
+from monotape.server.conversation.conversation import prompt_of
 from monotape.server.engine.info import info_object
 from monotape.server.http.endpoint import Plain
-from monotape.server.requests.openai import DetokenizeRequest, TokenizeRequest
+from monotape.server.requests.openai import ChatRequest, DetokenizeRequest, TokenizeRequest
 from monotape.server.service.metrics import CONTENT_TYPE
 from monotape.server.service.service import Service
 
@@ -31,13 +30,11 @@ async def health(service: Service, _: None, scope: Scope) -> dict[str, Any]:
 
 async def version(service: Service, _: None, scope: Scope) -> dict[str, Any]:
     """The version of Monotape."""
-    """The version of Monotape."""
     return {"version": __version__}
 
 
 async def metrics(service: Service, _: None, scope: Scope) -> Plain:
     """Counters and histograms for Prometheus."""
-    """Figures for Prometheus, under vLLM's names where it has one."""
     return Plain(service.metrics.text(), CONTENT_TYPE)
 
 
@@ -57,32 +54,31 @@ async def page(service: Service, _: None, scope: Scope) -> Plain:
 
 async def tokenize(service: Service, request: TokenizeRequest, scope: Scope) -> dict[str, Any]:
     """The tokens of a text, or of a conversation as the template writes it."""
-    """The token ids of a prompt, or of a conversation as the model sees it."""
     text, found = service.require_ready()
     service.check_model(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("Give either prompt or messages.", "prompt", "invalid_value")
-    prompt, special = request.prompt or "", request.add_special_tokens
     if request.messages is not None:
-        try:
-            prompt, _ = await text.render(
-                joined_system(
-                    [checked_message(message, index) for index, message in enumerate(request.messages)]
-                ),
-                add_generation_prompt=request.add_generation_prompt,
-                variables=request.chat_template_kwargs,
-            )
-        except RequestError as error:
-            raise bad_request(f"{error.message} {error.hint}", "messages", "invalid_value") from None
-        special = False  # the template writes what the model wants
-    try:
-        ids, _ = await text.encode(prompt, add_special=special, context=service.config.max_body_bytes)
-    except RequestError as error:
-        raise from_engine_error(error) from None
+        ids = (await prompt_of(service, _as_chat(request))).ids
+    else:
+        ids, _ = await text.encode(
+            request.prompt or "",
+            add_special=request.add_special_tokens,
+            context=service.config.max_body_bytes,
+        )
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": found.context, "tokens": ids}
     if request.return_token_strs and text.tokenizer is not None:
         answer["token_strs"] = [text.tokenizer.token_text(token_id) for token_id in ids]
     return answer
+
+
+def _as_chat(request: TokenizeRequest) -> ChatRequest:
+    return ChatRequest(
+        messages=request.messages or [],
+        tools=request.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
 
 
 async def tokenizer_info(service: Service, _: None, scope: Scope) -> dict[str, Any]:
@@ -94,13 +90,7 @@ async def tokenizer_info(service: Service, _: None, scope: Scope) -> dict[str, A
 
 async def detokenize(service: Service, request: DetokenizeRequest, scope: Scope) -> dict[str, Any]:
     """The text of tokens."""
-    """The text of token ids."""
-    text, found = service.require_ready()
+    text, _ = service.require_ready()
     service.check_model(request.model)
-    for token_id in request.tokens:
-        if token_id >= found.vocab:
-            raise ApiError(
-                400, f"Token id {token_id} is not in the vocabulary, which has {found.vocab} tokens.",
-                code="invalid_value", param="tokens",
-            )  # fmt: skip
+    service.check_ids(request.tokens, "tokens")
     return {"prompt": await text.decode(request.tokens)}

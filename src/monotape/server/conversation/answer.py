@@ -121,8 +121,17 @@ class Answer:
         return events
 
 
-def new_answer(*, reasoning: bool, open_in_prompt: bool, style: ToolFormat | None, several: bool) -> Answer:
-    return Answer(
-        ReasoningSplitter(open_in_prompt=open_in_prompt) if reasoning else None,
-        None if style is None else ToolParser(style, several=several),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerStyle:
+    """How the answers to one prompt are read."""
+
+    reasoning: bool
+    open_in_prompt: bool  # the prompt has opened the thoughts
+    calls: ToolFormat | None  # None: they are not looked for
+    several: bool  # calls in one answer
+
+    def new_answer(self) -> Answer:
+        return Answer(
+            ReasoningSplitter(open_in_prompt=self.open_in_prompt) if self.reasoning else None,
+            None if self.calls is None else ToolParser(self.calls, several=self.several),
+        )

@@ -14,11 +14,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from monotape.engine.config import EngineConfig
+from monotape.engine.sampling_params import SamplingParams
 from monotape.engine.spawn import spawn
 from monotape.server.engine import wire
 from monotape.server.engine.info import ModelInfo, PhaseTime
 from monotape.server.engine.prefill_log import PrefillLog
 from monotape.server.engine.restarts import Restarts, died_of
+from monotape.server.frames import HEADER, frame
 from monotape.server.grammar.definition import Grammar
 
 LOG = logging.getLogger("monotape.server")
@@ -133,9 +135,10 @@ class Engine:
     def generate(
         self,
         prompt: list[int],
-        params: dict[str, Any],
-        grammar: Grammar | None,
-        interval: int | None,
+        params: SamplingParams,
+        index: int = 0,
+        grammar: Grammar | None = None,
+        interval: int | None = None,
         progress: bool = False,
     ) -> Run:
         """Starts a completion; only one at a time."""
@@ -147,7 +150,7 @@ class Engine:
             self._ids, len(prompt), self._timeout_s + PROMPT_TOKEN_S * len(prompt), self._send
         )
         self._last_step = time.monotonic()
-        self._send(wire.Generate(run.id, prompt, params, grammar, interval, progress))
+        self._send(wire.Generate(run.id, prompt, params, index, grammar, interval, progress))
         return run
 
     async def compile(self, grammar: Grammar) -> None:
@@ -167,7 +170,7 @@ class Engine:
 
     def _send(self, message: wire.ToEngine) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(wire.frame(message))
+            self._writer.write(frame(message))
 
     def fail(self, reason: str) -> None:
         """Gives up for good."""
@@ -237,7 +240,7 @@ class Engine:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                size = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))[0]
+                size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]
                 self._take(wire.from_engine.decode(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, OSError):
             return

@@ -7,6 +7,7 @@ import threading
 import time
 
 from monotape.server.engine import wire
+from monotape.server.frames import frame
 
 FLUSH_S = 0.005
 
@@ -91,6 +92,6 @@ class Outbox:
                 return
             self._last_sent = time.monotonic()
             try:
-                self._connection.sendall(b"".join(map(wire.frame, messages)))
+                self._connection.sendall(b"".join(map(frame, messages)))
             except OSError:  # the server is gone; the reader's end of this process notices and ends it
                 return

@@ -34,6 +34,7 @@ from monotape.server.engine import wire
 from monotape.server.engine.info import PhaseTime, describe
 from monotape.server.engine.outbox import Outbox
 from monotape.server.engine.to_wire import chosen_of, prompt_scores, stats_of
+from monotape.server.frames import HEADER
 from monotape.server.grammar.constraints import GrammarConstraint, Grammars
 from monotape.server.grammar.definition import Grammar
 from monotape.server.grammar.wire import GrammarLimits
@@ -63,8 +64,8 @@ class EngineProcess:
         A server that was killed does not close its end in good order: the last read may fail, or give half a message.
         """
         try:
-            while len(header := stream.read(wire.HEADER.size)) == wire.HEADER.size:
-                message = wire.to_engine.decode(stream.read(wire.HEADER.unpack(header)[0]))
+            while len(header := stream.read(HEADER.size)) == HEADER.size:
+                message = wire.to_engine.decode(stream.read(HEADER.unpack(header)[0]))
                 if isinstance(message, wire.Generate):
                     self._jobs.put(message)
                 elif isinstance(message, wire.Cancel):
@@ -150,9 +151,10 @@ class EngineProcess:
             self._generate(job, constraint)
 
     def _generate(self, job: wire.Generate, constraint: GrammarConstraint | None) -> None:
-        params = SamplingParams(**job.params)
         started_ns = time.monotonic_ns()
-        stream = self._llm.stream({"prompt_token_ids": job.prompt}, params, constraint=constraint)
+        stream = self._llm.stream(
+            {"prompt_token_ids": job.prompt}, job.params, index=job.index, constraint=constraint
+        )
         with self._lock, contextlib.ExitStack() as undo:
             undo.callback(stream.close)
             self._stream = stream

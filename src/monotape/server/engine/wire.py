@@ -1,25 +1,25 @@
-"""What the server and the engine process say to each other: msgpack messages behind a four-byte length."""
+"""What the server and the engine process say to each other."""
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import msgspec
 
+from monotape.engine.sampling_params import SamplingParams
 from monotape.server.engine.info import ModelInfo, PhaseTime
 from monotape.server.grammar.definition import Grammar
 
-HEADER = struct.Struct(">I")
 BEAT_S = 0.5  # how often the engine process says that it is alive
 
 
 class Generate(msgspec.Struct, tag=True):
-    """Run one completion. `params` are the arguments of SamplingParams."""
+    """Run one completion."""
 
     id: int
     prompt: list[int]
-    params: dict[str, Any]
+    params: SamplingParams
+    index: int = 0  # which of the completions of its request: each but the first has the next seed
     grammar: Grammar | None = None
     interval: int | None = None  # tokens in a message; None: as many as come within a few milliseconds
     progress: bool = False  # whether pieces without text say how much of the prompt has been read
@@ -148,11 +148,5 @@ class Fault(msgspec.Struct, tag=True):
 ToEngine = Generate | Cancel | Compile | Forget | Close
 FromEngine = Phase | Ready | LoadFailed | Beat | Started | Piece | Done | Compiled | Fault
 
-_encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)
 from_engine = msgspec.msgpack.Decoder(FromEngine)
-
-
-def frame(message: ToEngine | FromEngine) -> bytes:
-    body = _encoder.encode(message)
-    return HEADER.pack(len(body)) + body

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from monotape.server.engine.wire import HEADER
+from monotape.server.frames import HEADER, frame
 
 T = TypeVar("T")
 #: To the process that forks: b"F" comes with the socket of a new grammar, b"K" with the id of a process to kill.
@@ -65,12 +65,8 @@ class Mask(msgspec.Struct, array_like=True):
     error: str | None = None
 
 
-_encoder = msgspec.msgpack.Encoder()
-
-
 def send(connection: socket.socket, message: msgspec.Struct) -> None:
-    body = _encoder.encode(message)
-    connection.sendall(HEADER.pack(len(body)) + body)
+    connection.sendall(frame(message))
 
 
 def receive(connection: socket.socket, kind: type[T]) -> T:

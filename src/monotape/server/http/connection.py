@@ -21,8 +21,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from monotape.server.api_error import ApiError
-from monotape.server.http.endpoint import encode
 from monotape.server.http.limits import Limits
+from monotape.server.http.replies import encode
 
 _LAST_S = 2.0  # for an error to reach its client before the connection is cut
 _MOST_DROPPED = 1 << 20  # bytes that a client may send while it does

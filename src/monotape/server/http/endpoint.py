@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from monotape.errors import RequestError
-from monotape.server.api_error import ApiError, from_engine_error, from_validation
-from monotape.server.engine.client import EngineFault
+from monotape.server.api_error import ApiError, from_validation
 from monotape.server.http.access_log import note_error, printable
-from monotape.server.http.bodies import Body, ClientLeft
-from monotape.server.http.dialect import Dialect, dialect_of
-from monotape.server.requests.fields import Unserved
+from monotape.server.http.bodies import Bodies, Body, ClientLeft
+from monotape.server.http.dialect import dialect_of
+from monotape.server.http.replies import send_body, send_error, send_json, send_part
+from monotape.server.service.failures import as_api_error
 from monotape.server.service.gate import Turn
-from monotape.server.service.service import Service, api_error
+from monotape.server.service.service import Service
 
-LOG = logging.getLogger("monotape.server")
 PING_S = 10.0
 PING = b": ping\n\n"
-_encoder = msgspec.json.Encoder()
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -58,21 +54,28 @@ Answer = dict[str, Any] | Stream | Plain
 Handler = Callable[[Service, Any, Scope], Awaitable[Answer]]
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route: the type of its body, and what else refuses one."""
+
+    method: str
+    path: str
+    handler: Handler
+    body: type[msgspec.Struct] | None = None
+    refuse: Callable[[bytes], None] | None = None
+
+
 class Endpoint:
     """One route as an ASGI application."""
 
-    def __init__(
-        self,
-        service: Service,
-        handler: Handler,
-        body: type | None = None,
-        unserved: Unserved | None = None,
-    ) -> None:
-        self._service, self._handler, self._unserved = service, handler, unserved
-        self._decoder: msgspec.json.Decoder[Any] | None = None if body is None else msgspec.json.Decoder(body)
+    def __init__(self, service: Service, route: Route, bodies: Bodies) -> None:
+        self._service, self._route, self._bodies = service, route, bodies
+        self._decoder: msgspec.json.Decoder[Any] | None = (
+            None if route.body is None else msgspec.json.Decoder(route.body)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = Body(self._service.bodies)
+        body = Body(self._bodies)
         try:
             request = None if self._decoder is None else self._decoded(await body.read(receive))
             await self._unless_client_leaves(receive, self._answer(request, scope, send))
@@ -89,8 +92,8 @@ class Endpoint:
         assert self._decoder is not None
         try:
             request = self._decoder.decode(body)
-            if self._unserved is not None:
-                self._unserved.check(body)
+            if self._route.refuse is not None:
+                self._route.refuse(body)
             return request
         except msgspec.ValidationError as error:
             raise from_validation(str(error)) from None
@@ -99,7 +102,7 @@ class Endpoint:
 
     async def _answer(self, request: Any, scope: Scope, send: Send) -> None:
         try:
-            answer = await self._handler(self._service, request, scope)
+            answer = await self._route.handler(self._service, request, scope)
             if isinstance(answer, Stream):
                 try:
                     await self._send_stream(send, answer, scope)
@@ -109,21 +112,12 @@ class Endpoint:
                 await send_body(send, 200, answer.body, answer.content_type, answer.headers)
             else:
                 await send_json(send, 200, answer)
-        except RequestError as error:
-            raise from_engine_error(error) from None
-        except EngineFault as error:
-            raise api_error(error) from None
-        except ApiError:
-            raise
         except asyncio.CancelledError:
             if self._service.closing.is_set():
                 raise _closing() from None
             raise
-        except Exception:
-            LOG.exception("A request to %s failed.", printable(scope["path"]))
-            raise ApiError(
-                500, "The server made a mistake; its log says which.", code="internal_error"
-            ) from None
+        except Exception as error:
+            raise as_api_error(error, f"A request to {printable(scope['path'])}") from None
 
     async def _unless_client_leaves(self, receive: Receive, work: Any) -> None:
         """Does the work. Cancels it when the connection closes, or when the server must end before it is done."""
@@ -150,7 +144,7 @@ class Endpoint:
 
         async def fail(error: ApiError) -> None:
             note_error(scope, error)
-            await send({"type": "http.response.body", "body": stream.failure(error), "more_body": True})
+            await send_part(send, stream.failure(error))
 
         pause = Pause()
         async with contextlib.aclosing(stream.events) as events:
@@ -158,22 +152,17 @@ class Endpoint:
             pings = asyncio.ensure_future(_ping(send, pause))
             try:
                 async for event in events:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    await send_part(send, event)
                     pause.broken = True
-            except (ApiError, EngineFault, RequestError) as error:
-                await fail(_as_api(error))
             except asyncio.CancelledError:
                 if not self._service.closing.is_set():
                     raise
                 await fail(_closing())
-            except Exception:
-                LOG.exception("A stream failed.")
-                await fail(
-                    ApiError(500, "The server made a mistake; its log says which.", code="internal_error")
-                )
+            except Exception as error:
+                await fail(as_api_error(error, "A stream"))
             finally:
                 pings.cancel()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send_part(send, b"", more=False)
 
 
 def _closing() -> ApiError:
@@ -188,12 +177,6 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _as_api(error: ApiError | EngineFault | RequestError) -> ApiError:
-    if isinstance(error, EngineFault):
-        return api_error(error)
-    return from_engine_error(error) if isinstance(error, RequestError) else error
-
-
 @dataclass(slots=True)
 class Pause:
     """Whether anything was sent since the last look."""
@@ -205,52 +188,5 @@ async def _ping(send: Send, pause: Pause) -> None:
     while True:
         await asyncio.sleep(PING_S)
         if not pause.broken:
-            await send({"type": "http.response.body", "body": PING, "more_body": True})
+            await send_part(send, PING)
         pause.broken = False
-
-
-def sse(data: Any, event: str | None = None) -> bytes:
-    """One server-sent event."""
-    head = b"" if event is None else b"event: " + event.encode() + b"\n"
-    return head + b"data: " + encode(data) + b"\n\n"
-
-
-def encode(data: Any) -> bytes:
-    """JSON; text that is not valid Unicode is mended rather than refused."""
-    try:
-        return _encoder.encode(data)
-    except UnicodeEncodeError:
-        return _encoder.encode(_mended(data))
-
-
-def _mended(data: Any) -> Any:
-    if isinstance(data, str):
-        return data.encode("utf-8", "replace").decode()
-    if isinstance(data, dict):
-        return {_mended(key): _mended(value) for key, value in data.items()}
-    return [_mended(item) for item in data] if isinstance(data, list) else data
-
-
-async def send_json(
-    send: Send, status: int, data: Any, headers: tuple[tuple[bytes, bytes], ...] = ()
-) -> None:
-    await send_body(send, status, encode(data), "application/json", headers)
-
-
-async def send_error(send: Send, error: ApiError, dialect: Dialect) -> None:
-    headers = tuple((name.encode(), value.encode()) for name, value in error.headers.items())
-    await send_json(send, error.status, error.openai() if dialect == "openai" else error.anthropic(), headers)
-
-
-async def send_body(
-    send: Send, status: int, body: bytes, content_type: str, headers: tuple[tuple[bytes, bytes], ...] = ()
-) -> None:
-    start: Message = {
-        "type": "http.response.start",
-        "status": status,
-        "headers": [
-            (b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode()), *headers
-        ],
-    }  # fmt: skip
-    await send(start)
-    await send({"type": "http.response.body", "body": body, "more_body": False})

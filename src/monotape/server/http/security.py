@@ -15,7 +15,7 @@ from monotape.server.api_error import ApiError
 from monotape.server.config import ServerConfig
 from monotape.server.http.access_log import log_request, note_error
 from monotape.server.http.dialect import dialect_of
-from monotape.server.http.endpoint import send_body, send_error
+from monotape.server.http.replies import send_body, send_error
 from monotape.server.service.metrics import Metrics
 
 OPEN_ROUTES = ("/health",)

@@ -1,146 +1,38 @@
-"""From a request's fields to the arguments of SamplingParams and a grammar, everything checked."""
+"""From a request's fields to SamplingParams, made once: they travel to the engine as they are."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from monotape.engine.sampling_params import SEED_BITS, SamplingParams
 from monotape.errors import RequestError
-from monotape.server.api_error import bad_request, from_engine_error, unsupported
-from monotape.server.grammar import definition
-from monotape.server.grammar.definition import Grammar
+from monotape.server.api_error import bad_request, from_engine_error
+from monotape.server.requests.openai import Sampled
 
+MAX_COMPLETIONS = 16
 _PASSED_ON = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "n", "skip_special_tokens",
+    "logit_bias", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "skip_special_tokens",
     "include_stop_str_in_output",
 )  # fmt: skip
-MAX_COMPLETIONS = 16
 _FIELDS = frozenset({*_PASSED_ON, "seed", "max_tokens", "logprobs", "prompt_logprobs"})
 
 
-#: Fields that are a grammar by themselves: llama.cpp's and those of older versions of vLLM.
-_GRAMMAR_FIELDS = {
-    "grammar": "lark", "json_schema": "json", "guided_json": "json", "guided_regex": "regex",
-    "guided_choice": "choice", "guided_grammar": "lark",
-}  # fmt: skip
-
-
-def sampling_arguments(
-    request: msgspec.Struct, defaults: Mapping[str, Any], **decided: Any
-) -> dict[str, Any]:
-    """The arguments, with the model's own recommendations where the request is silent."""
-    given = {
-        name: value for name in _PASSED_ON if (value := getattr(request, name, None)) is not None
-    }  # fmt: skip
-    if (seed := getattr(request, "seed", None)) is not None:
-        given["seed"] = seed % 2**SEED_BITS  # clients draw signed ones
-    arguments = {**defaults, **given, **decided}
-    check(arguments)
-    return arguments
-
-
-def check(arguments: Mapping[str, Any]) -> SamplingParams:
-    if arguments.get("n", 1) > MAX_COMPLETIONS:
-        raise bad_request(
-            f"n is {arguments['n']}. It must be from 1 to {MAX_COMPLETIONS}.", "n", "invalid_value"
-        )
-    if arguments.get("n", 1) > 1 and arguments.get("temperature") == 0:
-        arguments = {**arguments, "n": 1}  # the same answer n times; wasteful, but what was asked for
+def sampling_params(request: Sampled, defaults: Mapping[str, Any], **decided: Any) -> SamplingParams:
+    """How the tokens of one completion are chosen; the model's own recommendations where the request is silent."""
+    given = {name: value for name in _PASSED_ON if (value := getattr(request, name)) is not None}
+    if request.seed is not None:
+        given["seed"] = request.seed % 2**SEED_BITS  # clients draw signed ones
     try:
-        return SamplingParams(**arguments)
+        return SamplingParams(**{**defaults, **given, **decided})
     except RequestError as error:
         raise from_engine_error(error, _FIELDS) from None
 
 
-_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
-_UNSERVED_CONSTRAINTS = {
-    "disable_additional_properties": "write additionalProperties into the schema.",
-    "whitespace_pattern": "JSON is written with one space after commas and colons.",
-    "structural_tag": "use tools, or a grammar.",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Structured output and the field that asks for it."""
-
-    param: str
-    grammar: Grammar
-
-
-def grammar_of(request: Any) -> Asked | None:
-    """The grammar that a request asks for in any of the ways that clients know; at most one of them."""
-    asked = [*_from_format(request), *_from_structured(request), *_from_fields(request)]
-    if len(asked) > 1:
-        names = ", ".join(param for param, _, _ in asked)
-        raise bad_request(
-            f"The request asks for structured output in more than one way: {names}.",
-            asked[0][0],
-            "invalid_value",
-        )
-    return made(*asked[0]) if asked else None
-
-
-def made(param: str, kind: str, value: Any) -> Asked:
-    try:
-        if kind == "json":
-            schema = json.loads(value) if isinstance(value, str) else value
-            if not isinstance(schema, Mapping | bool):
-                raise RequestError(f"{param} is not a JSON schema.", "It must be an object.")
-            return Asked(param, definition.from_json_schema(schema))
-        return Asked(param, getattr(definition, f"from_{kind}")(value))
-    except RequestError as error:
-        raise bad_request(f"{error.message} {error.hint}", param, "invalid_value") from None
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"{param} is not JSON: {error}.", param, "invalid_value") from None
-
-
-def _from_format(request: Any) -> Iterator[tuple[str, str, Any]]:
-    wanted = getattr(request, "response_format", None)
-    if wanted is None or wanted.type == "text":
-        return
-    inner = None if wanted.json_schema is None else wanted.json_schema.schema
-    schema = wanted.schema if inner is None else inner
-    if schema is None and wanted.type == "json_schema":
-        raise bad_request(
-            "response_format has the type 'json_schema' but no json_schema.schema.",
-            "response_format",
-            "invalid_value",
-        )
-    yield "response_format", "json", {"type": "object"} if schema is None else schema
-
-
-def _from_structured(request: Any) -> Iterator[tuple[str, str, Any]]:
-    wanted = getattr(request, "structured_outputs", None)
-    if wanted is None:
-        return
-    fields = msgspec.structs.asdict(wanted)
-    for name, why in _UNSERVED_CONSTRAINTS.items():
-        if fields[name]:
-            raise unsupported(f"structured_outputs.{name}", why)
-    given = {name: fields[name] for name in _CONSTRAINTS if fields[name] not in (None, False)}
-    if len(given) != 1:
-        raise bad_request(
-            f"structured_outputs has {len(given)} constraints. It must have one of json, regex, choice, grammar "
-            "and json_object.",
-            "structured_outputs",
-            "invalid_value",
-        )
-    name, value = next(iter(given.items()))
-    if name == "json_object":
-        yield "structured_outputs", "json", {"type": "object"}
-    else:
-        yield "structured_outputs", "lark" if name == "grammar" else name, value
-
-
-def _from_fields(request: Any) -> Iterator[tuple[str, str, Any]]:
-    for name, kind in _GRAMMAR_FIELDS.items():
-        value = getattr(request, name, None)
-        if value not in (None, ""):  # llama.cpp's clients send an empty grammar where they want none
-            yield name, kind, value
+def completions_of(request: Sampled) -> int:
+    """How many answers each prompt gets; the engine makes them one after another, from the same params."""
+    count = request.n or 1
+    if count > MAX_COMPLETIONS:
+        raise bad_request(f"n is {count}. It must be from 1 to {MAX_COMPLETIONS}.", "n", "invalid_value")
+    return count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +23,6 @@ class Clock:
     answers: int = 1  # to each prompt
     miss: str | None = None  # why nothing of the prompt was cached
     done: list[wire.Stats] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, scope: MutableMapping[str, Any]) -> Clock:
-        """A request's clock, kept where the log finds it."""
-        clock: Clock = scope["state"].setdefault("clock", cls())
-        return clock
 
     def reserved(self) -> None:
         self.reserved_ns = time.monotonic_ns()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from monotape.engine.prompts import Prompt
 from monotape.engine.request import room_for
+from monotape.engine.sampling_params import SamplingParams
 from monotape.errors import RequestError
 from monotape.server.api_error import ApiError, bad_request, from_engine_error
 from monotape.server.config import ServerConfig
@@ -21,15 +21,11 @@ from monotape.server.engine import wire
 from monotape.server.engine.client import Engine, EngineFault
 from monotape.server.engine.info import ModelInfo
 from monotape.server.grammar.definition import Grammar
-from monotape.server.http.bodies import Bodies
-from monotape.server.requests.sampling import Asked, check
 from monotape.server.service.clock import Clock
 from monotape.server.service.gate import Gate, QueueFull, Turn
 from monotape.server.service.metrics import Metrics
 from monotape.server.service.text_work import TextWork
 
-LOG = logging.getLogger("monotape.server")
-T = TypeVar("T")
 RESTART_WAIT_S = (
     120.0  # how long requests that were waiting already wait for an engine that is being restarted
 )
@@ -40,7 +36,7 @@ class Work:
     """One prompt, ready to run."""
 
     prompt: list[int]
-    arguments: dict[str, Any]  # of SamplingParams
+    params: SamplingParams
     grammar: Grammar | None = None
     clock: Clock = field(default_factory=Clock)
     progress: bool = False  # whether pieces say how much of the prompt has been read, before any token
@@ -54,7 +50,6 @@ class Service:
     ) -> None:
         self.config, self.names, self.engine, self.metrics = config, names, engine, metrics
         self.gate = Gate(config.max_queue)
-        self.bodies = Bodies(config.max_body_bytes)
         self.text: TextWork | None = None
         self.closing = asyncio.Event()  # answers that are not complete end now, with an error
         self.created = int(time.time())
@@ -94,63 +89,65 @@ class Service:
             )  # fmt: skip
         return name or self.names[0]
 
-    def fit(self, prompt: list[int], arguments: dict[str, Any], *, clamp: bool = False) -> dict[str, Any]:
-        """The arguments with max_tokens decided; an error when prompt and answer do not fit the context.
-
-        `clamp`: an answer may be shorter than asked for, so only the prompt has to fit.
-        """
+    def check_ids(self, ids: list[int], param: str) -> None:
+        """An error for a token that the model does not have."""
         _, info = self.loaded()
-        if clamp and len(prompt) < info.context:
-            room = info.context - len(prompt)
-            arguments = {**arguments, "max_tokens": min(arguments["max_tokens"], room)}
-        for token_id in prompt:
+        for token_id in ids:
             if token_id >= info.vocab:
                 raise ApiError(
                     400, f"Token id {token_id} is not in the vocabulary, which has {info.vocab} tokens.",
-                    code="invalid_value", param="prompt",
+                    code="invalid_value", param=param,
                 )  # fmt: skip
+
+    def check(self, prompt: list[int], params: SamplingParams) -> None:
+        """An error when the engine would refuse the prompt or the params, so that no answer has begun by then."""
+        _, info = self.loaded()
+        self.check_ids(prompt, "prompt")
         if not prompt:
             raise ApiError(400, "The prompt is empty. It must have at least one token.", param="prompt")
-        params = check({**arguments, "n": 1})
         try:
             params.sampling(seed=0, vocab=info.vocab)
-            room = room_for(Prompt(None, tuple(prompt)), params, info.context)
+            room_for(Prompt(None, tuple(prompt)), params, info.context)
         except RequestError as error:
             raise from_engine_error(error) from None
-        return {**arguments, "max_tokens": room}
 
-    def require_room(self) -> None:
-        """429 when the queue is full, before anything else is looked at."""
+    def receive(self, state: MutableMapping[str, Any], model: str | None) -> tuple[Clock, str]:
+        """Lets a request in: its clock, kept where the log finds it, and the name to answer with.
+
+        429 when the queue is full, before anything else is looked at.
+        """
+        clock: Clock = state.setdefault("clock", Clock())
         self.require_ready()
         with self._refusing():
             self.gate.check()
+        return clock, self.check_model(model)
 
-    async def line_up(self, clock: Clock, prepare: Callable[[], Awaitable[T]]) -> tuple[T, Turn]:
-        """Prepares a request and lines it up; 429 when the queue is full. It takes its place before it is prepared:
+    @contextlib.contextmanager
+    def lining_up(self, clock: Clock) -> Iterator[Turn]:
+        """Lines up a request that is prepared inside the block; 429 when the queue is full. It takes its place first:
         rendering, tokenising and compiling for requests without a place would slow down those that have one.
         """
         self.require_ready()
         with self._refusing():
             turn = self.gate.admit()
         try:
-            prepared = await prepare()
+            yield turn
             clock.reserved()
             turn.line_up()
         except BaseException:
             turn.leave()
             raise
-        return prepared, turn
 
-    async def compile(self, asked: Asked | None) -> None:
-        """Has a request's grammar compiled: one that cannot be used is refused before the answer begins."""
-        if asked is None:
-            return
+    async def compile(self, grammar: Grammar, param: str) -> None:
+        """Has a grammar compiled that the field `param` asks for: one that cannot be used is refused before the
+        answer begins.
+        """
         try:
-            await self.engine.compile(asked.grammar)
+            await self.engine.compile(grammar)
         except EngineFault as error:
             if error.kind != "request":
                 raise
-            raise bad_request(error.message, asked.param, "invalid_value") from None
+            raise bad_request(error.message, param, "invalid_value") from None
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -165,16 +162,21 @@ class Service:
                 headers={"retry-after": str(error.retry_after_s)},
             ) from None
 
-    async def complete(self, work: Work, index: int = 0) -> AsyncIterator[wire.Piece | wire.Done]:
-        """Runs one completion; the caller's turn has come. Leaving the loop early cancels it."""
-        clock, arguments = work.clock, {**work.arguments, "n": 1}
-        if index and arguments.get("seed") is not None:
-            arguments["seed"] = (arguments["seed"] + index) % 2**64
+    def complete(
+        self, work: Work, index: int = 0
+    ) -> contextlib.aclosing[AsyncGenerator[wire.Piece | wire.Done, None]]:
+        """Runs one completion, which of its request's is `index`; the caller's turn has come. Leaving the block early
+        cancels it.
+        """
+        return contextlib.aclosing(self._complete(work, index))
+
+    async def _complete(self, work: Work, index: int) -> AsyncGenerator[wire.Piece | wire.Done, None]:
+        clock = work.clock
         if not self.engine.ready.is_set() and self.engine.failure is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.engine.ready.wait(), RESTART_WAIT_S)
         run = self.engine.generate(
-            work.prompt, arguments, work.grammar, self.config.stream_interval, work.progress
+            work.prompt, work.params, index, work.grammar, self.config.stream_interval, work.progress
         )
         try:
             async for message in run:
@@ -208,17 +210,6 @@ async def _to_the_end(work: Any) -> None:
             cancelled = True
     if cancelled:
         raise asyncio.CancelledError
-
-
-def api_error(error: EngineFault) -> ApiError:
-    """A completion that the engine could not finish, as clients see it."""
-    if error.kind == "request":
-        return ApiError(400, error.message, code="invalid_value")
-    if error.kind == "model":
-        return ApiError(500, error.message, code="model_fault")
-    if error.kind == "memory":
-        return ApiError(503, error.message, code="insufficient_memory")
-    return ApiError(503, error.message, code="engine_unavailable", headers={"retry-after": "1"})
 
 
 def served_names(model: str, given: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,108 @@
+"""A chat request as the model reads it: its tools and grammar decided, its messages rendered and cut into tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monotape.errors import RequestError
+from monotape.server.api_error import bad_request, from_engine_error, unsupported
+from monotape.server.conversation.answer import THINK, THOUGHT, AnswerStyle, thinks
+from monotape.server.conversation.messages import read_messages
+from monotape.server.conversation.tool_formats import choose_format, knows_tools, with_tool_prompt
+from monotape.server.conversation.tools import Tools, tools_of
+from monotape.server.requests.openai import ChatRequest
+from monotape.server.requests.structured import Asked, grammar_of
+from monotape.server.service.clock import Clock
+from monotape.server.service.service import Service
+
+_MESSAGE_FIELDS = frozenset({"messages"})
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What shapes prompt and answer besides the messages, decided before anything is rendered."""
+
+    template: str | None
+    tools: Tools
+    asked: Asked | None  # for structured output, or the call of a tool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The tokens of a chat, and how the answer to them is read."""
+
+    ids: list[int]
+    style: AnswerStyle
+
+
+def form_of(service: Service, request: ChatRequest) -> Form:
+    text, _ = service.loaded()
+    if request.chat_template is not None and not service.config.trust_request_chat_template:
+        raise unsupported("chat_template", "start the server with --trust-request-chat-template to allow it.")
+    template = request.chat_template or text.template
+    asked = grammar_of(request)
+    tools = tools_of(request, choose_format(service.config.tool_call_parser, template))
+    if asked is not None and tools.forced is not None:
+        raise bad_request(f"{asked.param} and a forced tool_choice exclude each other.", "tool_choice")
+    return Form(template, tools, asked or tools.forced)
+
+
+async def write_prompt(
+    service: Service, request: ChatRequest, form: Form, clock: Clock, context: int
+) -> ChatPrompt:
+    """Renders and tokenises, in threads; an error when the text cannot fit the context in any way."""
+    text, _ = service.loaded()
+    rendered, clock.render_ns = await _render(service, request, form)
+    if form.asked is not None and rendered.rstrip().endswith(THINK):
+        # The answer is constrained: there is no room for thoughts before it.
+        rendered += f"\n{THOUGHT}\n\n"
+    try:
+        ids, clock.tokenize_ns = await text.encode(rendered, add_special=False, context=context)
+    except RequestError as error:
+        raise from_engine_error(error, _MESSAGE_FIELDS) from None
+    return ChatPrompt(
+        ids,
+        AnswerStyle(
+            reasoning=thinks(service.config.reasoning_parser, form.template),
+            open_in_prompt=rendered.rstrip().endswith(THINK),
+            calls=form.tools.style,
+            several=request.parallel_tool_calls is not False,
+        ),
+    )
+
+
+async def _render(service: Service, request: ChatRequest, form: Form) -> tuple[str, int]:
+    text, _ = service.loaded()
+    messages: Sequence[Mapping[str, Any]] = read_messages(request.messages)
+    described: list[dict[str, Any]] | None = form.tools.described
+    if described and not knows_tools(form.template):
+        messages, described = with_tool_prompt(messages, described), None
+    continued = bool(request.continue_final_message)
+    prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
+    try:
+        return await text.render(
+            messages,
+            tools=described or None,
+            add_generation_prompt=prompted,
+            continue_final_message=continued,
+            template=request.chat_template,
+            variables=_variables(request, form),
+        )
+    except RequestError as error:
+        message = f"{error.message} {error.hint}".strip()
+        raise bad_request(message, "messages", "invalid_value") from None
+
+
+def _variables(request: ChatRequest, form: Form) -> dict[str, Any]:
+    """The variables of the template. Effort and verbosity go only to a template that uses them."""
+    source, given = form.template or "", dict(request.chat_template_kwargs or {})
+    effort = request.reasoning_effort or (request.reasoning.effort if request.reasoning else None)
+    if "enable_thinking" in source and (form.asked is not None or effort == "none"):
+        given.setdefault("enable_thinking", False)
+    if "reasoning_effort" in source and effort:
+        given.setdefault("reasoning_effort", effort)
+    if "verbosity" in source and request.verbosity:
+        given.setdefault("verbosity", request.verbosity)
+    return given
