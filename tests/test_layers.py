@@ -1,86 +1,142 @@
-"""Imports flow one way: cli -> server -> engine -> compiler | backends -> models, weights -> plan -> config, errors."""
+"""Imports flow one way, between the parts of the package and between the rooms of its server, and never in a circle."""
 
 from __future__ import annotations
 
-import ast
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "src" / "monotape"
-#: What each part may import of the package, itself aside.
-MAY_IMPORT = {
+from layers import Package
+
+PACKAGE = Package(Path(__file__).parent.parent / "src" / "monotape")
+_BASE = {"errors", "config"}
+_MODELS = {"models", "weights", "plan", *_BASE}
+_ENGINE = {"compiler", "backends", *_MODELS}
+#: What each part of the package may import, itself aside. A file beside the folders is a part of its own.
+PARTS: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
-    "plan": {"config", "errors"},
-    "models": {"plan", "config", "errors"},
-    "weights": {"models", "plan", "config", "errors"},
-    "compiler": {"models", "weights", "plan", "config", "errors"},
-    "backends": {"models", "weights", "plan", "config", "errors"},
-    "training": {"models", "weights", "plan", "config", "errors"},
-    "planner": {"models", "weights", "plan", "config", "errors"},
-    "engine": {"compiler", "backends", "models", "weights", "plan", "config", "errors"},
-    "server": {"engine", "compiler", "backends", "models", "weights", "plan", "config", "errors"},
-    "cli": {
-        "server",
-        "engine",
-        "planner",
-        "compiler",
-        "backends",
-        "models",
-        "weights",
-        "plan",
-        "config",
-        "errors",
-    },
+    "plan": {*_BASE},
+    "models": {"plan", *_BASE},
+    "weights": {"models", "plan", *_BASE},
+    "compiler": {*_MODELS},
+    "backends": {*_MODELS},
+    "training": {*_MODELS},
+    "planner": {*_MODELS},
+    "engine": {*_ENGINE},
+    "__init__": {"engine", "errors"},  # the public names
+    "server": {"engine", "__init__", *_ENGINE},
+    "cli": {"server", "engine", "planner", "__init__", *_ENGINE},
+    "__main__": {"cli"},
 }
-SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem in MAY_IMPORT)
+#: What each room of the server may import of the others, from the start of the server down to its processes.
+ROOMS: dict[str, set[str]] = {
+    "run": {"app", "http", "service", "engine", "config"},
+    "app": {"apis", "http", "service", "api_error"},
+    "apis": {"http", "conversation", "requests", "service", "engine", "playground", "api_error"},
+    "http": {"service", "config", "api_error"},
+    "conversation": {"requests", "service", "engine", "grammar", "api_error"},
+    "requests": {"grammar", "api_error"},
+    "service": {"engine", "grammar", "config", "api_error"},
+    "engine": {"grammar", "frames"},
+    "grammar": {"frames"},
+    "playground": set(),
+    "frames": set(),
+    "config": set(),
+    "api_error": set(),
+    "__init__": set(),
+}
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def test_parts_import_only_from_below() -> None:
+    assert list(PACKAGE.breaches(PARTS)) == []
 
 
-def imported_parts(path: Path) -> set[str]:
-    names = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names.append(node.module or "")
-    return {name.split(".")[1] for name in names if name.startswith("monotape.")}
+def test_rooms_of_the_server_import_only_what_their_rules_say() -> None:
+    assert list(PACKAGE.breaches(ROOMS, "server")) == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_file_imports_only_from_below(path: Path) -> None:
-    part = part_of(path)
-    assert imported_parts(path) <= MAY_IMPORT[part] | {part}
+@pytest.mark.parametrize(("folder", "rules"), [("", PARTS), ("server", ROOMS)])
+def test_every_rule_is_of_a_part_that_is_there(folder: str, rules: dict[str, set[str]]) -> None:
+    assert set(rules) == PACKAGE.parts(folder)
+    assert set().union(*rules.values()) <= set(rules)
 
 
-def imported_files(path: Path) -> set[Path]:
-    """The package's files that a file names on top, for type checkers or for good; not those inside functions."""
-    statements = list(ast.parse(path.read_text()).body)
-    modules = []
-    for node in statements:
-        if isinstance(node, ast.If):  # of TYPE_CHECKING
-            statements += node.body
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Import):
-            modules += [alias.name for alias in node.names]
-    paths = {PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py") for module in modules}
-    return {path for path in paths if path.is_file()}
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports for type checkers and those inside functions count: they tie two files together as well."""
+    assert PACKAGE.cycle() == []
 
 
-def test_no_file_imports_itself_by_way_of_others() -> None:
-    """But for the server's, whose table of routes and the document of it name each other, for type checkers alone."""
-    files = [path for path in SOURCES if part_of(path) != "server"]
-    try:
-        TopologicalSorter({path: imported_files(path) for path in files}).prepare()
-    except CycleError as error:
-        pytest.fail(" -> ".join(str(path.relative_to(PACKAGE)) for path in error.args[1]))
+# The reader of imports itself, on packages that break the rules.
+
+RULES = {"__init__": set[str](), "__main__": {"top"}, "low": set[str](), "top": {"low"}}
 
 
-def test_no_part_is_forgotten() -> None:
-    assert {part_of(path) for path in SOURCES} <= set(MAY_IMPORT)
+@pytest.fixture
+def broken(tmp_path: Path) -> Package:
+    """A package without a fault, for a test to put one in."""
+    for name in ("__init__", "__main__", "low/__init__", "low/a", "low/b", "top/__init__", "top/c"):
+        path = tmp_path / "pack" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    return Package(tmp_path / "pack")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pack.top.c",
+        "import os, pack.top.c as c",
+        "from pack.top import c",
+        "from pack.top.c import name",
+        "from pack import top",
+        "from ..top import c",
+        "from ..top.c import name",
+        "from .. import top",
+        "def late():\n    from pack.top import c",
+        "if TYPE_CHECKING:\n    from pack.top import c",
+    ],
+)
+def test_every_way_to_import_is_seen(broken: Package, line: str) -> None:
+    (broken.root / "low" / "a.py").write_text(line)
+    found = list(broken.breaches(RULES))
+    assert found in (["pack.low.a imports pack.top"], ["pack.low.a imports pack.top.c"])
+
+
+@pytest.mark.parametrize("line", ["from pack import version", "import pack", "from .. import version"])
+def test_the_package_itself_is_a_part(broken: Package, line: str) -> None:
+    (broken.root / "low" / "a.py").write_text(line)
+    assert list(broken.breaches(RULES)) == ["pack.low.a imports pack"]
+
+
+def test_modules_beside_the_folders_have_rules(broken: Package) -> None:
+    (broken.root / "__main__.py").write_text("from pack.low import a")
+    (broken.root / "stray.py").write_text("")
+    assert sorted(broken.breaches(RULES)) == ["pack.__main__ imports pack.low.a", "pack.stray has no rule"]
+
+
+def test_a_folder_has_rules_of_its_own(broken: Package) -> None:
+    (broken.root / "low" / "a.py").write_text("from pack.low import b\nfrom pack.top import c")
+    rules = {"__init__": set[str](), "a": set[str](), "b": {"a"}}
+    assert list(broken.breaches(rules, "low")) == ["pack.low.a imports pack.low.b"]
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import pack.low.a",
+        "from . import a",
+        "if TYPE_CHECKING:\n    from pack.low.a import name",
+        "def late():\n    from pack.low.a import name",
+    ],
+)
+def test_circles_are_found(broken: Package, back: str) -> None:
+    (broken.root / "low" / "a.py").write_text("from pack.low.b import name")
+    assert broken.cycle() == []
+    (broken.root / "low" / "b.py").write_text(back)
+    assert set(Package(broken.root).cycle()) == {"pack.low.a", "pack.low.b"}
+
+
+def test_a_good_package_passes(broken: Package) -> None:
+    (broken.root / "top" / "c.py").write_text("from pack.low import a\nfrom ..low.b import name\nimport os")
+    assert list(broken.breaches(RULES)) == [] and broken.cycle() == []
