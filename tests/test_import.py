@@ -56,6 +56,12 @@ def test_a_folder_of_safetensors_needs_neither_a_hub_nor_gguf() -> None:
     assert loaded.isdisjoint(unneeded)
 
 
+def test_the_planner_knows_the_families_without_numpy() -> None:
+    loaded = modules_after("import monotape.planner.estimate")
+    assert "monotape.models.registry" in loaded
+    assert "numpy" not in loaded
+
+
 @pytest.mark.parametrize("name", monotape.__all__)
 def test_every_name_is_there(name: str) -> None:
     assert getattr(monotape, name) is not None

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from monotape.errors import ModelError, UnsupportedModel
+from monotape.models.dense import Family
 from monotape.models.registry import FAMILIES as RUNNABLE
 from monotape.models.registry import spec_from_config
 from monotape.planner.accounting import shape_from_config
 from monotape.planner.catalogue import models
-from monotape.planner.families import FAMILIES
-from monotape.planner.runs import RUN_HERE
+from monotape.planner.families import FAMILIES, FURTHER
 from planner.loads import config_of, load_of
 
 #: One model of each architecture, the smallest there is.
@@ -109,8 +109,26 @@ def test_counts_are_those_of_the_engine_itself(name: str) -> None:
     assert shape_from_config(config).total == spec_from_config(config).parameters
 
 
-def test_the_planner_knows_what_the_engine_runs() -> None:
-    assert set(RUN_HERE) == set(RUNNABLE)
+DENSE = [name for name, family in RUNNABLE.items() if isinstance(family, Family)]
+
+
+def test_a_family_stands_in_one_table() -> None:
+    assert FURTHER.keys().isdisjoint(RUNNABLE)
+    assert FAMILIES.keys() == {*DENSE, *FURTHER}
+
+
+@pytest.mark.parametrize("architecture", DENSE)
+def test_what_a_file_leaves_out_is_as_when_the_model_runs(architecture: str) -> None:
+    """Each family has defaults of its own for the sizes of heads, and for windows."""
+    config: dict[str, Any] = {
+        "architectures": [architecture], "hidden_size": 4096, "num_attention_heads": 64, "num_hidden_layers": 31,
+        "intermediate_size": 5000, "vocab_size": 999, "max_position_embeddings": 32768,
+    }  # fmt: skip
+    if architecture.startswith("Qwen"):
+        config["use_sliding_window"] = True
+    spec, caches = spec_from_config(config), [layer.caches[0] for layer in shape_from_config(config).layers]
+    assert {cache.values for cache in caches} == {2 * spec.kv_heads * spec.head_dim}
+    assert tuple(cache.window for cache in caches) == spec.windows
 
 
 def test_a_tied_table_is_counted_once_and_read_whole() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from monotape.errors import UnsupportedModel
 from monotape.models.fields import FIXED, HARMLESS, Fields
-from monotape.models.rope import MAX_POSITIONS, read_rope
-from monotape.models.spec import ModelSpec, TensorSource
+from monotape.models.spec import MAX_POSITIONS, ModelSpec, TensorSource
 from monotape.models.tensors import bias_tensors, head_norm_tensors, model_tensors, separate_tensors
 
 Windows = tuple[int | None, ...]
@@ -45,7 +44,7 @@ class Family:
 
     name: str  # also the file's model_type
     architecture: str
-    windows: Callable[[Fields, Sizes], Windows]
+    windows: Callable[[Fields, int], Windows]  # of the number of layers
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # accepted with these values only
     projections: Callable[[int, int, int], Tensors] = separate_tensors  # of q rows, kv rows, ffn
     norm_eps: float = 1e-6
@@ -58,6 +57,8 @@ class Family:
 
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """The ModelSpec of a config.json of this family; a field that it does not know is an error."""
+        from monotape.models.rope import read_rope  # takes NumPy, which knowing the families does not need
+
         fields = Fields(config)
         check_type(fields, self.name)
         fields.fixed({**FIXED, **self.fixed}, self.architecture)
@@ -67,7 +68,7 @@ class Family:
         spec = decoder_spec(
             fields,
             sizes,
-            self.windows(fields, sizes),
+            self.windows(fields, sizes.layers),
             family=self.name,
             architecture=self.architecture,
             norm_eps=fields.number("rms_norm_eps", 0, 1, self.norm_eps),
@@ -149,41 +150,40 @@ def bounded(window: int | None, context: int) -> int | None:
     return None if window is None or window >= context else window
 
 
-def all_positions(fields: Fields, sizes: Sizes) -> Windows:
+def all_positions(fields: Fields, layers: int) -> Windows:
     """Every layer sees everything before it."""
-    return _by_type(fields, sizes, ("full_attention",) * sizes.layers, None)
+    return _by_type(fields, layers, ("full_attention",) * layers, None)
 
 
-def one_window(default: int | None) -> Callable[[Fields, Sizes], Windows]:
+def one_window(default: int | None) -> Callable[[Fields, int], Windows]:
     """Every layer sees the last `sliding_window` positions; `default` where the file does not say."""
 
-    def windows(fields: Fields, sizes: Sizes) -> Windows:
+    def windows(fields: Fields, layers: int) -> Windows:
         window = fields.optional_integer("sliding_window", 1, MAX_POSITIONS, default)
         kind = "full_attention" if window is None else "sliding_attention"
-        kinds = fields.texts("layer_types", sizes.layers)
+        kinds = fields.texts("layer_types", layers)
         if kinds is not None and set(kinds) != {kind}:
             raise fields.wrong("layer_types", f"sliding_window = {window} makes every layer {kind}")
-        return (window,) * sizes.layers
+        return (window,) * layers
 
     return windows
 
 
-def upper_windows(fields: Fields, sizes: Sizes) -> Windows:
+def upper_windows(fields: Fields, layers: int) -> Windows:
     """Layers from `max_window_layers` on slide, unless `layer_types` says it layer by layer."""
     on = fields.flag("use_sliding_window", False)
     window = fields.optional_integer("sliding_window", 1, MAX_POSITIONS, 4096)
     first = fields.integer("max_window_layers", 0, MAX_LAYERS, 28)
     slides = on and window is not None
     kinds = tuple(
-        "sliding_attention" if slides and layer >= first else "full_attention"
-        for layer in range(sizes.layers)
+        "sliding_attention" if slides and layer >= first else "full_attention" for layer in range(layers)
     )
-    return _by_type(fields, sizes, kinds, window if on else None)
+    return _by_type(fields, layers, kinds, window if on else None)
 
 
-def _by_type(fields: Fields, sizes: Sizes, kinds: tuple[str, ...], window: int | None) -> Windows:
+def _by_type(fields: Fields, layers: int, kinds: tuple[str, ...], window: int | None) -> Windows:
     """Windows by layer type: as the file lists them, else as `kinds`."""
-    listed = fields.texts("layer_types", sizes.layers)
+    listed = fields.texts("layer_types", layers)
     found: list[int | None] = []
     for kind in kinds if listed is None else listed:
         if kind not in ("full_attention", "sliding_attention"):

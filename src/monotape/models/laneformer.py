@@ -20,8 +20,7 @@ from monotape.models.dense import (
 )  # fmt: skip
 from monotape.models.fields import FIXED, HARMLESS, Fields
 from monotape.models.lanes import Lanes
-from monotape.models.rope import MAX_POSITIONS, read_rope
-from monotape.models.spec import ModelSpec, TensorSource
+from monotape.models.spec import MAX_POSITIONS, ModelSpec, TensorSource
 
 MAX_LANES = 64
 #: lm_head_type, and what Lanes calls it.
@@ -40,6 +39,8 @@ class Laneformer:
 
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """The ModelSpec of a config.json; a field that it does not know is an error."""
+        from monotape.models.rope import read_rope  # takes NumPy, which knowing the families does not need
+
         fields = Fields(config)
         check_type(fields, self.name)
         # Its rotation is interleaved whether or not a file says so.

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from monotape.errors import ModelError, UnsupportedModel, nearest
 from monotape.models.fields import Fields, shown
-from monotape.models.spec import Rope
+from monotape.models.spec import MAX_POSITIONS, Rope
 
 Floats = NDArray[np.float32]
 Number = TypeVar("Number", int, float)
 
 ORIGINAL = "original_max_position_embeddings"
 DEFAULT_THETA = 10000.0  # what transformers takes where a file names none
-MAX_POSITIONS = 1 << 24  # float32 counts exactly up to here
 _HUGE = 1e12  # above any theta or factor that means something
 _TABLE_ROWS = 4096  # positions whose float64 intermediates are in memory at a time
 

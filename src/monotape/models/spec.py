@@ -15,6 +15,7 @@ LAYER_ROLES = (
 )  # fmt: skip
 #: The tensors outside the layers. A tied model has no "head".
 MODEL_ROLES = ("embedding", "final_norm", "head")
+MAX_POSITIONS = 1 << 24  # float32 counts exactly up to here
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from monotape.errors import ModelError, UnsupportedModel, nearest
+from monotape.models.dense import MAX_VOCAB, MAX_WIDTH
 from monotape.models.fields import shown
-from monotape.planner.attention import MAX_WIDTH, MAX_WINDOW
+from monotape.planner.attention import MAX_WINDOW
 from monotape.planner.config_fields import ConfigFields
 from monotape.planner.families import FAMILIES, Family, layer_count
 from monotape.planner.shape import ATTENTION, EMBEDDING, HEAD, Layer, ModelShape, Part
 
-MAX_VOCAB = 1 << 24
 #: Parts that a checkpoint may carry beside the text model, by the field that tells of them.
 _BESIDE = {
     "num_nextn_predict_layers": "the prediction (MTP) layer",

@@ -1,4 +1,4 @@
-"""Which architecture is built how: one row for each, from the name in a config.json to its layers."""
+"""Which architecture is counted how: those that the engine runs by their own description, others by a row here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from monotape.errors import UnsupportedModel
+from monotape.models import dense as runnable
+from monotape.models.dense import MAX_LAYERS, Windows, all_positions, one_window, upper_windows
+from monotape.models.registry import FAMILIES as RUNNABLE
 from monotape.planner.attention import (
     MAX_WINDOW,
     Attention,
@@ -22,12 +25,12 @@ from monotape.planner.config_fields import ConfigFields
 from monotape.planner.feedforward import ExpertNames, FeedForward, dense, experts, plain
 from monotape.planner.shape import FFN
 
-MAX_LAYERS = 4096
 DEEPSEEK = ExpertNames("n_routed_experts", "num_experts_per_tok", shared_count="n_shared_experts")
 KIMI = ExpertNames("num_experts", "num_experts_per_token", shared_count="num_shared_experts")
 QWEN = ExpertNames("num_experts", "num_experts_per_tok", shared_inner="shared_expert_intermediate_size")
 MIXTRAL = ExpertNames("num_local_experts", "num_experts_per_tok", "intermediate_size")
 GEMMA = ExpertNames("num_experts", "top_k_experts")
+_ONE_WINDOW = one_window(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +46,20 @@ class Family:
     model_vectors: Callable[[ConfigFields], int] = lambda fields: 0  # further vectors beside the head
 
 
-def no_window(fields: ConfigFields, layer: int) -> int | None:
-    return None
-
-
-def one_window(fields: ConfigFields, layer: int) -> int | None:
-    return fields.optional_integer("sliding_window", 1, MAX_WINDOW)
-
-
-def upper_window(fields: ConfigFields, layer: int) -> int | None:
-    """Qwen: if sliding is switched on, layers from max_window_layers on slide, unless layer_types says which."""
-    kinds = layer_kinds(fields, "sliding_attention")
-    if not fields.flag("use_sliding_window", False):
-        return None
-    slides = layer >= fields.integer("max_window_layers", 0, MAX_LAYERS, 0)
-    if kinds is not None:
-        slides = kinds[layer] == "sliding_attention"
-    return fields.optional_integer("sliding_window", 1, MAX_WINDOW) if slides else None
-
-
-def window_by_type(pattern: int) -> Callable[[ConfigFields, int], int | None]:
+def window_by_type(pattern: int) -> Callable[[ConfigFields, int], Windows]:
     """layer_types says it; else every `pattern`-th layer sees everything."""
 
-    def window(fields: ConfigFields, layer: int) -> int | None:
+    def windows(fields: ConfigFields, layers: int) -> Windows:
         kinds = layer_kinds(fields, "sliding_attention")
         every = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, pattern)
-        full = (layer + 1) % every == 0 if kinds is None else kinds[layer] == "full_attention"
-        return None if full else fields.integer("sliding_window", 1, MAX_WINDOW)
+        full = [
+            (layer + 1) % every == 0 if kinds is None else kinds[layer] == "full_attention"
+            for layer in range(layers)
+        ]
+        window = None if all(full) else fields.integer("sliding_window", 1, MAX_WINDOW)
+        return tuple(None if sees_all else window for sees_all in full)
 
-    return window
+    return windows
 
 
 def layer_kinds(fields: ConfigFields, other: str) -> tuple[str, ...] | None:
@@ -91,14 +79,17 @@ def layer_count(fields: ConfigFields) -> int:
 
 
 def grouped_layer(
-    window: Callable[[ConfigFields, int], int | None] = no_window, *, biases: str = "", head_norms: bool = False,
-    sinks: bool = False,
+    windows: Callable[[ConfigFields, int], Windows] = all_positions, *, biases: str = "", head_norms: bool = False,
+    sinks: bool = False, kv_heads: int | None = None, head_dim: int | None = None,
 ) -> Callable[[ConfigFields, int], Attention]:  # fmt: skip
+    """Grouped-query attention; `kv_heads` and `head_dim` are the family's where the file does not say."""
+
     def attention(fields: ConfigFields, layer: int) -> Attention:
-        heads = read_heads(fields)
+        heads = read_heads(fields, kv_heads, head_dim)
         biased = "qkvo" if fields.flag("attention_bias", False) else biases
         norms = 2 * heads.head_dim if head_norms else 0
-        return grouped(heads, window(fields, layer), biases=biased, norms=norms, sinks=sinks)
+        window = windows(fields, layer_count(fields))[layer]
+        return grouped(heads, window, biases=biased, norms=norms, sinks=sinks)
 
     return attention
 
@@ -110,7 +101,9 @@ def _minimax(fields: ConfigFields, layer: int) -> Attention:
 
 def _starcoder(fields: ConfigFields, layer: int) -> Attention:
     return grouped(
-        read_heads(fields), one_window(fields, layer), biases="qkvo" if fields.flag("use_bias", True) else ""
+        read_heads(fields),
+        _ONE_WINDOW(fields, layer_count(fields))[layer],
+        biases="qkvo" if fields.flag("use_bias", True) else "",
     )
 
 
@@ -121,7 +114,7 @@ def _gemma4(fields: ConfigFields, layer: int) -> Attention:
             raise UnsupportedModel(
                 f"{fields.says(name)}, which the planner cannot count yet.", "Set it to 0."
             )
-    heads, window = read_heads(fields), window_by_type(6)(fields, layer)
+    heads, window = read_heads(fields), window_by_type(6)(fields, layer_count(fields))[layer]
     if window is None:
         dim = fields.integer("global_head_dim", 1, 1 << 20, heads.head_dim)
         kv = (
@@ -228,24 +221,31 @@ def _dense_block(fields: ConfigFields, layer: int) -> FeedForward:
     return dense(fields)
 
 
-_PLAIN = Family(grouped_layer(), _dense_block)
+def _as_run(family: runnable.Family) -> Family:
+    """A family that the engine runs, counted by the description that it runs by."""
+    attention = grouped_layer(
+        family.windows,
+        biases="qkv" if family.qkv_bias else "",
+        head_norms=family.qk_norm,
+        kv_heads=family.kv_heads,
+        head_dim=family.head_dim,
+    )
+    return Family(attention, _dense_block)
+
+
 _DEEPSEEK_V3 = Family(lambda fields, layer: latent(fields), after_first(DEEPSEEK))
 _SPARSE = Family(_sparse_latent, after_first(DEEPSEEK))
 
-FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": _PLAIN,
-    "SmolLM3ForCausalLM": dataclasses.replace(_PLAIN, tied=True),
-    "MistralForCausalLM": Family(grouped_layer(one_window), _dense_block),
-    "Phi3ForCausalLM": Family(grouped_layer(one_window), _dense_block),
-    "Qwen2ForCausalLM": Family(grouped_layer(upper_window, biases="qkv"), _dense_block),
-    "Qwen3ForCausalLM": Family(grouped_layer(upper_window, head_norms=True), _dense_block),
+#: Architectures that are only counted; the engine's own are in models/registry.py.
+FURTHER: Mapping[str, Family] = {
+    "SmolLM3ForCausalLM": Family(grouped_layer(), _dense_block, tied=True),
     "Starcoder2ForCausalLM": Family(_starcoder, lambda fields, layer: plain(fields), norm_values=2, tied=True),
     "Gemma3ForCausalLM": Family(
         grouped_layer(window_by_type(6), head_norms=True), _dense_block, norms=4, tied=True
     ),
     "Gemma4ForConditionalGeneration": Family(_gemma4, _gemma4_ffn, norms=4, tied=True),
-    "MixtralForCausalLM": Family(grouped_layer(one_window), _every(MIXTRAL)),
-    "Qwen3MoeForCausalLM": Family(grouped_layer(upper_window, head_norms=True), _qwen_moe),
+    "MixtralForCausalLM": Family(grouped_layer(_ONE_WINDOW), _every(MIXTRAL)),
+    "Qwen3MoeForCausalLM": Family(grouped_layer(upper_windows, head_norms=True), _qwen_moe),
     "Qwen3NextForCausalLM": Family(_qwen_hybrid, _qwen_moe),
     "Qwen3_5MoeForConditionalGeneration": Family(_qwen_hybrid, _qwen_moe),
     "Qwen3_5ForConditionalGeneration": Family(_qwen_hybrid, _dense_block),
@@ -264,3 +264,7 @@ FAMILIES: Mapping[str, Family] = {
         _kimi_linear, after_first(KIMI), layer_vectors=_attention_residual(4), model_vectors=_attention_residual(2)
     ),
 }  # fmt: skip
+FAMILIES: Mapping[str, Family] = {
+    **{name: _as_run(family) for name, family in RUNNABLE.items() if isinstance(family, runnable.Family)},
+    **FURTHER,
+}

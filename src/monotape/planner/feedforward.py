@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monotape.planner.attention import MAX_WIDTH
+from monotape.models.dense import MAX_WIDTH
 from monotape.planner.config_fields import ConfigFields
 from monotape.planner.shape import FFN, ROUTED, ROUTER, SHARED, Part
 

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
+from monotape.models.registry import FAMILIES
 from monotape.planner.box import Box
 from monotape.planner.load import Load
 
-#: The registry of families says the same, but importing it takes NumPy and a tenth of a second.
-RUN_HERE = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Phi3ForCausalLM",
-    "LaneformerForCausalLM",
-    "LaneformerTPForCausalLM",
-)
 CPU = "cpu"
 HOPPER = ("h100", "h200")
 RANKS = (1, 2, 4, 8)
@@ -30,7 +21,7 @@ def obstacles(load: Load, box: Box) -> tuple[str, ...]:
     runs_there = device == CPU or device in HOPPER
     if not runs_there:
         found.append(f"it runs on NVIDIA Hopper GPUs and on CPUs, not on {box.gpu.label}")
-    if load.shape.architecture not in RUN_HERE:
+    if load.shape.architecture not in FAMILIES:
         found.append(f"it does not run {load.shape.architecture}")
     return (*found, *_formats(load, box)) if runs_there else tuple(found)
 
