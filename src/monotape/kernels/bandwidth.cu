@@ -1,5 +1,5 @@
-// How fast this GPU reads memory: the speed of light that every percentage is measured against. Each block plays its
-// share of a buffer into a ring of shared memory, as the producer of the monokernel does, and looks at nothing of it.
+// How fast this GPU reads memory: the speed of light that every percentage is measured against. Each thread block copies
+// its share of a buffer into a ring of shared memory, as the producer of the monokernel does, and never reads it.
 #include "machine/machine.h"
 
 namespace monotape {
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(32)
   uint32_t lap = 0;  // how often the ring has been filled
   params.times_ns[2 * blockIdx.x] = clock_ns();
   for (int i = 0; i < total + params.pages; ++i) {
-    // No deadline: a copy depends on nobody, it lands or the launch ends with the driver's own error.
+    // No deadline: a copy waits for no other thread. It lands, or the launch fails with the driver's error.
     if (i >= params.pages)
       while (!barrier_passed(&landed[page], (lap - 1) & 1)) {
       }

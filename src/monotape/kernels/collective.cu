@@ -1,5 +1,5 @@
-// How long a sum over ranks takes, by itself: the words and the waiting of ranks/words.h without a model around them, and a
-// plain barrier of all blocks for comparison. Ranks are groups of blocks of one launch; each has an inbox of its own.
+// The time of a sum over ranks alone: the words and polls of ranks/words.h without a model, and a plain barrier of all thread
+// blocks for comparison. Ranks are groups of thread blocks of one launch; each has its own inbox.
 #include "machine/machine.h"
 
 namespace monotape {
@@ -17,7 +17,7 @@ struct CollectiveParams {
 
 constexpr int64_t kDeadlineNs = 1000000000;
 
-// One element of one round: pushed to all peers, and theirs added up in rank order. All words are looked at together.
+// One element of one round: pushed to all peers, then all words are polled together and added up in rank order.
 __device__ __forceinline__ bool add_up(const CollectiveParams& p, int rank, int element, uint32_t round, float& value) {
   const int64_t slot = static_cast<int64_t>(round & 1) * kRanks * p.elements;
   const int64_t inbox = static_cast<int64_t>(2) * kRanks * p.elements;
@@ -67,7 +67,7 @@ extern "C" __global__ void monotape_collective(const __grid_constant__ monotape:
   int64_t* ticks = p.ticks + static_cast<int64_t>(blockIdx.x) * (p.rounds + 1);
   float value = static_cast<float>(rank + 1 + element);
   if (threadIdx.x == 0) p.times_ns[2 * blockIdx.x] = clock_ns();
-  // A round begins for a block when all its threads have what the round before has made.
+  // A round begins for a thread block when all its threads have the result of the round before.
   for (int round = 1; round <= p.rounds; round++) {
     __syncthreads();
     if (threadIdx.x == 0) ticks[round - 1] = clock_ticks();

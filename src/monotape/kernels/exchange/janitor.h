@@ -3,27 +3,31 @@
 // Words and turns. A turn is one pass of one layer. Every buffer has two copies, used in even and in odd turns; every word
 // of a copy is published once in its turn. A word must be reset to "not yet" after its last reader and before the next
 // poll of the same copy, two turns later. plan.h says at which stage each buffer is reset (ResetRow); plan/gpu_rules.py
-// checks the distances used below for every plan.
+// checks (1) for every plan.
 //
-// (1) No word is reset while a worker may still read it. Let S be the stage at which a worker resets, once it has one word
-//     of its input, and let P be the stage before S, and R the stage before P.
-//     a. The maker of that word published it at P, after it had polled all words of P's input.
-//     b. Those words were published at R by all workers that own tiles of R, each after it had polled all of R's input.
-//     c. Only owners of tiles of a stage read its input. So all readers of R's input, and of every earlier stage's, are done.
-//     A buffer is reset at a stage that is two stages or more behind its reader. In a dense layer that is `down` for what
-//     the layer started from, qkv, partials and attended; the next turn's `output` for what `output` published, and the
-//     next turn's `gate_up` for the activation. What the head read is reset in the next token's first layer.
+// (1) No word is reset while a worker may still read it. Let S be the stage at which a worker resets, once it has at least
+//     one word of its input, and let M be a matrix stage before S.
+//     a. That word was made, stage by stage, from a word that some worker published at M after it had polled *all* input
+//        words of M: a matrix multiplies its whole input. (Attention reads one head's words, so it is never M.)
+//     b. Those words were published at the stage before M by all workers that take part in it, each after it had polled
+//        its own input.
+//     c. Only workers that take part in a stage read its input. So all readers of that stage's input, and of every earlier
+//        stage's, are done.
+//     A buffer may be reset at S if a matrix lies between its reader and S. In a dense layer the layer's input, qkv,
+//     partials and attended are reset at `down` (M is `gate_up`), the output of `output` at the next turn's `output`, and
+//     the activation at the next turn's `gate_up`. The head's input is reset at `down` of the next token's first layer.
 //
 // (2) No worker takes an old word for a new one. Let W own a word that it resets at stage S of turn t.
 //     a. The janitor stores "not yet" and loads the word until the load returns "not yet". From then on no load of any
 //        worker returns the old value, because all accesses go to the L2 and those to one address are coherent.
-//     b. Before W publishes the output of a stage, its janitor has finished the resets of W's stages before (`await_resets`).
-//     c. A worker that polls the same copy again does so two turns after the word was published. Between the reset and that
-//        poll it has needed, directly or through others, a word that W published after (b): a part of the residual stream,
-//        or, of a worker without tiles of `output` and `down`, of qkv and `gate_up`.
+//     b. Before W publishes the output of a stage, its janitor has finished the resets of W's earlier stages
+//        (`await_resets`).
+//     c. The same copy is polled again two turns after the word was published. Between the reset and that poll the reader
+//        has needed, directly or through other workers, a word that W published after (b): an element of the residual
+//        stream, or an output of qkv and `gate_up` if W has no tiles of `output` and `down`.
 //     (c) holds where every worker has tiles of the head, and of `down` or of both stages that read the residual stream.
-//     In all other plans (kScattered) W also awaits the resets of the stage at hand before it publishes, which makes
-//     (c) true of every word that W publishes. A worker without tiles of `down` resets at its first stage of the next turn.
+//     In all other plans (kScattered) W also awaits the resets of the current stage before it publishes, which makes (c)
+//     true for every word that W publishes. A worker without tiles of `down` resets at its first stage of the next turn.
 #pragma once
 #include "worker/consumer.h"
 
@@ -40,13 +44,13 @@ __device__ __forceinline__ int part_word(int kv_head, int g, int split, int word
   return ((kv_head * kGroup + g) * kMaxSplits + split) * kPartialWords + word;
 }
 
-// Words that are reset together are listed by their place in the first half of the exchange, which is of even turns.
+// Words that are reset together are listed by their index in the first half of the exchange, the copies of even turns.
 __device__ __forceinline__ uint4* place_of(Exchange& exchange, uint32_t word, int turn) {
   return exchange.words + word + (turn & 1) * kTurnWords;
 }
 
-// Lists what this worker publishes and resets together: it changes only with the number of splits. There are two lists,
-// because the janitor may still be at the token before.
+// The list of words that this worker publishes and resets together. It changes only with the number of splits. There are
+// two lists, because the janitor may still work on the token before.
 class OwnWords {
  public:
   __device__ OwnWords(Consumer& c, int list, int splits) : c_(c), words_(c.shared.own_words[list]), splits_(splits) {}
@@ -99,7 +103,7 @@ __device__ __forceinline__ void keep_lists(Consumer& c, int position) {
     const int count = OwnWords(c, list, splits).add_all();
     if (c.thread == 0) c.shared.own_count[list] = count;
   }
-  c.meet();  // everybody has looked
+  c.meet();  // all threads have read list_of
   if (c.thread == 0) c.shared.list_of[parity] = list, c.shared.listed_splits = splits;
 }
 
@@ -114,7 +118,7 @@ class Janitor {
  public:
   __device__ Janitor(Shared& shared, const Params& params) : shared_(shared), params_(params) {}
 
-  // A whole warp, of which one lane listens: `pace` says which matrix has its input.
+  // A whole warp; one lane polls `pace`, which says which matrix has its input.
   __device__ void work() {
     for (int next = -1;;) {
       int now = 0;
@@ -126,8 +130,8 @@ class Janitor {
         }
       if (lane_at(ends, 0)) return;
       const int step = lane_at(now, 0) / 4;
-      fence_block();  // lists were written before
-      // Stages of which the worker has no tiles were passed unseen.
+      fence_block();  // orders the lists before `pace`
+      // Stages without tiles of this worker did not set `pace`: catch up with them.
       for (next = next < 0 ? step : next; next <= step; next++) sweep(next);
       warp_meets();
       if (lane_number() == 0) shared_.swept = step;
@@ -135,7 +139,7 @@ class Janitor {
   }
 
  private:
-  // Resets what the table says of this step's stage.
+  // Resets the words that the table lists for this step's stage.
   __device__ void sweep(int step) {
     const int token = step / kTokenSteps, in_token = step % kTokenSteps;
     if (in_token == kTokenSteps - 1) return;
@@ -162,10 +166,10 @@ class Janitor {
   __device__ void reset_list(int list, int turn) {
     reset_each(shared_.own_count[list], [&](int i) { return place_of(*params_.exchange, shared_.own_words[list][i], turn); });
   }
-  // A load that gives the reset back tells that it has arrived.
+  // A load that returns "not yet" proves that the reset has reached the L2.
   template <class WordAt>
   __device__ __forceinline__ void reset_each(int count, WordAt word_at) {
-    if (shared_.failed) return;  // leave everything as it is, for whoever looks for the cause
+    if (shared_.failed) return;  // leave all words as they are, for the report of the fault
     for (int i = lane_number(); i < count; i += kLanes) store_word(word_at(i), not_yet());
     for (int i = lane_number(); i < count; i += kLanes) {
       const uint4* word = word_at(i);
@@ -177,7 +181,7 @@ class Janitor {
   const Params& params_;
 };
 
-// Whether a worker's words of a turn are reset in the next turn's attention, because that is its first stage.
+// Whether this worker resets a turn's words in the next turn's attention, because that is its first stage.
 __device__ __forceinline__ bool resets_in_attention(const Consumer& c) {
   return c.span(kFirstStage).count == 0 && c.span(kLastStage).count == 0;
 }
@@ -187,7 +191,7 @@ __device__ __forceinline__ int step_of(const Consumer& c, Stage stage, int layer
   return c.token_step + layer * kLayerSteps + (stage == Stage::head ? 0 : static_cast<int>(stage));
 }
 
-// One thread waits until everything is reset that must be before the worker publishes what this step gave.
+// One thread waits for the resets that must be done before the worker publishes the output of this step.
 __device__ __forceinline__ void await_resets(Consumer& c, int step) {
   const int wanted = kScattered ? step : c.step_before;
   while (c.shared.swept < wanted && !c.lost) c.lost = c.shared.failed;

@@ -1,22 +1,22 @@
-// The exchange: small buffers through which stages pass activations. A word is either "not yet" (all ones) or the
-// value; who needs it polls it. No counters, no barriers.
+// The exchange: small buffers through which stages pass activations. A word is either "not yet" (all ones) or the value,
+// and readers poll it. No counters, no barriers.
 //
-// Each buffer exists twice, for even and odd turns, and every word of it is written in every turn. Whoever publishes a
-// word resets it too: later, when everybody must have read it, and long before anybody polls it again two turns on.
-// exchange/janitor.h says when that is.
-// A real NaN never looks like "not yet": conversions make 0x7fff or 0x7fffffff of it.
+// Each buffer has two copies, for even and odd turns, and every word of a copy is published in its turn. The owner of a
+// word publishes it and resets it: after its last reader, and before the copy is polled again two turns later.
+// exchange/janitor.h has the argument.
+// A genuine NaN never looks like "not yet": conversions give 0x7fff or 0x7fffffff.
 #pragma once
 #include "worker/ring.h"
 
 namespace monotape {
 
 __device__ __forceinline__ uint4 not_yet() { return make_uint4(~0u, ~0u, ~0u, ~0u); }
-// All four parts: nobody promises that 16 bytes arrive at once.
+// All four parts: the memory model does not promise that a 16-byte store becomes visible at once.
 __device__ __forceinline__ bool arrived(uint4 v) {
   return v.x != ~0u && v.y != ~0u && v.z != ~0u && v.w != ~0u;
 }
 
-// The words of a buffer that are used in a turn.
+// The copy of a buffer that a turn uses.
 template <Buffer B>
 __device__ __forceinline__ uint4* words_of(Exchange& exchange, int turn) {
   constexpr BufferRow kRow = buffer_row(static_cast<int>(B));
@@ -27,14 +27,14 @@ __device__ __forceinline__ void publish(Exchange& exchange, int turn, int word, 
   store_word(words_of<B>(exchange, turn) + word, value);
 }
 
-// A wait that ends: by the word, or because the watchdog (see worker/clerk.h) has called everything off. Who waits for long
-// says what for; nothing else of the safety net is on the path of a token.
+// A poll that ends: with the word, or when the watchdog (worker/clerk.h) has failed the request. A long wait records the
+// word that it waits for; nothing else of the watchdog is on the path of a token.
 class Patience {
  public:
   __device__ Patience(Shared& shared, bool& lost, Stage stage, int layer)
       : shared_(shared), lost_(lost), stage_(stage), layer_(layer) {}
 
-  // Called in each round of polling; false when it is time to give up. `word` is what is still missing.
+  // Called in each round of polling; false when the request has failed. `word` is still missing.
   __device__ __forceinline__ bool more(int word) {
     if ((++rounds_ & 1023) != 0) return true;
     shared_.awaited_stage = static_cast<int>(stage_), shared_.awaited_layer = layer_, shared_.awaited_word = word;
@@ -51,7 +51,7 @@ class Patience {
   int rounds_ = 0;
 };
 
-// Polls several words at once, every missing one in each round, until all are there. A negative index is a zero word.
+// Polls several words, every missing one in each round, until all have arrived. A negative index is a zero word.
 template <int Count>
 __device__ __forceinline__ void poll(const uint4* buffer, const int (&index)[Count], uint4 (&word)[Count],
                                      Patience& patience) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void poll(const uint4* buffer, const int (&index)[Cou
   }
 }
 
-// A NaN that is about to be published: the first place of this worker that saw one is kept, for the watchdog.
+// A NaN is about to be published: the first place in this worker is kept for the watchdog.
 __device__ __forceinline__ void report_nan(Shared& shared, Stage stage, int layer) {
   if (shared.nan_place < 0) shared.nan_place = layer * kTracedStages + static_cast<int>(stage);
 }
@@ -86,7 +86,7 @@ __device__ __forceinline__ uint4 gather_word(float value) {
   return make_uint4(pair, lane_above(pair, 2), lane_above(pair, 4), lane_above(pair, 6));
 }
 
-// As the products of a stage take it: where all stages' halves are of one kind, that is known when it is compiled.
+// In the 16-bit format of the stage's products; a compile-time constant where all stages share one.
 __device__ __forceinline__ uint4 pack8_for(Stage stage, const float* v) {
   if constexpr (kOneHalf) return pack8(v);
   return takes_float16(stage) ? pack8<true>(v) : pack8<false>(v);

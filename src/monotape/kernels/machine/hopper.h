@@ -1,6 +1,6 @@
-// NVIDIA Hopper: every instruction and built-in that touches memory, synchronises, moves values between lanes or belongs
-// to this machine alone, under a name that says what it is for. No other file of the kernel contains assembly or CUDA's
-// own names, so another machine is another header with the same functions.
+// NVIDIA Hopper: every instruction and built-in that touches memory, synchronises, moves values between lanes or exists only
+// on this machine, under a name that says its purpose. No other file of the kernel contains assembly or CUDA's own names,
+// so another machine is another header with the same functions.
 #pragma once
 #include "plan.h"
 
@@ -12,7 +12,7 @@ using uint16_t = unsigned short;
 using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
 
-// A worker is a block of threads on one multiprocessor; a warp of 32 lanes goes in step.
+// A worker is a thread block on one SM; a warp has 32 lanes.
 constexpr int kLanes = 32;
 __device__ __forceinline__ int worker_number() { return static_cast<int>(blockIdx.x); }
 __device__ __forceinline__ int thread_number() { return static_cast<int>(threadIdx.x); }
@@ -75,8 +75,8 @@ __device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parit
   return passed;
 }
 
-// A place in shared memory whose address is in a register: left alone, the compiler works it out anew for every page.
-// `lanes` are those that ask. (It takes a real instruction, because the assembler too would see through an empty one.)
+// A place in shared memory whose address stays in a register: the compiler would otherwise recompute it for every page.
+// `lanes` is the mask of the calling lanes. (It takes a real instruction: the assembler would remove an empty one.)
 __device__ __forceinline__ uint32_t kept_address(const void* p, uint32_t lanes) {
   uint32_t address = shared_address(p);
   asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, %2;" : "+r"(address) : "r"(threadIdx.x % 32), "r"(lanes));
@@ -143,21 +143,21 @@ class Pages {
  private:
   uint32_t first_;
 };
-// A load for the sake of the L2: it has the whole 256 bytes around it brought there. (Instructions that only prefetch bring
-// them to where copies do not find them: they then come no faster than from memory. Why is a guess, see reports/LOG.md.)
+// A load that brings the surrounding 256 bytes into the L2. (After prefetch instructions a copy is hardly faster than from
+// memory; reports/LOG.md, fifth slice, has the measurement and a guess why.)
 constexpr int kL2LineBytes = 256;
 __device__ __forceinline__ uint32_t load_line(const void* from) {
   uint32_t value;
   asm volatile("ld.global.L2::256B.b32 %0, [%1];" : "=r"(value) : "l"(from));
   return value;
 }
-// Ordinary accesses before it come before bulk copies after it, and the other way round.
+// Orders ordinary accesses before bulk copies, and the other way round.
 __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// The same of shared memory alone, where whole products read like copies do.
+// The same for shared memory alone, which warp-group products read through the same proxy as copies.
 __device__ __forceinline__ void fence_shared_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Sixteen bytes a lane into shared memory, in groups that can be waited for; `bytes` 0 writes zeros.
+// Copies 16 bytes per lane into shared memory, in groups that can be awaited; `bytes` 0 writes zeros.
 __device__ __forceinline__ void copy_word(void* to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                : "memory");
@@ -168,7 +168,7 @@ __device__ __forceinline__ void wait_copy_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
-// Words of the exchange: loads and stores that go to the L2, where all workers see them.
+// Words of the exchange: relaxed accesses at GPU scope. They go to the L2, which all workers share.
 __device__ __forceinline__ uint4 load_word(const uint4* p) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -181,7 +181,7 @@ __device__ __forceinline__ void store_word(uint4* p, uint4 v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
-// Words between ranks, which may be on several GPUs: eight bytes at once, wherever the memory is.
+// Words between ranks, which may be on several GPUs: eight bytes at once, at system scope.
 __device__ __forceinline__ uint64_t load_link(const uint64_t* p) {
   uint64_t v;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -190,14 +190,14 @@ __device__ __forceinline__ uint64_t load_link(const uint64_t* p) {
 __device__ __forceinline__ void store_link(uint64_t* p, uint64_t v) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-// Two of them by one instruction; each arrives whole, but nobody says which first.
+// Two words in one instruction; each arrives whole, in either order.
 __device__ __forceinline__ void load_links(const uint64_t* p, uint64_t& a, uint64_t& b) {
   asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1}, [%2];" : "=l"(a), "=l"(b) : "l"(p) : "memory");
 }
 __device__ __forceinline__ void store_links(uint64_t* p, uint64_t a, uint64_t b) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(a), "l"(b) : "memory");
 }
-// Four values of a row, into the memory of any rank. No order: a meeting of all ranks follows.
+// Four values of a row, into the memory of any rank. Relaxed: a meeting of all ranks follows.
 __device__ __forceinline__ void store_row_word(uint4* p, uint4 v) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
@@ -211,7 +211,7 @@ __device__ __forceinline__ void add_to_shared(uint32_t* p, uint32_t n) {
   asm volatile("red.relaxed.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n) : "memory");
 }
 
-// A counter that all workers raise: what they wrote before is seen by who has waited for it.
+// A counter that all workers raise with release and poll with acquire: a barrier.
 __device__ __forceinline__ void raise_counter(uint32_t* p) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
@@ -221,7 +221,7 @@ __device__ __forceinline__ uint32_t read_counter(const uint32_t* p) {
   return v;
 }
 
-// The same without an order: an ordered load also empties the worker's cache.
+// A relaxed load of a flag: an acquire would also invalidate the worker's L1.
 __device__ __forceinline__ uint32_t read_flag(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -231,10 +231,10 @@ __device__ __forceinline__ void mark_unhealthy(uint32_t* p) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(p) : "memory");
 }
 
-// True for the first caller alone. (In memory of the device: a bus need not do atomics on the host's.)
+// True for the first caller alone. (In device memory: a bus need not perform atomics on host memory.)
 __device__ __forceinline__ bool claim(uint32_t* p) { return atomicExch(p, 0) != 0; }
 
-// The host's side of things.
+// Memory of the host.
 __device__ __forceinline__ uint32_t load_host_flag(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -251,7 +251,7 @@ __device__ __forceinline__ void fence_host() { asm volatile("fence.acq_rel.sys;"
 __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ __forceinline__ void fence_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 
-// Registers of a thread, from now on: four warps ask together. What some give others may take.
+// Registers per thread from here on, for a group of four warps. `setmaxnreg.inc` blocks until others have released enough.
 template <int Count>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
@@ -269,19 +269,19 @@ __device__ __forceinline__ int64_t clock_ns() {
 __device__ __forceinline__ int64_t clock_ticks() { return clock64(); }
 __device__ __forceinline__ void rest(int ns) { __nanosleep(ns); }
 
-// A value that the compiler must not see through: what is computed from it is computed again, not kept in registers
-// from one stage to the next. It takes a real instruction, because the assembler too would see through an empty one.
+// Hides a value from the compiler, so that values derived from it are recomputed and not kept in registers from one stage to
+// the next. It takes a real instruction: the assembler would remove an empty one.
 __device__ __forceinline__ int opaque(int value) {
   asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(value) : "r"(threadIdx.x % 32));
   return value;
 }
 
-// The consumer warps of a block wait for each other; the producer goes on.
+// A barrier of the consumer warps; the producer does not take part.
 __device__ __forceinline__ void consumers_meet(int threads) {
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
 
-// The same, and they agree: true if all of them say so.
+// The same barrier, with a vote: true if all threads pass true.
 __device__ __forceinline__ bool consumers_agree(int threads, bool good) {
   uint32_t all;
   asm volatile(
@@ -293,7 +293,7 @@ __device__ __forceinline__ bool consumers_agree(int threads, bool good) {
 }
 
 // c += a * b for 16 rows of a, 8 columns of b and 16 values of k. a0 and a2 are rows 0-7, a1 and a3 rows 8-15. Operands are
-// fp16 or bf16; where it is not said, as activations are.
+// fp16 or bf16, by default those of activations.
 template <bool Float16 = kFloat16>
 __device__ __forceinline__ void multiply_accumulate(float* c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                                     uint32_t b0, uint32_t b1) {
@@ -321,7 +321,7 @@ __device__ __forceinline__ uint64_t operand_at(const void* block, int half) {
   return kRows64Bytes | kTileStride | kUnused | (shared_address(block) + 32 * half) >> 4;
 }
 
-// Of 64 or 128 columns; `io` is how the sums take part ("+f", or "=f" where they are not read), `add` whether they are added to.
+// With 64 or 128 columns; `io` is the constraint of the sums ("+f", or "=f" where they are not read), `add` whether to add.
 #define MONOTAPE_TILE(io, t) io(c[t][0]), io(c[t][1]), io(c[t][2]), io(c[t][3])
 #define MONOTAPE_TILES_8(io, t)                                                                               \
   MONOTAPE_TILE(io, t), MONOTAPE_TILE(io, t + 1), MONOTAPE_TILE(io, t + 2), MONOTAPE_TILE(io, t + 3),         \
@@ -353,7 +353,7 @@ __device__ __forceinline__ uint64_t operand_at(const void* block, int half) {
                "{%64,%65,%66,%67}, %68, 1, 1, 1, 0;"                                                          \
                : MONOTAPE_TILES_8("+f", 0), MONOTAPE_TILES_8("+f", 8)                                         \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand_at(second, half)))
-// c += a * b for 64 rows of a, `Tiles` tiles of b (8 or 16) and one half of the k of their blocks. It has only begun.
+// c += a * b for 64 rows of a, `Tiles` tiles of b (8 or 16) and one half of the k of their blocks. Asynchronous.
 template <int Tiles, bool Float16 = kFloat16>
 __device__ __forceinline__ void begin_product(float (*c)[4], const void* first, const void* second, int half) {
   static_assert(Tiles == 8 || Tiles == 16, "products that there are");
@@ -367,7 +367,7 @@ __device__ __forceinline__ void begin_first_product(float (*c)[4], const void* f
   if constexpr (kFloat16) MONOTAPE_PRODUCT_64("f16", "=f", "0");
   else MONOTAPE_PRODUCT_64("bf16", "=f", "0");
 }
-// c += a * b, with a in registers, as multiply_accumulate has it: they must not change before the product is waited for.
+// c += a * b, with a in registers, laid out as in multiply_accumulate. They must not change before the product is awaited.
 template <int Tiles>
 __device__ __forceinline__ void begin_weighted_product(float (*c)[4], const uint32_t (&a)[4], const void* second, int half) {
   static_assert(Tiles == 8 || Tiles == 16, "products that there are");
@@ -391,7 +391,7 @@ __device__ __forceinline__ void clear_sums(float (&c)[Tiles][4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(c[t][i]));
 }
-// Sums that were written in ordinary ways may be added to by products after it.
+// Orders ordinary writes of sums before products that add to them.
 __device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_product_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // The operands of all but the latest group have been read.
@@ -404,7 +404,7 @@ __device__ __forceinline__ void wait_products(float (&c)[Tiles][4]) {
   for (int t = 0; t < Tiles; t++) asm volatile("" : "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])::"memory");
 }
 
-// Pairs of 16-bit floats, fp16 or bf16; where it is not said, as activations are. The conversion never makes the pattern
+// Pairs of 16-bit floats, fp16 or bf16, by default those of activations. The conversion never makes the pattern
 // "all ones": its only NaN is 0x7fff.
 template <bool Float16 = kFloat16>
 __device__ __forceinline__ uint32_t pack_pair(float low, float high) {

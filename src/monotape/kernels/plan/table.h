@@ -1,5 +1,5 @@
-// The stage table: what plan.h says of the stages that a token passes. Producer, consumers, janitor, scout, rows and
-// ranks walk this table and nothing else; a shape compiles to code of its own, because every row is a constant.
+// The stage table: the types of plan.h's rows. Producer, consumers, janitor, scout, rows and ranks walk this table and
+// nothing else. Every row is a compile-time constant, so each shape compiles to its own code.
 //
 // plan.h is generated (backends/cuda/header.py) from the GPU plan (plan/gpu.py). It names the stages, buffers, vectors and
 // formats, includes this header for their types, and then gives the rows.
@@ -7,14 +7,14 @@
 
 namespace monotape {
 
-// What becomes of a finished row of a stage.
+// The last step of a stage, for each finished row.
 enum class Epilogue : int {
   publish,   // its value goes into the output buffer
   residual,  // it is added to the owner's residual, which goes into the output buffer
   gated,     // silu(gate) * up: gate tiles are even, their up tiles follow
   logits,    // it is kept for the sampler
 };
-// Where a stage's weights are played from: the worker's tape, or an address that is published while the kernel runs.
+// Where a stage's weights come from: the worker's tape, or an address that is published while the kernel runs.
 enum class Source : int { tape, published };
 
 // How warps multiply tiles of one length and format. Short tiles share a page; a long one takes several pages, with
@@ -38,7 +38,7 @@ struct Shape {
   int row_tiles, column_tiles;
 };
 
-// When words of a buffer are reset: with the input of stage `at`, in the turn that used them or in the next one.
+// When words of a buffer are reset: after the input of stage `at` has arrived, in their own turn or in the next.
 struct ResetRow {
   Buffer buffer;
   Stage at;
@@ -46,7 +46,7 @@ struct ResetRow {
   bool first_layer, listed;
 };
 
-// A buffer of the exchange: its words, its copies, which are used in turn, and the stage by whose spans workers own it.
+// A buffer of the exchange: its words, its copies, which turns use alternately, and the stage whose spans own it.
 struct BufferRow {
   int words, copies, start, stride;
   Stage owner;

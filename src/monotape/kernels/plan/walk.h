@@ -30,8 +30,8 @@ __host__ __device__ constexpr Stage stage_of(int step) {
 }
 __host__ __device__ constexpr StageRow row_of(Stage stage) { return stage_row(static_cast<int>(stage)); }
 
-// A fact of a stage's row, where the stage is known only when the kernel runs: chosen among constants, because a table
-// in memory would have to be read on the way of every token. `Fact` maps a row to a value.
+// A fact of a stage's row where the stage is a run-time value: selected among constants, because a table in memory would
+// add a load to the path of every token. `Fact` maps a row to a value.
 template <class Fact, int I = 0>
 __host__ __device__ __forceinline__ constexpr auto of_stage(Stage stage, Fact fact) {
   constexpr StageRow row = stage_row(I);
@@ -43,7 +43,7 @@ __host__ __device__ constexpr Stage first_residual_stage() {
   for (int i = 0;; i++)
     if (stage_row(i).epilogue == Epilogue::residual) return static_cast<Stage>(i);
 }
-// The stage by whose spans the residual stream is owned; all that add to it have the same.
+// The stage whose spans own the residual stream; all stages that add to it have the same spans.
 constexpr Stage kResidualStage = first_residual_stage();
 __device__ __forceinline__ bool adds_to_residual(Stage stage) {
   return of_stage(stage, [](StageRow row) { return row.epilogue == Epilogue::residual; });
@@ -65,7 +65,7 @@ __host__ __device__ constexpr Stage reader_of(Buffer buffer) {
   for (int i = 0;; i++)
     if (stage_row(i).reads == buffer) return static_cast<Stage>(i);
 }
-// The stage whose sums a stage's input takes in: the last before it that adds to the residual, or the layer's before.
+// The last stage before `stage` that adds to the residual, in this layer or the one before.
 template <int I = 0>
 __device__ __forceinline__ constexpr Stage residual_before(Stage stage) {
   constexpr Stage kLast = [] {
@@ -78,7 +78,7 @@ __device__ __forceinline__ constexpr Stage residual_before(Stage stage) {
   else return static_cast<int>(stage) == I ? kLast : residual_before<I + 1>(stage);
 }
 
-// Modules are what ends with a sum into the residual: they are counted through a token.
+// A module ends with a sum into the residual. Modules are counted through a token.
 __host__ __device__ constexpr int count_modules() {
   int count = 0;
   for (int i = 0; i < kLayerSteps; i++) count += stage_row(i).epilogue == Epilogue::residual;
@@ -96,7 +96,7 @@ __device__ __forceinline__ constexpr int module_in_layer(Stage stage) {
   else return static_cast<int>(stage) == I ? modules_before(I) : module_in_layer<I + 1>(stage);
 }
 __device__ __forceinline__ int module_of(Stage stage, int layer) { return layer * kLayerModules + module_in_layer(stage); }
-// The module before a stage; -1: the embedding is all there is.
+// The module before a stage; -1: only the embedding.
 __device__ __forceinline__ int module_before(Stage stage, int layer) {
   return stage == Stage::head ? kModules - 1 : module_of(stage, layer) - 1;
 }

@@ -1,11 +1,11 @@
-// From logits to one token that all ranks agree on. Greedy: each rank elects the best of its words, and all choose among
-// those. Drawn: every rank gets all logits and draws for itself, by the same seed and in the same order: the same token.
+// From logits to one token that all ranks agree on. Greedy: each rank elects the best token of its part of the vocabulary,
+// and all choose among those. Sampled: every rank gets all logits and draws for itself, with the same seed and order.
 #pragma once
 #include "ranks/words.h"
 
 namespace monotape {
 
-// Which ids a worker looks at when a token is drawn: of its own rows, or an even part of all where ranks share them.
+// The ids that a worker handles when a token is drawn: its own rows, or an even part of the vocabulary on several ranks.
 __device__ __forceinline__ int drawn_from(const Consumer& c) {
   if constexpr (kRanks > 1) return static_cast<int>(static_cast<int64_t>(kAllVocab) * worker_number() / kWorkers);
   return c.span(Stage::head).first * kTileRows;
@@ -22,7 +22,7 @@ __device__ __forceinline__ void push_logit(Consumer& c, int id, float logit) {
     push(c.params.ranks.inbox[to].logits + static_cast<int>(number % 2) * kAllVocab + id, __float_as_uint(logit), number);
 }
 
-// This worker's part of all ranks' logits goes into params.logits; its threads have to meet before they read it.
+// Stores this worker's part of all ranks' logits in params.logits; its threads must meet before they read it.
 __device__ __forceinline__ void collect_logits(Consumer& c) {
   const Ranks& ranks = c.params.ranks;
   const uint32_t number = token_number(c);
@@ -30,14 +30,14 @@ __device__ __forceinline__ void collect_logits(Consumer& c) {
   LinkPatience patience(c, Stage::sample, kLayers);
 #pragma unroll 1
   for (int id = drawn_from(c) + c.thread; id < drawn_until(c); id += kConsumers) {
-    // Vocabularies are shared out evenly, so this is who owes it, or a neighbour.
+    // Vocabularies are split evenly, so this is the rank that owes the logit, or its neighbour.
     const int peer = static_cast<int>(static_cast<int64_t>(id) * kRanks / kAllVocab);
     c.params.logits[id] = __uint_as_float(receive(words + id, number, ranks, peer, id, patience));
   }
 }
 
-// What worker 0 of each rank tells all, and what everybody makes of it. Called by warp 0 with what its rank has elected,
-// the same in all lanes. Lane 4 * rank + i has part i of a rank's choice.
+// Worker 0 of each rank pushes its rank's choice to all ranks, and every worker picks the best of them. Called by warp 0 with
+// the choice of its rank, the same in all lanes. Lane 4 * rank + i has part i of a rank's choice.
 struct Choice {
   float score;
   int id, stop;

@@ -1,11 +1,11 @@
-// What the head reads where ranks have residuals of their own: their sum, or the mean of them normalised. Every rank
+// The head's input where ranks have residuals of their own: their sum, or the mean of the normalised residuals. Every rank
 // pushes its final residual, and the owner of an element combines all of them.
 #pragma once
 #include "ranks/words.h"
 
 namespace monotape {
 
-// A rank's sum of squares, from its workers; one warp a rank. The mean's division goes along with the norm.
+// Each rank's sum of squares, added up from its workers by one warp per rank. The scale includes the division of the mean.
 __device__ __forceinline__ void share_squares(Consumer& c, uint32_t number) {
   const Ranks& ranks = c.params.ranks;
   const int place = static_cast<int>(number % 2) * kRanks * kWorkers;

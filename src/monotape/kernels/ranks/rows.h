@@ -1,37 +1,38 @@
-// A prompt in rows on several ranks. A module leaves every rank with partial sums of all rows of the chunk; they are
-// stored straight into the inbox of every rank, its own too, then all ranks meet, and the part that comes next folds
-// what the plan's step says, in rank order, as `settle` in ranks/words.h does for a token. A part of a prefill takes tens of
-// microseconds and a meeting few, so no word of rows says by itself whether it is there.
+// A prompt in rows on several ranks. A module leaves every rank with partial sums of all rows of the chunk. They are stored
+// straight into the inbox of every rank, the own one too; then all ranks meet, and the next part folds what the plan's step
+// says, in rank order, as `settle` in ranks/words.h does for a token. A part of a prefill takes tens of microseconds and a
+// meeting few, so rows carry no numbers of their own.
 //
-// Meetings. There is one after every module, whether it sends or not. A worker that has come makes its stores visible to
-// all GPUs and raises its rank's counter; worker 0, who has seen all workers of the rank come, pushes a numbered word to
-// every rank; and every worker waits for the words of all ranks. Numbers go up by one from meeting to meeting, and on
-// from request to request. Words take turns in two places: nobody makes the one after next before all workers of all
-// ranks have come to the next, that is, have read this one.
+// A meeting follows every module, whether it sends or not. As happens-before steps:
+// 1. All threads of a worker store their rows, then meet at the thread block's barrier.
+// 2. Its first thread executes a fence at system scope and raises its rank's counter (release).
+// 3. Worker 0 polls the counter (acquire) until all workers of the rank have come, executes a fence at system scope, and
+//    pushes a numbered word to every rank (relaxed).
+// 4. Warp 0 of every worker polls the words of all ranks (relaxed), executes a fence at system scope, and meets the rest of
+//    its thread block.
+// 5. So every row stored before a meeting is seen by every load after it, and every load of a slot before a meeting happens
+//    before the stores that fill the slot again.
+// Numbers go up by one from meeting to meeting, and on from request to request. The words use two slots: no rank sends the
+// word after next before all workers of all ranks have come to the next meeting, and so have read this word.
 //
-// Memory order. Stores of rows, the meeting of a block's threads, a fence of its first thread at system scope, the
-// counter (release, acquire), worker 0's fence, its word (relaxed), another rank's poll of it (relaxed), a fence there,
-// the meeting of that block's threads, loads of rows: each is ordered before the next, so whoever has met sees all rows
-// that were sent before. The same chain orders loads of a slot before the stores that fill it again.
+// Slots of rows. Before a rank makes send j, all ranks have met after the module before it. So they have folded whatever the
+// modules before that one fold: every send up to j - 2 - lag. Hence lag + 2 slots suffice. (One send is made after the last
+// module: see combine_rows.)
 //
-// Slots. Who makes send j has met everybody after the module before it, so that all ranks have folded whatever
-// modules before that one fold. With a lag of at most so many sends between a send and its last folding, everything up
-// to send j - 2 - lag is folded, and lag + 2 slots suffice. (One send is made after the last module: see combine_rows.)
-//
-// Cancelling. Rank 0's word says whether the host wants to stop; everybody reads it in the same meeting, so all ranks
-// end at the same place.
+// Cancelling. Rank 0's word says whether the host wants to stop. All ranks read it in the same meeting, so all end at the
+// same place.
 #pragma once
 #include "ranks/words.h"
 #include "rows/state.h"
 
 namespace monotape {
 
-// Of lanes that differ the head reads what all have made together. That takes one more send and meeting at the end of a
-// chunk: of the last one, or of every one where the logits of all rows are asked for.
+// Where lanes differ, the head reads a combination of all. That takes one more send and meeting at the end of the last
+// chunk, or of every chunk where the logits of all rows are requested.
 __device__ __forceinline__ bool ends_together(const Params& p, Chunk chunk) {
   return kHeadInput != HeadInput::own && (p.logits_out || chunk.start + chunk.count == p.prompt_length);
 }
-// Meetings and sends are counted through all chunks of a request: number `at` of this chunk, each of which has `in_chunk`.
+// Meetings and sends are counted through all chunks of a request: entry `at` of this chunk; each chunk has `in_chunk`.
 __device__ __forceinline__ int count_in_request(const Params& p, Chunk chunk, int in_chunk, int at) {
   const int more = kHeadInput != HeadInput::own && p.logits_out ? 1 : 0;
   return (chunk.start - p.cached) / p.chunk * (in_chunk + more) + at;
@@ -53,7 +54,7 @@ __device__ __forceinline__ void push_values(const Ranks& ranks, int64_t place, c
                                 __float_as_uint(value[4 * i + 2]), __float_as_uint(value[4 * i + 3])));
 }
 
-// What becomes of the partial sums of a module, eight neighbouring ones of a row at a time.
+// Keeps and sends the partial sums of a module, eight neighbouring values of a row at a time.
 class RowSums {
  public:
   __device__ __forceinline__ RowSums(Consumer& c, Stage stage)
@@ -80,7 +81,7 @@ class RowSums {
 __device__ inline void come_to_meeting(Consumer& c, int module, uint32_t number) {
   const int barriers = ++c.shared.barriers;
   c.shared.progress = c.shared.progress + 1;
-  fence_host();  // of all that this worker has stored in the memory of other ranks
+  fence_host();  // step 2: this worker's stores into other ranks' memory
   raise_counter(&c.params.exchange->counter);
   if (worker_number() != 0) return;
   Patience patience(c.shared, c.lost, Stage::rows, module / kLayerModules);
@@ -92,8 +93,8 @@ __device__ inline void come_to_meeting(Consumer& c, int module, uint32_t number)
     push(c.params.ranks.inbox[to].meetings + number % 2 * kRanks, c.shared.cancel ? 1 : 0, number);
 }
 
-// All workers of all ranks have arrived after this module of a chunk, and see what the others wrote before. So many parts
-// of the prefill are done. Whether everybody is to stop then is in shared.stopping, until the next meeting.
+// The meeting after a module of a chunk; `parts` more parts of the prefill are done then. shared.stopping says whether all
+// ranks are to stop, until the next meeting.
 __device__ inline bool ranks_meet(Consumer& c, int module, int parts) {
   if (!c.meet()) return false;
   const Ranks& ranks = c.params.ranks;
@@ -102,7 +103,7 @@ __device__ inline bool ranks_meet(Consumer& c, int module, int parts) {
   if (c.warp() == 0) {
     warp_meets();
     const LinkWord* word = ranks.own.meetings + number % 2 * kRanks + c.lane();
-    // The own rank first: if one of its workers does not come it is not the peers' fault.
+    // The own rank first: a missing worker of this rank must not be blamed on a peer.
     if (c.lane() == ranks.rank) {
       Patience patience(c.shared, c.lost, Stage::rows, module / kLayerModules);
       while (!is_here(peek(word), number, ranks))
@@ -119,7 +120,7 @@ __device__ inline bool ranks_meet(Consumer& c, int module, int parts) {
   return c.meet();
 }
 
-// Adds to eight values of a row what the ranks have sent: the sum of all, or of all but this one.
+// Adds to eight values of a row the sum of all ranks' partials, or of all but this rank's.
 __device__ __forceinline__ void add_send(Consumer& c, int send, bool whole, int row, int word, float (&value)[8]) {
   const Ranks& ranks = c.params.ranks;
   const float* sent = ranks.own.rows + row_place(c, send, row, word);
@@ -135,7 +136,7 @@ __device__ __forceinline__ void add_send(Consumer& c, int send, bool whole, int 
 #pragma unroll
   for (int i = 0; i < 8; i++) value[i] += sum[i];
 }
-// The same of all that is folded after a module; at the end that is also what is still on its way.
+// All folds after a module; after the last module also the sums that are still in flight.
 __device__ __forceinline__ void fold_values(Consumer& c, int module, int row, int word, float (&value)[8]) {
   const int late = module == kModules - 1 ? kLateFolds : 0;
 #pragma unroll 1
@@ -144,7 +145,7 @@ __device__ __forceinline__ void fold_values(Consumer& c, int module, int row, in
     if (step.folds) add_send(c, step.folds, step.whole, row, word, value);
   }
 }
-// Of the module before the part at hand. What the head reads has been folded already, if all lanes have a part in it.
+// The folds of the module before the current part. `combine_rows` has already folded the head's input where lanes differ.
 __device__ __forceinline__ void add_ranks(Consumer& c, int row, int word, float (&value)[8]) {
   const RowsState& state = rows_state(c);
   const int module = module_before(state.part.stage, state.layer);
@@ -161,7 +162,7 @@ __device__ __forceinline__ void for_each_word(Consumer& c, int first, Work work)
     work(first + i / kWidthWords, i % kWidthWords);
 }
 
-// A row of a rank's final residual, as its part of what the head reads. A warp has the row.
+// Sends a row of the rank's final residual, its share of the head's input. A warp has the row.
 __device__ __forceinline__ void share_row(Consumer& c, int row) {
   constexpr bool kMean = kHeadInput == HeadInput::mean;
   float scale = 1;
@@ -174,7 +175,7 @@ __device__ __forceinline__ void share_row(Consumer& c, int row) {
 #pragma unroll
       for (int i = 0; i < 8; i++) squares += value[i] * value[i];
     }
-    scale = inverse_root(warp_sum(squares) / kWidth + kNormEps) / kRanks;  // the mean's division goes along with the norm
+    scale = inverse_root(warp_sum(squares) / kWidth + kNormEps) / kRanks;  // includes the division of the mean
   }
 #pragma unroll 1
   for (int word = c.lane(); word < kWidthWords; word += kLanes) {
@@ -187,8 +188,8 @@ __device__ __forceinline__ void share_row(Consumer& c, int row) {
   }
 }
 
-// Residuals that the lanes have each for themselves become what the head reads, in every rank: of the last row, or of
-// all where all logits are asked for.
+// Combines the lanes' residuals into the head's input, in every rank: for the last row, or for all rows where all logits
+// are requested.
 __device__ __forceinline__ bool combine_rows(Consumer& c) {
   const int rows = rows_state(c).chunk.count, first = c.params.logits_out ? 0 : rows - 1;
   for_each_word(c, first, [&](int row, int word) {
@@ -208,7 +209,7 @@ __device__ __forceinline__ bool combine_rows(Consumer& c) {
   return all_meet(c, 0);
 }
 
-// After `output` or `down`, which has left sums in several pieces of k, or in one that is sent already.
+// After `output` or `down`, which left several pieces of k, or one piece that has been sent already.
 __device__ __forceinline__ bool end_module_rows(Consumer& c, Pieces pieces) {
   const RowsState& state = rows_state(c);
   const Stage stage = state.part.stage;
@@ -226,7 +227,7 @@ __device__ __forceinline__ bool end_module_rows(Consumer& c, Pieces pieces) {
   return module < kModules - 1 || c.shared.stopping || !ends_together(c.params, state.chunk) || combine_rows(c);
 }
 
-// A mean is of normalised values, and goes into the head as it is.
+// A mean is of normalised values and needs no norm before the head.
 __device__ __forceinline__ void pack_rows(Consumer& c) {
   for_each_word(c, 0, [&](int row, int word) {
     float value[8];

@@ -1,37 +1,39 @@
-// How ranks talk, and the only way in which they do: each pushes words into the inbox of every peer, and a word says
-// itself whether it is there.
+// Communication between ranks, and their only way to communicate: each rank pushes words into the inbox of every peer.
 //
-// A word is 64 bits, stored and loaded at once: a value and the number of the send that it belongs to. Numbers only
-// grow, from one request to the next, so nothing is ever reset and a NaN is a value like others. Every rank adds partial
-// sums up for itself, in rank order: all get the same bits, however late a word comes.
+// A word is 64 bits, stored and loaded at once: a value and the number of its send. A reader polls for that number. Numbers
+// only grow, from one request to the next, so no word is ever reset and a NaN is a value. Every rank adds up partial sums
+// for itself, in rank order: all get the same bits, however late a word comes.
 //
-// Memory order. All accesses are relaxed, at system scope. A value needs no order, it shares its word with the number.
-// What needs one is overwriting: sends take turns in kSlots places. An element of the residual has the same owner in
-// every rank and stage, and in that worker the same thread; so all that follows happens in one thread of each rank, for
-// each element by itself. Before it makes send k it has folded send k - 1 - lag of every peer, and the peer, before it
-// made that, all up to k - 2 - 2 lag. With 2 lag + 2 slots the store of send k meets nothing that is still needed, if
-// each of these stores comes after the loads before it in its thread: it does, because it is only reached by a branch on
-// what those loads gave, and stores are not made on speculation. (A release in place of this would wait for everything
-// else that the thread has on its way, a microsecond and more at system scope.) Should a word be overwritten all the
-// same its number is not the one that is polled for: that ends at the deadline and never in a wrong sum.
-// Words of the head and of the choice take turns in two places: a rank is never two tokens ahead of another, because a
-// token ends with a word from every rank, which its worker 0 sends when all its workers have come so far.
+// Memory order. All accesses are relaxed, at system scope.
+// 1. The value shares its word with the number, so a reader that sees the number has the value.
+// 2. Sends take turns in kSlots = 2 lag + 2 slots. Before a rank stores send k it has folded send k - 1 - lag of every peer,
+//    and before a peer stored that one, it had folded all sends up to k - 2 - 2 lag. So the slot that send k overwrites,
+//    that of send k - 2 - 2 lag, has been read.
+// 3. 2 needs each store to come after the loads before it. An element of the residual has the same owner in every rank and
+//    stage, and in that worker the same thread, so for each element this is the order within one thread.
+// 4. In that thread the store is reached only by a branch on the values that the loads returned, and stores are not
+//    speculated. (A release would instead wait for every access that the thread has in flight, a microsecond and more at
+//    system scope.)
+// 5. If a word were overwritten too early all the same, its number would not be the one that is polled for: the request
+//    would end at the deadline, never with a wrong sum.
+// Words of the head and of the choice use two slots, for even and odd tokens. A rank is never two tokens ahead of another:
+// a token ends with a word from every rank, which its worker 0 sends when all workers of the rank have come so far.
 #pragma once
 #include "worker/consumer.h"
 
 namespace monotape {
 
-constexpr int kPeerWait = 1 << 30;  // of an owed word; then the peer that owes it, from bit 24 on, and the word
+constexpr int kPeerWait = 1 << 30;  // flag of a wait for a peer; the peer is in bits 24 to 29, the word below
 
-// As Patience, of a wait for another rank. It has a place of its own to say what it waits for: other warps of the worker
-// wait too, for what comes of this.
+// Patience for a wait for another rank. It records its word in separate fields, because other warps of the worker wait
+// at the same time for the result of this wait.
 class LinkPatience {
  public:
   __device__ LinkPatience(Consumer& c, Stage stage, int layer) : c_(c), stage_(stage), layer_(layer) {}
 
-  // Whether it is time to say something; asked in each round of polling.
+  // Whether to record the wait now; called in each round of polling.
   __device__ __forceinline__ bool due() { return (++rounds_ & 1023) == 0; }
-  // False: it is time to give up.
+  // False: the request has failed.
   __device__ __forceinline__ bool say(int peer, int word) {
     Shared& shared = c_.shared;
     shared.owed_stage = static_cast<int>(stage_), shared.owed_layer = layer_;
@@ -72,7 +74,7 @@ __device__ __forceinline__ LinkWord peek(const LinkWord* at) {
   else word.part[0] = load_link(at->part);
   return word;
 }
-// By the clock of all: with a link delay a word counts only so long after it was sent.
+// With a link delay a word counts only that long after it was sent, by the GPU's global clock.
 __device__ __forceinline__ bool is_here(const LinkWord& word, uint32_t number, const Ranks& ranks) {
   if (word.part[0] >> 32 != number) return false;
   if constexpr (!kLinkDelay) return true;
@@ -80,8 +82,8 @@ __device__ __forceinline__ bool is_here(const LinkWord& word, uint32_t number, c
   return sent >> 32 == number && static_cast<uint32_t>(clock_ns()) - static_cast<uint32_t>(sent) >= ranks.link_delay_ns;
 }
 
-// Words of several ranks that belong to one send, `stride` apart. All are looked at together, again and again until all
-// those are there that are `needed`, a bit a rank: that takes fewer registers than to remember which are.
+// The words of all ranks that belong to one send, `stride` apart. Each round loads all of them, until those of the ranks in
+// the bit mask `needed` have arrived: that takes fewer registers than remembering which have.
 struct Arrivals {
   LinkWord word[kRanks];
 
@@ -107,7 +109,7 @@ struct Arrivals {
 };
 constexpr uint32_t kAllRanks = (1u << kRanks) - 1;
 
-// One word, for which `peer` is waited.
+// Polls one word of `peer`.
 __device__ __forceinline__ uint32_t receive(const LinkWord* at, uint32_t number, const Ranks& ranks, int peer, int word,
                                             LinkPatience& patience) {
   LinkWord seen = peek(at);
@@ -121,7 +123,8 @@ __device__ __forceinline__ uint32_t receive(const LinkWord* at, uint32_t number,
 __device__ __forceinline__ const LinkWord* sums_of(const Ranks& ranks, uint32_t number, int element) {
   return ranks.own.sums + number % kSlots * kRanks * kLinkWidth + element;
 }
-// Whose words a fold needs: the own partial is at hand when it is folded at once, and left out of a sum of the others.
+// The ranks whose words a fold needs. The own partial is in a register when it is folded at once, and is not part of a sum
+// of the others.
 __device__ __forceinline__ uint32_t needed(const RankStep& step, const Ranks& ranks) {
   return kKeepsOwn && step.whole && step.folds != step.sends ? kAllRanks : ranks.peers;
 }
@@ -136,10 +139,10 @@ __device__ __forceinline__ float added_up(const Arrivals& found, const RankStep&
   return sum;
 }
 
-// A sum of an earlier module has mostly arrived when a stage begins: then it is taken along while the stage waits for its
-// input. It is added where it belongs, at the stage's end, so that nothing depends on when it came. The first element that
-// a thread finishes is number `thread` of the worker's own (`own_tile` in token/matrix.h); it keeps the sum for itself, in
-// shared memory because no register is free meanwhile. All ones: it has not come yet. No sum has those bits.
+// A sum of an earlier module has usually arrived when a stage begins: it is then taken while the stage waits for its input,
+// and added at the stage's end all the same, so that no bits depend on when it came. The first element that a thread
+// finishes is number `thread` of the worker's own (`own_tile` in token/matrix.h). The thread keeps the sum in shared memory,
+// because no register is free meanwhile. All ones: not arrived. No sum has those bits.
 __device__ __forceinline__ float not_there() { return __uint_as_float(~0u); }
 __device__ __forceinline__ bool is_there(float sum) { return __float_as_uint(sum) != ~0u; }
 
@@ -158,14 +161,14 @@ __device__ __forceinline__ float fold(Consumer& c, Stage stage, int layer, const
   const Ranks& ranks = c.params.ranks;
   const uint32_t number = send_number(c, step.folds);
   Arrivals found;
-  if (step.folds == step.sends) c.set_pace(kPolling);  // this is waited for: it must not queue behind pages
+  if (step.folds == step.sends) c.set_pace(kPolling);  // on the critical path: the poll must not queue behind pages
   LinkPatience patience(c, stage, layer);
   found.wait(sums_of(ranks, number, element), kLinkWidth, number, ranks, needed(step, ranks), element, patience);
   return added_up(found, step, ranks, own);
 }
 
-// The residual after a module, number `own` of the worker's elements: what the rank adds itself, what it sends, what it
-// folds.
+// The residual after a module, for element `own` of the worker: adds the rank's own share, sends the partial, and folds
+// what the plan's step says.
 __device__ __forceinline__ float settle(Consumer& c, Stage stage, int layer, int own, float residual, float partial) {
   const Ranks& ranks = c.params.ranks;
   const RankStep& step = c.shared.steps[module_of(stage, layer)];
@@ -185,7 +188,7 @@ __device__ __forceinline__ float settle(Consumer& c, Stage stage, int layer, int
   }
   if (layer == kLayers - 1 && stage == kLastStage) {
 #pragma unroll 1
-    for (int late = 0; late < kLateFolds; late++)  // what is still on its way
+    for (int late = 0; late < kLateFolds; late++)  // sums that are still in flight
       residual += fold(c, stage, layer, c.shared.steps[kModules + late], element, 0);
   }
   return residual;

@@ -1,16 +1,16 @@
-// Which tokens can be drawn: the cut of top-k and top-p, found by all workers together without anybody sorting.
+// Which tokens can be drawn: the cut of top-k and top-p, found by all workers together without sorting.
 //
 // A token is a key of 64 bits, its value and then its id, so that keys are all different and the larger is the better.
 // Every filter is a cut: a key at and above which tokens survive. Where the cut lies between two keys is found by
 // counting: the range is divided into 16 buckets, every worker publishes how many of its tokens fall into each and
-// their weight, and the bucket that holds the cut becomes the range. When few enough are left all workers gather them,
-// and each finds the cut by comparing all with all. Weights are integers, so sums do not depend on the order of adding.
+// their weight, and the bucket that holds the cut becomes the range. When few enough are left, all workers gather them,
+// and each finds the cut by comparing all pairs. Weights are integers, so sums do not depend on the order of adding.
 //
 // Everything here is the same for any team: threads of a worker that meet, and workers that publish words to each
 // other. The kernel's team is in sampling/team.h; a test has one of ordinary threads. A team has
 //   thread, worker, first, end            this thread, this worker, and the ids that are this worker's
 //   scratch()                             memory that the threads of a worker share
-//   meet()                                waits for them all; false when everything is called off
+//   meet()                                a barrier of those threads; false when the request has failed
 //   add(counter, n)                       atomically, in memory that they share
 //   sum(x), largest(x), scan(n)           over the threads of a worker; every one must call it. largest takes several
 //   publish(n, word_at)                   words of this worker: a part of a word is never all ones
@@ -78,7 +78,7 @@ __device__ __forceinline__ uint64_t share_of_mass(double share, uint64_t total) 
   return target < 1 ? 1 : target > total ? total : target;
 }
 
-// Calls use(id, value) for this worker's ids. Several loads are on their way at once.
+// Calls use(id, value) for this worker's ids. Several loads are in flight at once.
 template <class Team, class Use>
 __device__ __forceinline__ void each_own(const Team& t, const float* values, Use use) {
   constexpr int kAtOnce = 4;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void each_own(const Team& t, const float* values, Use
   }
 }
 
-// What is wanted: the shortest run of best tokens with `count` of them, or with `share` of the weight if count is 0.
+// The goal: the shortest run of best tokens with `count` of them, or with `share` of the weight if count is 0.
 struct Goal {
   uint32_t count;
   double share;
@@ -102,7 +102,7 @@ struct Goal {
   __device__ bool reached(uint32_t tokens, uint64_t mass) const { return count ? tokens >= count : mass >= target; }
 };
 
-// Where the cut can be: above `low`, or there, and below `high`. Tokens at or above `high` survive.
+// The range that holds the cut: from `low` to below `high`. Tokens at or above `high` survive.
 struct Range {
   uint64_t low, high;
   uint64_t mass_above;
@@ -280,8 +280,8 @@ __device__ inline Standing standing(const SelectScratch& s, const Range& range, 
 
 enum class Search { failed, no_cut, gathered };
 
-// Narrows the range until what is inside has been gathered: together with all that is above, if `whole`. `hopeful`:
-// try it at once.
+// Narrows the range until the tokens inside have been gathered; with `whole`, those above it too. `hopeful`: try to gather
+// at once.
 template <class Team>
 __device__ __forceinline__ Search search(Team& t, const float* values, float best, Range& range, Goal& goal, bool whole,
                                          bool hopeful) {
@@ -294,9 +294,9 @@ __device__ __forceinline__ Search search(Team& t, const float* values, float bes
     }
     if (!count_buckets(t, values, best, range, round)) return Search::failed;
     const bool narrower = step_inside(t.scratch(), range, goal);
-    if (!t.meet()) return Search::failed;  // before anybody makes new edges
+    if (!t.meet()) return Search::failed;  // before any thread makes new edges
     if (!narrower && !whole) return Search::no_cut;
-    if (!narrower) {  // there are no more than were asked for
+    if (!narrower) {  // there are no more than requested
       hopeful = true;
       continue;
     }
@@ -327,7 +327,7 @@ __device__ __forceinline__ uint64_t best_worker(Team& t, uint64_t largest_of_wor
   return t.largest(as_good >= k ? static_cast<uint64_t>(mine) << 32 : 0);
 }
 
-// What one turn tells about all workers' values.
+// The statistics of all workers' values, from one exchange.
 struct Peak {
   uint64_t best;               // key of the best token of all
   uint64_t largest_of_worker;  // in thread w: of worker w

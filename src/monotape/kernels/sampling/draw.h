@@ -1,4 +1,4 @@
-// The kernel's own part of sampling: a token that is not simply the best is drawn, and its log-probabilities told.
+// The kernel's part of sampling: draws a token that is not simply the best, and reports its log-probabilities.
 #pragma once
 #include "sampling/elect.h"
 #include "sampling/steps.h"
@@ -33,7 +33,7 @@ __device__ __forceinline__ bool draw(Consumer& c, const Sampling& s, SelectScrat
   };
   if (!filter(team, s, c.params.logits, values, position, left, tell)) return false;
   if (c.thread == 0) scratch.log_sum = left.log_sum;
-  if (kRanks == 1 && left.winner && !reports) {  // everybody knows: no need to ask
+  if (kRanks == 1 && left.winner && !reports) {  // every worker has drawn the winner itself: no election
     if (c.thread == 0) announce(c, id_of(left.winner), scratch.stopping);
     if (!c.meet()) return false;
   } else {

@@ -15,8 +15,9 @@ __device__ __forceinline__ Candidate best_of_warp(Candidate mine) {
   return mine;
 }
 
-// One thread tells the others of its worker what is next, after it has seen a word of this token from everybody. So all
-// have read the words of the turn before, and this worker's are taken back.
+// One thread passes the next token to the others of its worker, after it has polled a word of this token from every worker.
+// So all workers have read the words of the exchange before, and this worker resets its own: three copies are used in turn,
+// and + 2 is the one before this.
 __device__ __forceinline__ void announce(Consumer& c, int token, int stop) {
   publish<Buffer::candidates>(*c.params.exchange, c.sample_turn() + 2, worker_number(), not_yet());
   c.shared.next_token = token;
@@ -24,9 +25,9 @@ __device__ __forceinline__ void announce(Consumer& c, int token, int stop) {
   c.shared.sample_turn = c.shared.sample_turn + 1;
 }
 
-// Every worker publishes its best, and every worker finds the best of all. Worker 0's word also says whether the host
-// wants to stop. Whoever has seen the words knows that all workers are done with this token. If a place for it is given,
-// in shared memory, the chosen token's own logit goes along.
+// Every worker publishes its best token, and every worker finds the best of all. Worker 0's word also says whether the host
+// wants to stop. A worker that has polled all words knows that all workers are done with this token. `chosen_logit`, in
+// shared memory, receives the logit of the chosen token.
 __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen_logit = nullptr) {
   c.set_pace(kPolling);
   mine = best_of_warp(mine);
@@ -69,7 +70,7 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
       mine = {best.score, best.id}, stop = best.stop;
       if (chosen_logit && c.lane() == 0) *chosen_logit = best.logit;
     }
-    warp_meets();  // only this warp has looked at the turn since everybody met
+    warp_meets();  // since the last barrier only this warp has read the turn
     if (c.lane() == 0) announce(c, mine.score == mine.score ? mine.id : -1, stop);
   }
   return c.meet();

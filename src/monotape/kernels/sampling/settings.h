@@ -1,9 +1,9 @@
-// How the next token is chosen, as the host says it, and what the sampler keeps. Needs the integer types of machine/hopper.h.
+// The host's settings for sampling, and the sampler's state. Needs the integer types of machine/hopper.h.
 #pragma once
 
 namespace monotape {
 
-// backends/cuda/sampling.py: SamplingStruct. All zeros: greedy, and nothing below is looked at.
+// backends/cuda/sampling.py: SamplingStruct. All zeros: greedy, and nothing else is read.
 struct Sampling {
   double top_p;             // 1: off
   uint64_t seed;

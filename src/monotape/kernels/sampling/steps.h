@@ -66,12 +66,12 @@ __device__ __forceinline__ bool adjust(Team& t, const Sampling& s, const float* 
   return t.meet();
 }
 
-// A token's chance among others: the largest is drawn.
+// A token's value plus noise: the largest is drawn.
 __device__ __forceinline__ uint64_t lot(const Sampling& s, float value, int id, int position) {
   return key_of(__fadd_rn(value, gumbel(token_word(s.seed, id, position))), id);
 }
 
-// Of all candidates. Threads that have none of their own do it, unless there are too many.
+// The best of all candidates, computed by threads without a candidate of their own, unless there are too many.
 template <class Team>
 __device__ __forceinline__ void cast_lots(Team& t, const Sampling& s, int candidates, int position) {
   const int mine = (t.thread + kCandidates / 2) % kCandidates;
@@ -82,9 +82,9 @@ __device__ __forceinline__ void cast_lots(Team& t, const Sampling& s, int candid
 
 struct Filtered {
   uint64_t cut = 0;      // tokens whose key is at least that can be drawn
-  bool noisy = false;    // false: the best is taken, because nothing else is asked for or its value is not finite
+  bool noisy = false;    // false: the best is taken, because greedy was requested or its value is not finite
   double log_sum = 0;    // log of the sum of all weights
-  uint64_t winner = 0;   // the drawn token's lot, if all workers had gathered all that can be drawn
+  uint64_t winner = 0;   // the drawn token's noisy value, if every worker has gathered all survivors
 };
 
 // Selects tokens up to three times, by the same code: the most likely ones of the raw logits, then those that top-k
@@ -129,13 +129,13 @@ __device__ __forceinline__ bool filter(Team& t, const Sampling& s, const float* 
       if (!t.meet()) return false;
       continue;
     }
-    if (!by_mass && whole) {  // all that is left for top-p is here
+    if (!by_mass && whole) {  // all survivors of top-k are here, for top-p
       const uint64_t total = t.sum(kept ? t.scratch().candidate[t.thread].mass : 0);
       kept = kept && (s.top_p >= 1 || mine.mass_before < share_of_mass(s.top_p, total));
       filtered = false;
     }
     uint64_t end[2] = {kept ? ~mine.key : 0, 0};
-    if (by_mass && whole && !t.meet()) return false;  // all lots are cast: the sum, too, was a meeting
+    if (by_mass && whole && !t.meet()) return false;  // all noise is drawn; the sum was a barrier too
     if (whole && kept) end[1] = t.scratch().lot[t.thread];
     t.largest(end);
     left.cut = ~end[0], left.winner = end[1];
@@ -143,7 +143,7 @@ __device__ __forceinline__ bool filter(Team& t, const Sampling& s, const float* 
   return t.meet();
 }
 
-// This thread's best token, as a key: the winner is the best of everybody's.
+// This thread's best token, as a key: the winner is the best over all threads of all workers.
 template <class Team>
 __device__ __forceinline__ uint64_t pick(const Team& t, const Sampling& s, const float* values, const Filtered& left,
                                          int position) {

@@ -6,7 +6,7 @@
 
 namespace monotape {
 
-// A word on its way back to "not yet"; `confirm` returns when it is there, because a load gives it back.
+// A reset in flight; `confirm` returns when a load has returned "not yet".
 class Reset {
  public:
   __device__ __forceinline__ void begin(uint4* word) {
@@ -26,10 +26,11 @@ class Reset {
   uint4 seen_;
 };
 
-// Everybody publishes some words in every turn and reads those of all. Three slots are used in turn. When a worker has
-// seen all words of a turn, everybody has read those of the turn before; so it takes back its own of those. That has
-// arrived before it publishes again (between two tokens a fence of the head's sees to it), and nobody polls that slot
-// until then.
+// In every exchange each worker publishes some words and reads those of all. Three slots are used in turn.
+// 1. A worker that has polled all words of exchange s knows that all workers have published in s, and so have read s - 1.
+// 2. It resets its own words of s - 1, whose slot is used again in s + 2.
+// 3. The reset is confirmed by a load before it publishes in s + 1; between two tokens a fence before the head does that.
+// 4. A worker polls s + 2 after it has polled s + 1, so after the reset.
 class Team {
  public:
   const int thread, first, end;
@@ -117,19 +118,19 @@ class Team {
       }
     }
     turn_++;
-    if (thread == 0) state_.turn = turn_;  // for the next token's team; there is a meeting in between
+    if (thread == 0) state_.turn = turn_;  // for the next token's team; a barrier lies in between
   }
 
  private:
-  // What is left of the values of 2 * `apart` lanes. A loop, although it is short: this code is run once a token, and
-  // shortening it saved more time than its instructions take; most likely they have left their cache in between.
+  // Reduces the values of 2 * `apart` lanes. A loop, although it is short: this code runs once per token, and shortening it
+  // saved more time than its instructions take, most likely because they leave the instruction cache in between.
   template <class T, class Join>
   static __device__ __forceinline__ T over_lanes(T value, int apart, Join join) {
 #pragma unroll 1
     for (; apart; apart >>= 1) value = join(value, lane_across(value, apart));
     return value;
   }
-  // Two buffers in turn: who is a meeting ahead does not overwrite what others still read.
+  // Two buffers in turn: a thread that is one barrier ahead does not overwrite values that others still read.
   __device__ __forceinline__ int flip() { return flip_ ^= 1; }
   __device__ __forceinline__ uint4* slot(int turn) { return words_ + turn % 3 * kWorkers * kSamplerWords; }
 
