@@ -39,6 +39,16 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """The dimensions of grouped-query attention."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One family, as data. Defaults are those of transformers where a file leaves a field out."""
 
@@ -62,7 +72,7 @@ class Family:
         fields = Fields(config)
         check_type(fields, self.name)
         fields.fixed({**FIXED, **self.fixed}, self.architecture)
-        sizes = _read_sizes(fields, self)
+        sizes = read_sizes(fields, read_heads(fields, self.kv_heads, self.head_dim))
         tied = fields.flag("tie_word_embeddings", False)
         fields.ids("pad_token_id", sizes.vocab, low=-1)  # unused here, but a wrong value means a wrong file
         spec = decoder_spec(
@@ -110,23 +120,31 @@ def check_type(fields: Fields, name: str) -> None:
         raise fields.wrong("model_type", f"the architecture is one of the {name} family")
 
 
-def _read_sizes(fields: Fields, family: Family) -> Sizes:
+def read_heads(
+    fields: Fields, default_kv_heads: int | None = None, default_head_dim: int | None = None
+) -> Heads:
+    """The sizes of attention, with a family's defaults where the file leaves them out."""
     width = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
-    kv_heads = fields.optional_integer("num_key_value_heads", 1, MAX_HEADS, family.kv_heads) or heads
-    head_dim = fields.optional_integer("head_dim", 2, MAX_WIDTH, family.head_dim)
+    kv_heads = fields.optional_integer("num_key_value_heads", 1, MAX_HEADS, default_kv_heads) or heads
+    head_dim = fields.optional_integer("head_dim", 2, MAX_WIDTH, default_head_dim)
     if heads % kv_heads:
         raise fields.wrong("num_key_value_heads", f"must divide num_attention_heads ({heads})")
     if head_dim is None and width % heads:
         raise fields.wrong(
             "num_attention_heads", f"must divide hidden_size ({width}) where no head_dim is given"
         )
+    return Heads(width, heads, kv_heads, width // heads if head_dim is None else head_dim)
+
+
+def read_sizes(fields: Fields, heads: Heads) -> Sizes:
+    """All sizes, where those of attention are known."""
     return Sizes(
+        width=heads.width,
+        heads=heads.heads,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
         layers=fields.integer("num_hidden_layers", 1, MAX_LAYERS),
-        width=width,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=width // heads if head_dim is None else head_dim,
         ffn=fields.integer("intermediate_size", 1, MAX_WIDTH),
         vocab=fields.integer("vocab_size", 1, MAX_VOCAB),
         context=fields.integer("max_position_embeddings", 1, MAX_POSITIONS),

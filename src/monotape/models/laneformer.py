@@ -9,14 +9,13 @@ from typing import Any
 
 from monotape.errors import UnsupportedModel
 from monotape.models.dense import (
-    MAX_HEADS,
     MAX_LAYERS,
-    MAX_VOCAB,
-    MAX_WIDTH,
     Sizes,
     Windows,
     check_type,
     decoder_spec,
+    read_heads,
+    read_sizes,
 )  # fmt: skip
 from monotape.models.fields import FIXED, HARMLESS, Fields
 from monotape.models.lanes import Lanes
@@ -77,26 +76,13 @@ class Laneformer:
 
 
 def _read_sizes(fields: Fields) -> Sizes:
-    width = fields.integer("hidden_size", 1, MAX_WIDTH)
-    heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
-    kv_heads = fields.optional_integer("num_key_value_heads", 1, MAX_HEADS) or heads
-    if heads % kv_heads:
-        raise fields.wrong("num_key_value_heads", f"must divide num_attention_heads ({heads})")
-    if width % heads:
-        raise fields.wrong("num_attention_heads", f"must divide hidden_size ({width})")
-    head_dim = fields.optional_integer("head_dim", 2, MAX_WIDTH, width // heads)
-    if head_dim != width // heads:
-        raise fields.wrong("head_dim", f"hidden_size over num_attention_heads makes it {width // heads}")
-    return Sizes(
-        layers=fields.integer("num_hidden_layers", 1, MAX_LAYERS),
-        width=width,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=width // heads,
-        ffn=fields.integer("intermediate_size", 1, MAX_WIDTH),
-        vocab=fields.integer("vocab_size", 1, MAX_VOCAB),
-        context=fields.integer("max_position_embeddings", 1, MAX_POSITIONS),
-    )
+    heads = read_heads(fields)
+    if heads.width % heads.heads:
+        raise fields.wrong("num_attention_heads", f"must divide hidden_size ({heads.width})")
+    if heads.head_dim != heads.width // heads.heads:
+        made = heads.width // heads.heads
+        raise fields.wrong("head_dim", f"hidden_size over num_attention_heads makes it {made}")
+    return read_sizes(fields, heads)
 
 
 def _agreed_eps(fields: Fields) -> float:

@@ -19,27 +19,23 @@ from monotape.models.spec import ModelSpec
 FAMILIES: Mapping[str, Family | Laneformer] = {
     family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, LANEFORMER, LANEFORMER_TP)
 }
-_FETCH_AGAIN = "The file is damaged or of another kind; fetch the model again."
+_OTHER_FILE = "The file is damaged or not a model's; fetch the model again."
+_NEEDED = 'It needs a field like "architectures": ["LlamaForCausalLM"].'
 _BY_TYPE: Mapping[str, Family | Laneformer] = {family.name: family for family in FAMILIES.values()}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The ModelSpec of a config.json. Raises UnsupportedModel, by name, where no family file describes it."""
-    if not isinstance(config, Mapping):
-        raise ModelError(f"config.json holds {shown(config)}, but must hold an object.", _FETCH_AGAIN)
     return _family(config).spec(config)
 
 
 def _family(config: Mapping[str, Any]) -> Family | Laneformer:
     """By architecture; a file without one is known by its model_type."""
-    name, known = _architecture(config), FAMILIES
+    name, known = architecture_of(config), FAMILIES
     if name is None:
         name, known = config.get("model_type"), _BY_TYPE
     if type(name) is not str:
-        raise ModelError(
-            "config.json names no architecture.",
-            'It needs a field like "architectures": ["LlamaForCausalLM"].',
-        )
+        raise ModelError("config.json names no architecture.", _NEEDED)
     if name not in known:
         raise UnsupportedModel(
             f"The architecture {name} is not supported; the nearest that is: {nearest(name, known)}.",
@@ -48,13 +44,13 @@ def _family(config: Mapping[str, Any]) -> Family | Laneformer:
     return known[name]
 
 
-def _architecture(config: Mapping[str, Any]) -> str | None:
+def architecture_of(config: Mapping[str, Any]) -> str | None:
+    """The architecture that a config.json names, known here or not; None where it names none."""
+    if not isinstance(config, Mapping):
+        raise ModelError(f"config.json holds {shown(config)}, but must hold an object.", _OTHER_FILE)
     names = config.get("architectures")
     if names in (None, []):
         return None
     if not isinstance(names, list | tuple) or len(names) != 1 or type(names[0]) is not str:
-        raise ModelError(
-            f"config.json: architectures is {shown(names)}, but must list one name.",
-            f"Supported are {', '.join(FAMILIES)}.",
-        )
+        raise ModelError(f"config.json: architectures is {shown(names)}, but must list one name.", _NEEDED)
     return names[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from monotape.errors import ModelError, UnsupportedModel, nearest
 from monotape.models.dense import MAX_VOCAB, MAX_WIDTH
-from monotape.models.fields import shown
+from monotape.models.registry import architecture_of
 from monotape.planner.attention import MAX_WINDOW
 from monotape.planner.config_fields import ConfigFields
 from monotape.planner.families import FAMILIES, Family, layer_count
@@ -24,12 +24,8 @@ _BESIDE = {
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     """What a config.json describes. Raises UnsupportedModel, by name, for an architecture that no row describes."""
-    if not isinstance(config, Mapping):
-        raise ModelError(
-            f"config.json holds {shown(config)}, but must hold an object.", "Pass the config.json of a model."
-        )
+    architecture = _known(architecture_of(config))
     outer = ConfigFields(config)
-    architecture = _architecture(config)
     family = FAMILIES[architecture]
     fields = outer.inner("text_config") if outer.has("text_config") else outer
     layers = tuple(_layer(family, fields, number) for number in range(layer_count(fields)))
@@ -43,20 +39,19 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or type(names[0]) is not str:
+def _known(name: str | None) -> str:
+    if name is None:
         raise ModelError(
-            f"config.json: architectures is {shown(names)}, but must list one name.",
-            'It needs a field like "architectures": ["LlamaForCausalLM"].',
+            "config.json names no architecture.",
+            "The planner counts by it; add the field architectures with one name.",
         )
-    if names[0] not in FAMILIES:
+    if name not in FAMILIES:
         raise UnsupportedModel(
-            f"The planner cannot count the architecture {names[0]}; the nearest it knows is"
-            f" {nearest(names[0], FAMILIES)}.",
+            f"The planner cannot count the architecture {name}; the nearest it knows is"
+            f" {nearest(name, FAMILIES)}.",
             f"It knows {', '.join(sorted(FAMILIES))}.",
         )
-    return names[0]
+    return name
 
 
 def _layer(family: Family, fields: ConfigFields, number: int) -> Layer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monotape.models.dense import MAX_HEADS, MAX_WIDTH
+from monotape.models.dense import MAX_HEADS, MAX_WIDTH, Heads
 from monotape.planner.config_fields import ConfigFields
 from monotape.planner.shape import Cache
 
@@ -20,31 +20,6 @@ class Attention:
     caches: tuple[Cache, ...]
     stages: int
     score_flops: int
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The dimensions of grouped-query attention."""
-
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-
-def read_heads(
-    fields: ConfigFields, default_kv_heads: int | None = None, default_head_dim: int | None = None
-) -> Heads:
-    """The sizes, with a family's own where the file does not say."""
-    width = fields.integer("hidden_size", 1, MAX_WIDTH)
-    heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
-    kv_heads = fields.optional_integer("num_key_value_heads", 1, MAX_HEADS, default_kv_heads) or heads
-    head_dim = fields.optional_integer("head_dim", 1, MAX_WIDTH, default_head_dim)
-    if head_dim is None and width % heads:
-        raise fields.wrong(
-            "num_attention_heads", f"must divide hidden_size ({width}) where no head_dim is given"
-        )
-    return Heads(width, heads, kv_heads, width // heads if head_dim is None else head_dim)
 
 
 def grouped(

@@ -1,4 +1,4 @@
-"""A config.json as the planner reads it: sizes and lists of numbers are checked, the rest is not asked for."""
+"""A config.json as the planner reads it: what it reads is checked, and the rest may be anything."""
 
 from __future__ import annotations
 
@@ -9,21 +9,12 @@ from monotape.models.fields import Fields
 
 
 class ConfigFields(Fields):
-    """Fields, and two more readers. The planner only counts, so it does not refuse fields that it does not read."""
+    """Fields of objects within objects. The planner only counts, so it does not refuse fields that it does not read."""
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json", prefix: str = "") -> None:
         super().__init__(values, where, prefix)
         self._mapping = values
         self._place = where
-
-    def whole_numbers(self, name: str) -> tuple[int, ...] | None:
-        """A list of integers, or None where there is none."""
-        value = self._mapping.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list | tuple) or any(type(item) is not int for item in value):
-            raise self.wrong(name, "must be a list of integers")
-        return tuple(value)
 
     def inner(self, name: str) -> ConfigFields:
         """A nested object that must be there."""

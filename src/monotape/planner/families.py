@@ -8,18 +8,24 @@ from dataclasses import dataclass
 
 from monotape.errors import UnsupportedModel
 from monotape.models import dense as runnable
-from monotape.models.dense import MAX_LAYERS, Windows, all_positions, one_window, upper_windows
+from monotape.models.dense import (
+    MAX_LAYERS,
+    Heads,
+    Windows,
+    all_positions,
+    one_window,
+    read_heads,
+    upper_windows,
+)
 from monotape.models.registry import FAMILIES as RUNNABLE
 from monotape.planner.attention import (
     MAX_WINDOW,
     Attention,
-    Heads,
     compressed,
     gated_delta,
     grouped,
     kimi_delta,
     latent,
-    read_heads,
 )
 from monotape.planner.config_fields import ConfigFields
 from monotape.planner.feedforward import ExpertNames, FeedForward, dense, experts, plain
@@ -143,14 +149,14 @@ def _sparse_latent(fields: ConfigFields, layer: int) -> Attention:
 
 
 def _deepseek4(fields: ConfigFields, layer: int) -> Attention:
-    ratios = fields.whole_numbers("compress_ratios")
+    ratios = fields.integers("compress_ratios", 0, MAX_WINDOW)
     if ratios is None or len(ratios) < layer_count(fields) or ratios[layer] not in (0, 4, 128):
         raise fields.wrong("compress_ratios", "must list 0, 4 or 128 for each layer")
     return compressed(fields, ratios[layer])
 
 
 def _kimi_linear(fields: ConfigFields, layer: int) -> Attention:
-    full = fields.inner("linear_attn_config").whole_numbers("full_attn_layers")
+    full = fields.inner("linear_attn_config").integers("full_attn_layers", 1, MAX_LAYERS)
     if full is None:
         raise fields.wrong("linear_attn_config", "must list full_attn_layers")
     if layer + 1 in full:  # counted from one
@@ -172,7 +178,7 @@ def after_first(names: ExpertNames) -> Callable[[ConfigFields, int], FeedForward
 
 
 def _qwen_moe(fields: ConfigFields, layer: int) -> FeedForward:
-    dense_layers = fields.whole_numbers("mlp_only_layers") or ()
+    dense_layers = fields.integers("mlp_only_layers", 0, MAX_LAYERS) or ()
     step = fields.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
     if layer in dense_layers or (layer + 1) % step:
         return dense(fields)
