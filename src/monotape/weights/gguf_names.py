@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-#: Architectures whose tensors are known. The values say how Hugging Face calls the model class.
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-}
+from monotape.models.llama import LLAMA
+from monotape.models.phi3 import PHI3
+from monotape.models.qwen2 import QWEN2
+from monotape.models.qwen3 import QWEN3
+
+#: Families whose tensors are known, with the name of Hugging Face's class. GGUF calls them by their model_type.
+ARCHITECTURES = {family.name: family.architecture for family in (LLAMA, QWEN2, QWEN3, PHI3)}
 
 GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
 
