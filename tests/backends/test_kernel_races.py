@@ -74,7 +74,7 @@ RACES = {
         slice(130, 134),
         tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (8, 9, 17)),
         "token/attention.h",
-        "  if (!c.meet()) return false;  // nobody reads the sums of qkv any more, over which parts will lie\n",
+        "  if (!c.meet()) return false;  // no warp reads the sums of qkv any more; the parts will overwrite them\n",
     ),
     # From position 128 on there are five splits of 32 positions: two of those who add them up attend to nothing.
     "a combined part over sums": Race(
@@ -85,7 +85,7 @@ RACES = {
             Schedule(11, stalls_per_million=1000, stall_steps=200_000, delay_steps=3000),
         ),
         "token/attention.h",
-        "    if (!c.meet()) return false;  // nobody reads the sums of qkv any more, as in `attend`, or the parts"
+        "    if (!c.meet()) return false;  // no warp reads the sums of qkv any more, as in `attend`, or the parts"
         " of the head before\n",
     ),
     # Where heads are more than workers every worker combines parts, and all meet before the next input lies over them.

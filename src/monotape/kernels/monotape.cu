@@ -1,6 +1,6 @@
-// The monokernel: one launch runs a whole request. Every block is a worker: eight warps take each token through the model,
-// a producer plays the tape, a scout goes ahead of it, a janitor takes published words back, and a clerk keeps the deadline
-// and, of worker 0, talks to the host. One token's life is `decode` below, then `forward` in token/model.h.
+// The monokernel: one launch runs a whole request. Every thread block is a worker: eight consumer warps compute, a producer
+// copies the tape into the ring, a scout loads ahead of it, a janitor resets published words, and a clerk keeps the deadline
+// and, in worker 0, talks to the host. To follow a token, read `decode` below, then `forward` in token/model.h.
 #include "sampling/draw.h"
 #include "token/model.h"
 #include "rows/prefill.h"
@@ -11,7 +11,7 @@ namespace monotape {
 
 static_assert(kRows == 1, "attention, the residual stream and the sampler take one row a pass");
 
-// Everybody decides alike whether to go on; worker 0 tells the clerk.
+// Every worker decides for itself, and all decide alike; worker 0 passes the token to the clerk.
 __device__ Finish tell(Consumer& c, int produced) {
   const Params& p = c.params;
   const int token = c.shared.next_token;
@@ -54,13 +54,13 @@ __device__ __forceinline__ bool choose_next(Consumer& c, int produced) {
   return draw(c, p.sampling, c.shared.select, c.shared.sampler, p.sampler_words, p.prompt_length + produced, produced);
 }
 
-// All tokens after the prompt; or the prompt's as well, one by one. A function of its own: registers and the order of
-// instructions are then chosen for this loop alone, as if there were no prefill.
+// All tokens after the prompt; without rows, the prompt's tokens too, one by one. Not inlined: registers and instruction
+// order are then chosen for this loop alone, as if there were no prefill.
 __device__ __noinline__ void decode(Shared& shared) {
   Consumer c(request, kept(shared, ~0u));
   const Params& p = c.params;
   const bool in_rows = has_rows(p);
-  // Rows were read and written in other ways than bulk copies read and write.
+  // Rows used ordinary accesses; bulk copies follow.
   fence_copies();
   if (!c.meet()) return;
   if (p.sampling.active && !begin_drawing(c, p.sampling, c.shared.select, c.shared.sampler, p.sampler_words)) return;

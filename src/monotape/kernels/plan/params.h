@@ -1,4 +1,4 @@
-// What crosses the boundary between the host and the kernel, and how weights, KV and activations lie in memory.
+// The structures that host and kernel share, and how weights, KV and activations lie in memory.
 //
 // Everything that the tensor cores multiply lies in blocks of 8 x 32 sixteen-bit values, one row of 64 bytes after
 // another: 8 weight rows and 32 values of k, 8 positions and 32 values of a key, 8 values and 32 positions of a value.
@@ -10,7 +10,7 @@
 namespace monotape {
 
 constexpr int kConsumers = kWarps * kLanes;  // threads; for the four warps more of a worker, see monotape.cu
-constexpr int kThreads = kConsumers + 4 * kLanes;  // registers are dealt out to four warps at a time
+constexpr int kThreads = kConsumers + 4 * kLanes;  // registers are allotted to four warps at a time
 constexpr int kConsumerRegisters = 224, kOtherRegisters = 56;
 // A block has the registers that it was launched with, 168 a thread. `take_registers` deadlocks if the other warps have
 // not released enough.
@@ -25,7 +25,7 @@ constexpr int kQueryRows = kHeads * kHeadDim, kKvRows = kKvHeads * kHeadDim, kQk
 
 __host__ __device__ constexpr int k_blocks(Stage stage) { return divide_up(row_of(stage).k, kBlockK); }
 
-// KV: for each layer and KV head, units of 32 positions; of each the keys, then the values turned on their side.
+// KV: for each layer and KV head, units of 32 positions: keys, then transposed values.
 constexpr int kHeadBlocks = divide_up(kHeadDim, kBlockK), kHeadTiles = kHeadDim / kTileRows;
 constexpr int kKeyBlocks = kUnitPositions / kTileRows * kHeadBlocks;
 constexpr int kUnitBytes = (kKeyBlocks + kHeadTiles) * kBlockBytes;
@@ -42,15 +42,15 @@ struct Span {
   int64_t offset;  // of the segment: in the layer's run, or on the tape for the head
 };
 
-struct TilePlace {  // where a tile of a stage lies, whoever owns it: at start + layer * stride
+struct TilePlace {  // where a tile of a stage lies: at start + layer * stride
   int64_t start, stride;
 };
 
-// Words that stages pass to each other, buffer after buffer (plan.h: buffer_row), then what workers share otherwise.
+// The words of the exchange, buffer after buffer (plan.h: buffer_row), then counters and flags of all workers.
 struct Exchange {  // all ones before a launch
   uint4 words[kExchangeWords];
   uint32_t counter;      // arrivals at the barriers of a prefill, from -1
-  uint32_t healthy;      // 0 once a worker has failed: everybody gives up
+  uint32_t healthy;      // 0 once a worker has failed: all polls end
   uint32_t going_on;     // 0 once the host has cancelled a prefill
   uint32_t claimed;      // 0 once a worker says how the request ended: the first one counts
   uint64_t choice[2];    // which weights a published stage takes: a pass of a layer and a number; see worker/ring.h
@@ -71,7 +71,7 @@ struct Rows {  // activations of a prefill's chunk; 16-bit ones in blocks of 8 r
   uint4* queries;      // [rows][query rows]
   uint4* attended;
   uint4* activation;
-  float* partials;     // sums of pieces of k, or what splits of attention have
+  float* partials;     // sums of pieces of k, or results of splits of attention
 };
 
 // Between ranks: see ranks/words.h. A word is 64 bits, a value and a number; experiments with slow links add when it was sent.
@@ -85,7 +85,7 @@ constexpr int kLinkWidth = kWidthWords * 8;
 enum class HeadInput : int { own = 0, mean, sum };  // plan/types.py: head_input
 constexpr HeadInput kHeadInput = static_cast<HeadInput>(kHeadInputNumber);
 
-struct alignas(16) RankStep {  // plan/types.py: Step. Modules are told as the number of their send in a token, from 1
+struct alignas(16) RankStep {  // plan/types.py: Step. A module is named by the number of its send in a token, from 1
   float own;
   int sends, folds;  // 0: nothing
   int whole;
@@ -145,12 +145,12 @@ struct Params {
   Ranks ranks;
 };
 
-// Whether the prompt goes in rows, and its last one to the head then; else it goes the way of all tokens, one by one.
+// Whether the prompt goes in rows, and its last row to the head; else its tokens are decoded one by one.
 __device__ __forceinline__ bool has_rows(const Params& params) { return kPrefill && params.chunk > 0; }
 
 static_assert(kMatrixStages <= kMostStages && kVectors <= kMostVectors, "tables of Params");
 
-// What a launch is told. In constant memory, not a parameter of the kernel: functions that it calls could not see those.
+// The parameters of a launch, in constant memory: functions that are not inlined cannot read kernel parameters.
 extern "C" {
 __constant__ Params request;
 }

@@ -1,7 +1,7 @@
 // Attention over rows. A block of work is 128 rows of one KV head, a row being (position, query head of the group), so
 // that every key and value serves all query heads that share it. A group of four warps has 64 rows, each warp 16; units
-// of KV come to all of them through shared memory, where groups multiply them. Where blocks are few and positions many, the units of a block are split among workers, and
-// what they have is combined in order.
+// of KV come to all of them through shared memory, where groups multiply them. Where blocks are few and positions many, the
+// units of a block are split among workers, and their results are combined in order.
 #pragma once
 #include "rows/state.h"
 
@@ -9,10 +9,10 @@
 namespace monotape {
 
 constexpr int kBlockRows = kWarps * 16;
-// What was attended to is packed as the next product takes it.
+// Results are packed for the next product.
 constexpr bool kAttendedFloat16 = format_is_float16(product(row_of(kAfterAttention).product).format);
 
-// What a split has of a row and head: in partials, [split][row][query values], then (peak, sum) of [split][row][head].
+// A split's result for a row and head: in partials, [split][row][query values], then (peak, sum) of [split][row][head].
 struct Splits {
   int count, rows;
 
@@ -26,7 +26,7 @@ struct Splits {
 
 __device__ __forceinline__ int attention_blocks(Chunk chunk) { return divide_up(chunk.count * kGroup, kBlockRows); }
 
-// As many splits as there are workers for, of so many units each that it is worth while.
+// As many splits as there are workers for, each with enough units to be worth its cost.
 __device__ __forceinline__ Splits splits_of(Consumer& c) {
   const Chunk chunk = rows_state(c).chunk;
   const int window = window_of(c.shared, rows_state(c).layer), positions = chunk.start + chunk.count;
@@ -50,12 +50,12 @@ class RowAttention {
   __device__ __forceinline__ void run(int kv_head, int block, int split) {
     kv_head_ = kv_head;
     const int first = block * kBlockRows;
-    // Units that any row of the block can see, and of those this split's: whole steps, so that only the last one of all,
-    // which nobody sees to its end, is filled up.
+    // The units that any row of the block can see, and this split's share of them: whole steps, so that only the very last
+    // step, whose end no row sees, is padded.
     const int low = chunk_.start + first / kGroup, high = chunk_.start + smaller(chunk_.count, divide_up(first + kBlockRows, kGroup)) - 1;
     const int begin = (window_ && low + 1 > window_ ? low + 1 - window_ : 0) / kUnitPositions, all = high / kUnitPositions + 1;
     const int each = divide_up(all - begin, splits_.count * kUnits) * kUnits, from = begin + split * each, end = smaller(all, from + each);
-    consumers_meet(kConsumers);  // everybody is done with the block before
+    consumers_meet(kConsumers);  // all warps are done with the block before
     copy_queries(first);
 #pragma unroll 1
     for (int step = 0; step < kSteps - 1; step++) copy_units(from + step * kUnits, end, step);
@@ -67,7 +67,7 @@ class RowAttention {
       wait_copy_groups<kSteps - 2>();
       fence_shared_copies();
       consumers_meet(kConsumers);
-      // Everybody has waited for the products of the step before when they met.
+      // All warps awaited the products of the step before this barrier.
       copy_units(unit + (kSteps - 1) * kUnits, end, (step + kSteps - 1) % kSteps);
       if (unit * kUnitPositions <= any_sees_until_) look_at_units(unit * kUnitPositions, step % kSteps);
     }
@@ -92,7 +92,7 @@ class RowAttention {
     clear_sums(values_);
   }
 
-  // What all 16 rows of the warp, which begin with that one, see, and what any row of its group sees.
+  // The positions that all 16 rows of the warp, from that row on, see, and those that any row of its group sees.
   __device__ __forceinline__ void see(int index) {
     const int low = chunk_.start + index / kGroup, high = chunk_.start + smaller(chunk_.count - 1, (index + 15) / kGroup);
     all_see_until_ = low, all_see_from_ = window_ ? high + 1 - window_ : 0;
@@ -103,7 +103,7 @@ class RowAttention {
   __device__ __forceinline__ uint8_t* queries() { return c_.shared.ring[0]; }
   __device__ __forceinline__ uint8_t* step_place(int slot) { return c_.shared.ring[0] + kQueryBytes + slot * kStepBytes; }
 
-  // The rows' queries, in blocks that products read. What pads a head is zero.
+  // The rows' queries, in blocks for products. The padding of a head is zero.
   __device__ __forceinline__ void copy_queries(int first) {
 #pragma unroll 1
     for (int i = c_.thread; i < kBlockRows * kHeadBlocks * 4; i += kConsumers) {
@@ -115,8 +115,8 @@ class RowAttention {
     }
   }
 
-  // A unit's positions come in the order in which its values have them, so that weights need not be rearranged. Past the
-  // end come zeros: weights of zero do not make a number of everything.
+  // A unit's positions are in the order of its values, so that softmax weights need not be rearranged. Past the end are
+  // zeros: a weight of zero times a NaN would be a NaN.
   __device__ __forceinline__ void copy_units(int unit, int end, int slot) {
     if (unit < end) {
 #pragma unroll
@@ -180,7 +180,7 @@ class RowAttention {
 
   // Scores of positions that a row does not see.
   __device__ __forceinline__ void hide(int position, float (&score)[kTiles][4]) {
-    index_ = opaque(index_);  // rows are worked out anew, not kept in registers
+    index_ = opaque(index_);  // rows are recomputed, not kept in registers
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const Row row = row_of(half);
@@ -194,15 +194,15 @@ class RowAttention {
     }
   }
 
-  // Scores of one of the lane's two rows become weights; returns what earlier results shrink by. Each lane adds up the
-  // weights of its own positions.
+  // Turns the scores of one of the lane's two rows into weights; returns the factor that rescales earlier results. Each lane
+  // adds up the weights of its own positions.
   __device__ __forceinline__ float weigh(int half, const float (&score)[kTiles][4], uint32_t (&weight)[kTiles / 2][4]) {
     float top = peak_[half];
 #pragma unroll
     for (int tile = 0; tile < kTiles; tile++) top = fmaxf(top, fmaxf(score[tile][2 * half], score[tile][2 * half + 1]));
     top = fmaxf(top, lane_across(top, 1));
     top = fmaxf(top, lane_across(top, 2));
-    const float base = top == -infinity() ? 0 : top;  // nothing seen yet: all weights are zero
+    const float base = top == -infinity() ? 0 : top;  // no position seen yet: all weights are zero
     float total = 0;
 #pragma unroll
     for (int tile = 0; tile < kTiles; tile++) {
@@ -253,7 +253,7 @@ class RowAttention {
   float peak_[2], sum_[2], values_[kValueTiles][4];
 };
 
-// The longest blocks first, and back and forth over the workers, so that all have about the same to do.
+// The longest blocks first, back and forth over the workers, so that all have about the same work.
 __device__ __forceinline__ void attend_rows(Consumer& c) {
 #pragma unroll 1
   for (int round = 0;; round++) {
@@ -266,7 +266,7 @@ __device__ __forceinline__ void attend_rows(Consumer& c) {
   }
 }
 
-// A thread has eight values of a row. Several splits are on their way together. One that saw nothing has no weight.
+// A thread has eight values of a row. Loads of several splits are in flight together. A split that saw nothing has no weight.
 __device__ __forceinline__ void combine_splits(Consumer& c) {
   constexpr int kAtOnce = 8;
   const Splits splits = splits_of(c);

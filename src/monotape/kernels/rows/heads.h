@@ -6,7 +6,7 @@ namespace monotape {
 
 constexpr float kQueryScale = kAttentionScale * 1.4426950408889634f;  // scores are exponents of two
 
-// Of eight rows and one head: queries and keys are normalised and rotated; keys and values go into the KV.
+// For eight rows and one head: normalises and rotates queries and keys, and stores keys and values in the KV cache.
 class RowHead {
  public:
   __device__ RowHead(Consumer& c, Pieces pieces, int head, int row)

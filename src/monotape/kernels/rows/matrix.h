@@ -18,7 +18,7 @@ __device__ __forceinline__ Cut cut_of(int stage, int rows) {
 
 // A new chunk begins.
 __device__ __forceinline__ bool begin_chunk(Consumer& c, int start) {
-  if (!c.meet()) return false;  // nobody looks at the chunk before any more
+  if (!c.meet()) return false;  // no thread reads the state of the chunk before any more
   RowsState& state = rows_state(c);
   const Chunk chunk = {start, smaller(c.params.chunk, c.params.prompt_length - start)};
   if (c.thread == 0) state.chunk = chunk, state.go_to(0, 0);
@@ -31,7 +31,7 @@ __device__ __forceinline__ Pieces pieces_of(Consumer& c, Stage stage) {
   return {state.cuts[static_cast<int>(stage)].pieces, state.chunk.count, tiles_of(stage)};
 }
 
-// The product at hand.
+// The current product.
 struct RowProduct {
   Chunk chunk;
   Stage stage;
@@ -67,7 +67,7 @@ struct Block {
   int row_tile, column_tile, piece;
 };
 
-// What becomes of eight neighbouring outputs of a row, by stage.
+// The epilogue of eight neighbouring outputs of a row, by stage.
 __device__ __forceinline__ void keep_activation(Consumer& c, int row, int tile, const float (&gate)[8], const float (&up)[8]) {
   float value[8];
 #pragma unroll
@@ -83,7 +83,8 @@ __device__ __forceinline__ void keep_logits(Consumer& c, const Chunk& chunk, int
     if (tile * kTileRows + i < kVocab) out[tile * kTileRows + i] = y[i];
 }
 
-// A finished block goes through shared memory, so that whole words leave it. Floats of a row: the next is on other banks.
+// A finished block goes through shared memory, so that whole words are stored. Floats per row: padded, so that rows start on
+// different banks.
 __device__ constexpr int finished_stride(int column_tiles) { return column_tiles * kTileRows + 8; }
 __device__ __forceinline__ float* finished_row(Consumer& c, int row, int column_tiles) {
   return reinterpret_cast<float*>(c.shared.ring[0]) + row * finished_stride(column_tiles);
@@ -112,7 +113,7 @@ class BlockProduct {
     for (int i = 0; i < kColumnCopies; i++) from.columns[i] = column_source(c, product, at, i) + c.lane();
     float sums[kColumns][4];
     clear_sums(sums);
-    consumers_meet(kConsumers);  // everybody is done with the block before
+    consumers_meet(kConsumers);  // all warps are done with the block before
 #pragma unroll 1
     for (int step = 0; step < kSteps - 2; step++) copy_step(c, product, from, step, first + step * kStepBlocks, last);
 #pragma unroll 1
@@ -121,7 +122,7 @@ class BlockProduct {
       fence_shared_copies();
       consumers_meet(kConsumers);
       multiply_step(c, step % kSteps, sums);
-      // Everybody has waited for the products of two steps ago before they met.
+      // All warps awaited the products of two steps ago before this barrier.
       const int next = step + kSteps - 2;
       copy_step(c, product, from, next % kSteps, first + next * kStepBlocks, last);
       wait_operands();
@@ -144,7 +145,7 @@ class BlockProduct {
 
   static __device__ __forceinline__ uint8_t* step_place(Consumer& c, int slot) { return c.shared.ring[0] + slot * kStepBytes; }
 
-  // Where the first block of a tile of weights lies, in words; what is past the end is a copy of the last, and not used.
+  // The first block of a tile of weights, in words; past the end it is the last tile again, and not used.
   static __device__ __forceinline__ TapeWord column_source(Consumer& c, const RowProduct& product, Block at, int i) {
     const int column = smaller(at.column_tile + c.warp() + i * kWarps, product.tiles - 1);
     const TilePlace& place = c.params.places[c.params.first_place[static_cast<int>(product.stage)] + column];
@@ -171,7 +172,7 @@ class BlockProduct {
     end_copy_group();
   }
 
-  // A lane's 16 bytes of a block of weights. What is not an operand as it lies goes through registers.
+  // A lane's 16 bytes of a block of weights. Formats that must be converted go through registers.
   static __device__ __forceinline__ void copy_weights(Consumer& c, uint8_t* to, TapeWord word, uint32_t bytes) {
     const uint4* from = reinterpret_cast<const uint4*>(c.params.tapes) + word;
     if constexpr (Weight::kAsMultiplied) copy_word(to, from, bytes);
@@ -217,7 +218,7 @@ __device__ __forceinline__ bool take(const float* from, float (&value)[8]) {
   return nan;
 }
 
-// The finished block leaves shared memory. Rows and tiles past the end are left out.
+// Stores the finished block from shared memory, without rows and tiles past the end.
 __device__ __forceinline__ void finish_block(Consumer& c, const RowProduct& product, Block at) {
   const Shape shape = shape_of(product);
   const int rows = smaller(shape.row_tiles * kTileRows, product.chunk.count - at.row_tile * kTileRows);
@@ -272,8 +273,8 @@ __device__ __forceinline__ int blocks_of(const RowProduct& product) {
   const Shape shape = shape_of(product);
   return divide_up(product.chunk.count, shape.row_tiles * kTileRows) * divide_up(product.tiles, shape.column_tiles) * product.pieces.count;
 }
-// Which block of output the i-th one is. Blocks of the same weights are neighbours in time, so that the weights are read
-// from memory once.
+// The i-th block of output. Blocks of the same weights are neighbours in time, so that the weights are read from memory
+// once.
 __device__ __forceinline__ Block block_of(const RowProduct& product, int i) {
   const Shape shape = shape_of(product);
   const int rows = divide_up(product.chunk.count, shape.row_tiles * kTileRows);

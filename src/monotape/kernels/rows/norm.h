@@ -1,11 +1,11 @@
-// The norms of rows: the residual stream takes in the sums that the product before has left.
+// The norms of rows: they add the sums of the product before to the residual stream.
 #pragma once
 #include "ranks/rows.h"
 
 namespace monotape {
 
-// The residual stream takes in what the product before has left (or begins, with the embedding), and its normalised
-// values become the next one's input. All threads of a worker share a row, and a worker has `Rows` rows at a time.
+// Adds the sums of the product before to the residual stream (or starts it from the embedding), and stores its normalised
+// values as the next product's input. All threads of a worker share a row, and a worker has `Rows` rows at a time.
 template <int Rows>
 class RowNorm {
  public:
@@ -15,7 +15,7 @@ class RowNorm {
       : c_(c), chunk_(rows_state(c).chunk), pieces_(pieces), gain_(gain), stage_(rows_state(c).part.stage), first_(first) {}
 
   __device__ __forceinline__ void run() {
-    float gain[kWords][8];  // they are under way with the first rows
+    float gain[kWords][8];  // in flight together with the first rows
 #pragma unroll
     for (int w = 0; w < kWords; w++)
 #pragma unroll
@@ -32,7 +32,7 @@ class RowNorm {
       consumers_meet(kConsumers);
 #pragma unroll
       for (int r = 0; r < Rows; r++) write(row + r * kWorkers, squares_at(r), gain, value + r * kWords);
-      consumers_meet(kConsumers);  // everybody has read the squares
+      consumers_meet(kConsumers);  // all threads have read the squares
     }
   }
 
@@ -92,7 +92,7 @@ class RowNorm {
   bool first_;
 };
 
-// The chunk's last row becomes what the head starts from.
+// Publishes the chunk's last row as the head's input.
 __device__ inline void publish_last_row(Consumer& c, Pieces pieces) {
   const Span& owned = c.span(kResidualStage);
   const int row = rows_state(c).chunk.count - 1;

@@ -42,7 +42,7 @@ __device__ __forceinline__ Prefilled run_chunk(Consumer& c) {
     const Part part = state.part;
     if (state.layer == kLayers && state.number == (p.logits_out ? 2 : 0)) return Prefilled::done;
     if constexpr (kRanks == 1) {
-      // Worker 0 says before a layer's last barrier that the host wants to stop; after it all workers know.
+      // Worker 0 sets the stop flag before a layer's last barrier, and all workers read it after the barrier.
       const bool begins = state.number == 0, ends = state.number == kParts - 1;
       if (begins && read_counter(&p.exchange->going_on) == 0) return Prefilled::cancelled;
       if (ends && worker_number() == 0 && c.thread == 0 && c.shared.cancel) mark_unhealthy(&p.exchange->going_on);
@@ -63,10 +63,10 @@ __device__ __forceinline__ Prefilled prefill(Consumer& c) {
 #pragma unroll 1
   for (int start = p.cached; start < p.prompt_length; start = rows_state(c).chunk.start + p.chunk) {
     if (!begin_chunk(c, start)) return Prefilled::failed;
-    if (kRanks > 1 && c.thread == 0) c.shared.position = start;  // for whoever asks how far a rank has come
+    if (kRanks > 1 && c.thread == 0) c.shared.position = start;  // for the report of how far a rank has come
     const Prefilled prefilled = run_chunk(c);
     if (prefilled != Prefilled::done) return prefilled;
-    // All workers have stored their KV before they met for the last time.
+    // All workers stored their KV before the last barrier.
     if (worker_number() == 0 && c.thread == 0) store_to_host(&p.status->filled, end_of(rows_state(c).chunk));
   }
   if (!p.logits_out) publish_last_row(c, pieces_of(c, kLastStage));

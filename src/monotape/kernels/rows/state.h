@@ -1,7 +1,6 @@
-// Rows: the tokens of a prompt go through the model together, a chunk at a time. Parts are separated by a barrier of all
-// workers, activations lie in global memory, and the ring's shared memory serves as the buffer of ordinary matrix
-// products. A product that too few workers would share is cut along k as well: it leaves sums of its pieces, which the
-// part after it adds up in order.
+// Rows: the tokens of a prompt go through the model together, a chunk at a time. A barrier of all workers separates the
+// parts, activations are in global memory, and the ring's shared memory buffers ordinary matrix products. A product with too
+// few blocks of output for all workers is cut along k as well (split-K): the next part adds its pieces up in order.
 #pragma once
 #include "token/heads.h"
 #include "token/model.h"
@@ -13,8 +12,8 @@ struct Chunk {
 };
 __device__ __forceinline__ int end_of(Chunk chunk) { return chunk.start + chunk.count; }
 
-// What a chunk passes in each layer, a barrier after each, as the stage table has it: the norm of a stage that has one, its
-// product, and where queries, keys and values come of it, their heads, attention, and the combination of its splits.
+// The parts of a layer, with a barrier after each, derived from the stage table: the norm of a stage that has one, its
+// product, and after the product that makes queries, keys and values: the heads, attention, and the combination of splits.
 enum class PartKind : int { norm, product, heads, attention, combine };
 struct Part {
   PartKind kind;
@@ -41,12 +40,12 @@ __device__ __forceinline__ Part part_at(int number) {
   else return number == I ? kPart : part_at<I + 1>(number);
 }
 
-// How a product is cut into blocks of work: their shape, and how many pieces of k. plan.h has it for all sizes of a chunk.
+// How a product is cut into blocks of work: their shape, and the number of pieces of k; in plan.h for every chunk size.
 struct Cut {
   int shape, pieces;
 };
 
-// What a prefill is at. It lies in shared memory, where decoding has its sums, because a part takes all registers.
+// The state of a prefill. It is in shared memory, where decode has its sums, because a part needs all registers.
 struct RowsState {
   Chunk chunk;
   int layer, number;  // number of the part in its layer
@@ -64,7 +63,7 @@ struct RowsState {
 };
 __device__ __forceinline__ RowsState& rows_state(Consumer& c) { return *reinterpret_cast<RowsState*>(c.shared.sums[1]); }
 
-// All workers have arrived, and see what the others wrote before. The next part begins.
+// A barrier of all workers: stores before it are visible after it. The next part begins.
 __device__ inline bool all_meet(Consumer& c, int parts) {
   if (!c.meet()) return false;
   if (c.thread == 0) {
@@ -79,7 +78,7 @@ __device__ inline bool all_meet(Consumer& c, int parts) {
   return c.meet();
 }
 
-// Items are dealt out to the warps of all workers.
+// Distributes items over the warps of all workers.
 template <class Work>
 __device__ __forceinline__ void for_each_item(Consumer& c, int items, Work work) {
 #pragma unroll 1
@@ -104,7 +103,7 @@ __device__ __forceinline__ void store_row_values(float* to, const float (&value)
                                                  __float_as_uint(value[4 * i + 2]), __float_as_uint(value[4 * i + 3]));
 }
 
-// What a product left: sums of each of its pieces of k, [pieces][rows of the chunk][words of eight].
+// The sums of a product's pieces of k: [pieces][rows of the chunk][words of eight].
 struct Pieces {
   int count, rows, words;
 };
@@ -112,8 +111,8 @@ struct Pieces {
 __device__ __forceinline__ float* piece_values(const Params& params, const Pieces& pieces, int piece, int row, int word) {
   return params.rows.partials + ((static_cast<int64_t>(piece) * pieces.rows + row) * pieces.words + word) * 8;
 }
-// Adds sums of each of several places in a piece, in words (negative: nothing), piece after piece. `AtOnce` pieces are on
-// their way together: one after another they would take the time of as many loads.
+// Adds up the sums at several places, in words (negative: none), piece after piece. Loads of `AtOnce` pieces are in flight
+// together, because their latencies would otherwise add up.
 template <int AtOnce, int Places>
 __device__ __forceinline__ void add_pieces(const Params& params, const Pieces& pieces, const int (&place)[Places], float (&value)[Places][8]) {
 #pragma unroll 1

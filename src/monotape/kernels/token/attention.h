@@ -1,14 +1,14 @@
-// Attention of one token: the positions of each KV head are spread over as many workers as they can feed, and come
-// through the ring like weights; partial results are combined in the order of the positions.
+// Attention of one token: the units of each KV head are spread over workers and come through the ring like weights. The
+// results of several workers, the parts, are combined in the order of the positions.
 #pragma once
 #include "token/heads.h"
 #include "exchange/janitor.h"
 
 namespace monotape {
 
-// The softmax of some positions, not normalised, of the query heads that share a KV head. Scores have heads as rows:
-// lane / 4 is the head. Values are summed the other way round, with heads as columns, because then all sixteen rows of
-// the product are used: values[j] has dimensions 16j + lane / 4 and eight more, of heads 2t and 2t + 1, t = lane % 4.
+// The unnormalised softmax of some positions, for the query heads that share a KV head. Scores have heads as rows: lane / 4
+// is the head. Sums of values have heads as columns, because then all sixteen rows of the product are used: values[j] has
+// dimensions 16j + lane / 4 and eight more, of heads 2t and 2t + 1, t = lane % 4.
 constexpr int kValueTiles = divide_up(kHeadTiles, 2);
 
 struct Running {
@@ -21,8 +21,8 @@ struct Running {
   }
 };
 
-// One unit of 32 positions, of which [begin, end) can be seen. Everything is fetched before it is needed, and products
-// that follow each other do not wait for each other.
+// One unit of 32 positions, of which [begin, end) are visible. All loads come before the products, and consecutive products
+// are independent.
 __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const Head& query, int begin, int end, Running& running) {
   const uint4* keys = unit + c.lane();
   const uint4* values = keys + kKeyBlocks * kBlockWords;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
     }
   top = fmaxf(top, lane_across(top, 1));
   top = fmaxf(top, lane_across(top, 2));
-  if (top == -infinity()) top = 0;  // nothing to see: all weights are zero
+  if (top == -infinity()) top = 0;  // no visible position: all weights are zero
   const float fade = exponential(running.peak - top);
   running.peak = top;
   uint32_t weight[4];
@@ -94,9 +94,9 @@ __device__ __forceinline__ void keep_angles(Consumer& c, int position) {
 }
 __device__ __forceinline__ Angles token_angles(Consumer& c) { return {c.shared.cosines, c.shared.sines}; }
 
-// What a warp needs of this token, made ready: row r of the result is query head r of those that share a KV head. The warp
-// that looks at the newest unit polls the new key and value as well, and leaves them in shared memory. The key rides
-// along as one more row where there is one.
+// Polls and finishes the token's query: row r of the result is query head r of those that share a KV head. The warp that has
+// the newest unit also polls the new key and value and leaves them in shared memory. The key is one more row of the
+// product where a row is free.
 constexpr bool kKeyRides = kGroup < 8;
 
 __device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listens, bool newest, int layer) {
@@ -139,15 +139,15 @@ __device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listen
   return head;
 }
 
-// The newest token's key and value from shared memory into their unit: the one in the ring, so that the unit is as all
-// others, and later the one in the KV. Others see the latter only after the fence before the head: soon enough.
+// Stores the new key and value from shared memory into their unit: first the copy in the ring, so that the unit is like all
+// others, later the one in the KV cache. Other workers read the latter after the fence before the head.
 __device__ __forceinline__ void put_newest(Consumer& c, uint8_t* unit, int position) {
   if (c.lane() < kHeadBlocks * 4) store_key_word(unit, position, c.lane() / 4, c.column(), c.shared.new_key[c.lane()]);
 #pragma unroll
   for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = c.shared.new_value[d];
 }
 
-// The warp's part into shared memory, head by head.
+// Stores the warp's part in shared memory, head by head.
 __device__ __forceinline__ void keep_part(Consumer& c, const Running& running) {
   float(*part)[kPartValues] = c.shared.attention[c.warp()];
 #pragma unroll
@@ -160,7 +160,7 @@ __device__ __forceinline__ void keep_part(Consumer& c, const Running& running) {
   if (c.column() == 0 && c.row() < kGroup) part[c.row()][kHeadDim] = running.peak, part[c.row()][kHeadDim + 1] = running.sum;
 }
 
-// Four neighbouring values of a head with their peak and sum: what the warps have of them, added up in order.
+// Four neighbouring values of a head with their peak and sum: the parts of all warps, added up in order.
 struct Quad {
   float value[4], peak, sum;
 };
@@ -193,8 +193,8 @@ __device__ __forceinline__ void publish_attended(Consumer& c, int head, int quad
   if (real && quad % 2 == 0) publish<Buffer::attended>(*c.params.exchange, c.turn, head * kHeadWords + quad / 2, word);
 }
 
-// Thread i has four values of a head, and so on in rounds. One split publishes the attended values themselves, several
-// publish their parts, for `combine`.
+// Each thread has four values of a head per iteration. A single split publishes the attended values themselves; several
+// splits publish their parts, for `combine`.
 __device__ __forceinline__ void publish_results(Consumer& c, const Share& share) {
   constexpr int kQuads = kHeadDim / 4;
   Exchange& exchange = *c.params.exchange;
@@ -216,20 +216,20 @@ __device__ __forceinline__ void publish_results(Consumer& c, const Share& share)
   }
 }
 
-// A worker that owns nothing else in a layer has its words of the turn before taken back here: everybody has read this
-// turn's residual stream, of which the query was made.
+// A worker that owns nothing else in a layer resets its words of the turn before here: the query was made from this turn's
+// residual stream, so all readers of those words are done.
 __device__ __forceinline__ void reset_in_attention(Consumer& c, int layer) {
   c.set_pace(kWorking, step_of(c, kFirstStage, layer));
   if (c.thread == 0) await_resets(c, step_of(c, kFirstStage, layer));
 }
 
-// The stage: the query arrives, every warp looks at units in turn, and the warps' results are added up.
+// The stage: polls the query, attends to the units, warp by warp, and adds up the warps' results.
 __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   const Share share = share_of(c.shared, layer, position);
   if (!share.has_part) return true;
   c.begin(Stage::attention, layer);
-  if (!c.meet()) return false;  // nobody reads the sums of qkv any more, over which parts will lie
-  const int last = share.has_new ? share.count - 1 : -1;  // the unit that the new token belongs to
+  if (!c.meet()) return false;  // no warp reads the sums of qkv any more; the parts will overwrite them
+  const int last = share.has_new ? share.count - 1 : -1;  // the unit of the new token
   const bool newest = last >= 0 && last % kWarps == c.warp();
   const bool idle = resets_in_attention(c);
   const Head query = hear_token(c, share.kv_head, c.warp() < share.count || idle, newest, layer);
@@ -257,17 +257,17 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   publish_results(c, share);
   c.trace.end();
   if (newest) {
-    fence_shared_copies();  // the next copy into the page comes after what was stored there
+    fence_shared_copies();  // orders the store into the page before the next copy into it
     c.pages.give_back(c.lane(), c.lost);
     put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position);
   }
   return c.meet();
 }
 
-// Where several workers share a KV head: of a query head, each warp adds up the parts of every eighth of them, a lane four
-// of its values; then warps add up what they have, as in `attend`.
+// Where several workers share a KV head: for a query head, each warp adds up the parts of every eighth split, a lane four
+// values at a time. Then the warps' sums are added up, as in `attend`.
 __device__ __forceinline__ void hear_parts(Consumer& c, int head, int splits, int layer) {
-  constexpr int kAtOnce = smaller(divide_up(kMaxSplits, kWarps), 5);  // more would not fit the registers
+  constexpr int kAtOnce = smaller(divide_up(kMaxSplits, kWarps), 5);  // limited by registers
   const bool has_values = c.lane() < kPartialWords - 1;
   float peak = -infinity(), sum = 0, value[4] = {0, 0, 0, 0};
   Patience patience(c.shared, c.lost, Stage::combine, layer);
@@ -308,7 +308,7 @@ __device__ __forceinline__ bool combine(Consumer& c, int layer, int position) {
 #pragma unroll 1
   for (int head = kWorkers - 1 - worker_number(); head < kHeads; head += kWorkers) {
     c.begin(Stage::combine, layer);
-    if (!c.meet()) return false;  // nobody reads the sums of qkv any more, as in `attend`, or the parts of the head before
+    if (!c.meet()) return false;  // no warp reads the sums of qkv any more, as in `attend`, or the parts of the head before
     hear_parts(c, head, splits, layer);
     if (resets_in_attention(c) && worker_number() / kKvHeads >= splits) reset_in_attention(c, layer);  // not before, in `attend`
     if (!c.meet()) return false;

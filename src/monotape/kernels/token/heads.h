@@ -12,10 +12,10 @@ struct Head {
   uint4 block[kHeadBlocks];
 };
 
-// Which words a lane needs: its own, and the partners that rotation pairs them with.
+// The words that a lane needs: its own, and the partners with which rotation pairs them.
 struct HeadWords {
   static constexpr int own = kHeadBlocks;
-  // Partners that are in the same lane anyhow need not be fetched twice.
+  // Partners in the same lane are not loaded twice.
   static constexpr bool partners_at_hand = kRopeHalfWords % 4 == 0;
   static constexpr int count = partners_at_hand ? own : 2 * own;
 
@@ -37,7 +37,7 @@ struct HeadWords {
   }
 };
 
-// How far a position turns each pair of values.
+// The rotation of each pair of values at a position.
 struct Angles {
   const float *cosines, *sines;
 };
@@ -46,7 +46,7 @@ __device__ __forceinline__ Angles angles_of(const Params& params, int position) 
   return {params.cosines + at, params.sines + at};
 }
 
-// What the norm multiplies a lane's words with. To be read early, because it comes from the L2.
+// The norm's gains of a lane's words. Loaded early, because they come from the L2.
 struct HeadGains {
   float word[kQkNorm ? HeadWords::count : 1][8];
 };
@@ -115,7 +115,7 @@ __device__ __forceinline__ void store_key_word(uint8_t* unit, int position, int 
   const int at = position % kUnitPositions;
   reinterpret_cast<uint4*>(unit)[(at / 8 * kHeadBlocks + block) * kBlockWords + at % 8 * 4 + column] = word;
 }
-// Values lie on their side, and the positions of a row in the order in which lanes hold the probabilities: lane t has
+// Values are transposed, and the positions of a row are in the order in which lanes hold the probabilities: lane t has
 // positions 2t, 2t + 1 of each of the four tiles of eight.
 __device__ __forceinline__ int value_slot(int position) {
   return position % 8 / 2 * 8 + position % kUnitPositions / 8 * 2 + position % 2;

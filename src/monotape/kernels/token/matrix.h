@@ -1,14 +1,14 @@
-// A matrix stage of one token: read the input from the exchange, multiply it by this worker's tiles as they come off
-// the tape, add up what the eight warps have, and hand each finished row to the stage's ending.
+// A matrix stage of one token: polls the input from the exchange, multiplies it by this worker's tiles as they come off the
+// tape, adds up the sums of the eight warps, and passes each finished row to the epilogue.
 //
-// All stages are this one piece of code: a layer runs through it once a matrix. A pass may have several rows (kRows): their
-// inputs follow each other in the exchange and in shared memory, and the same weights multiply all of them.
+// All matrix stages share this code. A pass may have several rows (kRows): their inputs follow each other in the exchange
+// and in shared memory, and the same weights multiply all of them.
 #pragma once
 #include "exchange/janitor.h"
 
 namespace monotape {
 
-// What distinguishes a stage while a token passes it.
+// The addresses and sizes of one stage.
 struct Matrix {
   Stage stage;
   int layer, blocks, words;  // blocks of k, and words of the input: the last block may be padded
@@ -27,7 +27,7 @@ __device__ __forceinline__ int input_word(Consumer& c, int round) {
   return ((round * 8 + c.row()) * kWarps + c.warp()) * 4 + c.column();
 }
 
-// A word in the order in which products want it: its first and third pair, then its second and fourth.
+// A word in the order of products: its first and third pair, then its second and fourth.
 __device__ __forceinline__ uint4 in_halves(uint4 word) { return make_uint4(word.x, word.z, word.y, word.w); }
 
 // The norm's gain of a word's eight values; nothing past the end.
@@ -58,7 +58,7 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
   float squares = 0;
 #pragma unroll
   for (int r = 0; r < Rounds; r++) {
-    if (Rounds == kNormRounds && matrix.gain) {  // what is normalised is never longer than that
+    if (Rounds == kNormRounds && matrix.gain) {  // a normalised input is never longer than that
       float value[8];
       unpack8(word[r], value);
 #pragma unroll
@@ -75,8 +75,8 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
   return squares;
 }
 
-// All of them, and each row's squares. What is normalised, and what is as short, is polled at once: most of the time from an
-// input to an output is the number of instructions in between.
+// The whole input, and each row's squares. A short input, normalised or not, is polled in one go: the time from input to
+// output is mostly the number of instructions in between.
 __device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, float (&squares)[kRows]) {
   float gains[kNormRounds][8] = {};
 #pragma unroll
@@ -96,7 +96,7 @@ __device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, fl
   warp_meets();
 }
 
-// Weights that a warp has in registers: its blocks of the tiles that it multiplies together, or of a tile's part.
+// Blocks that a warp has in registers: its share of the tiles that it multiplies together, or of a part of a tile.
 __host__ __device__ constexpr int blocks_at_once(Product p) { return p.together * divide_up(p.page_run, kWarps); }
 __host__ __device__ constexpr int most_blocks_at_once() {
   int most = 1;
@@ -107,26 +107,25 @@ struct Weights {
   uint4 block[most_blocks_at_once()] = {};
 };
 
-// A warp's way through its worker's tiles of a stage. A tile may take several pages.
+// A warp's position in its worker's tiles of a stage. A tile may take several pages.
 struct Progress {
-  Weights even, odd;              // what is multiplied next, and after that
+  Weights even, odd;              // the weights to multiply next, and those after them
   int tile = 0, k = 0;            // of what is multiplied next
   int next_tile = 0, next_k = 0;  // of what is fetched next
   int in_page = 0;                // tiles of the page at hand that have been fetched
   bool page_ends = false;         // with what was fetched last
 };
 
-// Tiles, eight rows each, times the input: this warp's blocks only, into the buffer of sums. All of a warp's time goes
-// into this loop, so it is short, and two pages are on their way: they are fetched before the input is there, which also
-// makes room in the ring while everybody waits for each other.
+// Tiles, eight rows each, times the input: this warp's blocks only, into the buffer of sums. A warp spends its time in this
+// loop, so it is short. Two pages are in registers before the input arrives, which also makes room in the ring while
+// workers wait for each other.
 //
 // Weights are the first operand of a product, which has 16 rows: eight rows of the tile with a half of each lane's
 // values, and the same eight with the other half. The halves of row p of the pass are columns 2p and 2p + 1 of the other
 // operand, so one product takes a whole block for up to four rows, and lane 4r + p has the two values whose sum is the
-// tile's row r times row p. Columns past the last row are copies of others, and their results are left.
+// tile's row r times row p. Columns past the last row are copies of others, and their results are ignored.
 //
-// For each product of the plan, a length of a tile and a format, there is a loop of its own: run-time bounds double the
-// instruction count.
+// Each product of the plan, a tile length and a format, has its own loop: run-time bounds double the instruction count.
 template <int Number>
 class TileProduct {
  public:
@@ -144,7 +143,7 @@ class TileProduct {
     give_back();
   }
 
-  // The tiles from the next one on, up to `end`; `meanwhile` is called once something is under way.
+  // The tiles from the next one on, up to `end`; `meanwhile` is called once loads are in flight.
   template <class Meanwhile>
   __device__ __forceinline__ void run(int end, Meanwhile meanwhile) {
     if (kWhole) read_input();
@@ -164,9 +163,9 @@ class TileProduct {
   static constexpr int kAtOnce = divide_up(kRun, kWarps);
   static constexpr int kLastRun = kBlocks - (divide_up(kBlocks, kRun) - 1) * kRun, kSure = kLastRun / kWarps;
   static constexpr bool kWhole = kRun == kBlocks;  // a tile is never in two pages, and the input is the same for all
-  static constexpr int kChains = kTogether == 1 ? 4 : 2;  // of a tile's products that do not wait for each other
+  static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
 
-  // A page's tiles, or some of them, or a part of one. What lies past the last tile is multiplied too, and left.
+  // Multiplies a page's tiles, some of them, or a part of one. Data past the last tile is multiplied too, and ignored.
   __device__ __forceinline__ void step(Weights& weights) {
     if (!kWhole) read_input();
     if (kWhole || at_.k == 0) clear();
@@ -197,7 +196,7 @@ class TileProduct {
     for (int i = 0; i < kAtOnce; i++) x_[i] = there(at_.k, i) ? input_[(at_.k + i * kWarps) * 8] : make_uint2(0, 0);
   }
 
-  // What was fetched before is in registers by now.
+  // The blocks that were fetched before are in registers now.
   __device__ __forceinline__ void give_back() {
     if (at_.page_ends) c_.pages.give_back(c_.lane(), c_.lost);
     at_.page_ends = false;
@@ -212,7 +211,7 @@ class TileProduct {
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++) {
         if (there(at_.next_k, i)) to.block[t * kAtOnce + i] = page[(t * kBlocks + i * kWarps) * kBlockWords];
-        else if (!kWhole) to.block[i] = make_uint4(0, 0, 0, 0);  // of whole tiles it has been zero from the start
+        else if (!kWhole) to.block[i] = make_uint4(0, 0, 0, 0);  // for whole tiles it has been zero from the start
       }
     at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || at_.next_tile + kTogether >= count_;
     at_.in_page = at_.page_ends ? 0 : at_.in_page + kTogether;
@@ -238,7 +237,7 @@ class TileProduct {
   float sums_[kTogether][kChains][4];
 };
 
-// The product of a stage, which is known only when the kernel runs.
+// The product of a stage that is a run-time value.
 __device__ __forceinline__ int product_number(Stage stage) {
   return of_stage(stage, [](StageRow row) { return row.product; });
 }
@@ -266,8 +265,8 @@ __device__ __forceinline__ void sum_squares(float (&squares)[kRows]) {
   for (int p = 0; p < kRows; p++) squares[p] = warp_sum(squares[p]);
 }
 
-// Which tile of the batch that starts with tile `first` a thread finishes: number t of a worker is always finished by the
-// same threads, whatever the batch. ranks/words.h needs that.
+// The tile of the batch from tile `first` on that a thread finishes. Tile t of a worker is always finished by the same
+// threads, whatever the batch: the memory order in ranks/words.h depends on it.
 static_assert((kBatchTiles & (kBatchTiles - 1)) == 0, "a power of two");
 __device__ __forceinline__ int own_tile(const Consumer& c, int first) { return (c.part(kTileRows) - first) & (kBatchTiles - 1); }
 
@@ -282,10 +281,10 @@ template <class Ending>
 __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Ending ending) {
   const int count = c.span(matrix.stage).count, number = product_number(matrix.stage);
   const int most = of_stage(matrix.stage, [](StageRow row) { return product(row.product).batch; });
-  if (count == 0) return true;  // only a meeting tells of a failure: all warps must learn it at the same place
+  if (count == 0) return true;  // all warps must learn of a failure at the same barrier
   c.begin(matrix.stage, matrix.layer);
   c.set_pace(matrix.stage == kAfterAttention ? kAttending : kPolling);
-  float bias = bias_of(c, matrix, 0, count);  // on its way while the input is awaited
+  float bias = bias_of(c, matrix, 0, count);  // in flight while the input is polled
   Progress progress;
   prepare_tiles(c, progress, number, count);
   float squares[kRows];
@@ -294,7 +293,7 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
 #pragma unroll 1
   for (int first = 0; first < count; first += most, c.buffer ^= 1) {
     const int batch = smaller(count - first, most);
-    const int mine = own_tile(c, first), row = c.within(kTileRows);  // what this thread will finish
+    const int mine = own_tile(c, first), row = c.within(kTileRows);  // the element that this thread finishes
     multiply_tiles(c, progress, number, count, first + batch, [&] {
       if (first == 0 && matrix.gain) sum_squares(squares);
     });

@@ -41,8 +41,7 @@ __device__ __forceinline__ void embed(Consumer& c, int token) {
   }
 }
 
-// Where a stage's input is and what it is multiplied with before, and where its output goes: the table's row, with
-// addresses for its names.
+// The addresses of a stage's input, gain, bias and output: the table's row, with pointers for its names.
 template <int I = 0>
 __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer) {
   constexpr StageRow kRow = stage_row(I);
@@ -59,7 +58,7 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
     matrix.bias = c.params.vectors[static_cast<int>(kRow.bias)] + (layer * kRow.tiles + c.span(kStage).first) * kTileRows;
   if constexpr (kRow.writes == Buffer::residual) {  // the next layer starts from it, or the head
     uint4* next = words_of<Buffer::residual>(exchange, c.turn ^ 1) + first;
-    // What the head starts from may be made of more than this rank has: see ranks/head.h.
+    // The head's input may combine several ranks: see ranks/head.h.
     uint4* last = kHeadInput == HeadInput::own ? words_of<Buffer::final_residual>(exchange, c.sample_turn()) + first : nullptr;
     matrix.output = layer == kLayers - 1 ? last : next;
   } else if constexpr (kRow.writes != Buffer::none) {
@@ -68,21 +67,21 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   return matrix;
 }
 
-// An element of the residual stream after a module, of which this rank has `partial`.
+// An element of the residual stream after a module; `partial` is this rank's sum.
 __device__ __forceinline__ float end_module(Consumer& c, Stage stage, int layer, int own, float partial) {
   float& residual = c.shared.residual[own];
   if constexpr (kRanks == 1) return residual += partial;
   return residual = settle(c, stage, layer, own, residual, partial);
 }
 
-// Which weights the published stages of this layer take: here by the token, as hash routing does.
+// Publishes the choice of weights for this layer's published stages: here by the token, as hash routing does.
 __device__ __forceinline__ void publish_choice(Consumer& c, int token) {
   if (worker_number() != 0 || c.thread != 0) return;
   const uint64_t pass = static_cast<uint32_t>(c.turn);
   store_link(&c.params.exchange->choice[c.turn % 2], pass << 32 | static_cast<uint32_t>(token % kChoices));
 }
 
-// What becomes of a finished row. Whole warps: a word is gathered from eight lanes.
+// The epilogue of a finished row. Whole warps: a word is gathered from eight lanes.
 __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int tile, int row, float y, bool real) {
   const Stage stage = matrix.stage;
   if (stage == Stage::head) {
@@ -117,7 +116,7 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     const Stage stage = stage_of(step);
     if constexpr (kChoices > 1)
       if (stage == kFirstStage) publish_choice(c, token);
-    // This token's KV, and the candidates' reset, come before the word that this worker elects with.
+    // Orders this token's KV and the reset of the candidates before this worker's next candidate.
     if (stage == Stage::head) fence_device(), c.best = nobody();
     if constexpr (kRanks > 1)
       if (adds_to_residual(stage)) look_early(c, c.shared.steps[module_of(stage, layer)]);

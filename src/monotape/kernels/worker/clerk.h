@@ -1,13 +1,13 @@
-// The clerk: a warp beside the consumers that does everything slow. In worker 0 it talks to the host, so that no token
-// waits for a bus: tokens leave through pinned memory with the time at which they were chosen, and the flag that
-// cancels a request comes in. In every worker it is the watchdog: a stage that does not end, or a NaN, ends the request.
+// The clerk: a thread beside the consumers for everything slow. In worker 0 it talks to the host, so that no token waits for
+// a bus: it writes tokens and their times to pinned memory, and reads the cancel flag. In every worker it is the watchdog: a
+// stage that does not end, or a NaN, ends the request.
 #pragma once
 #include "worker/consumer.h"
 #include "ranks/words.h"
 
 namespace monotape {
 
-// Called by one consumer thread of worker 0: the token is the clerk's from now on.
+// Called by one consumer thread of worker 0: hands a token to the clerk.
 __device__ inline void mail(Shared& shared, int token) {
   const int number = shared.mailed;
   while (number - shared.delivered >= kMailbox)
@@ -55,14 +55,14 @@ class Clerk {
     }
   }
 
-  // Tells the host how the request ended, unless somebody has.
+  // Reports to the host how the request ended, unless a worker has already.
   __device__ bool ended(int finish) {
     if (!claim(&params_.exchange->claimed)) return false;
     store_to_host(&params_.status->finish, finish);
     return true;
   }
 
-  // Who waits for another rank gives up first: it knows which one.
+  // A wait for another rank has the shorter deadline: its worker knows which rank is missing.
   __device__ int64_t deadline_ns() const {
     if constexpr (kRanks == 1) return params_.deadline_ns;
     return owed() ? params_.deadline_ns : 2 * params_.deadline_ns;
@@ -70,7 +70,7 @@ class Clerk {
 
   __device__ bool owed() const { return kRanks > 1 && shared_.owed_progress == shared_.progress; }
 
-  // Past the deadline all workers stop, and each says what it waited for: who is furthest behind knows the cause.
+  // Past the deadline all workers stop, and each records the word that it waited for. The host blames the one furthest behind.
   __device__ void give_up() {
     ended(static_cast<int>(Finish::deadline_fault));
     mark_unhealthy(&params_.exchange->healthy);

@@ -1,10 +1,10 @@
-// What a consumer thread carries through the kernel, and the clock that watches it.
+// The state of a consumer thread, and the trace of its stages.
 #pragma once
 #include "exchange/words.h"
 
 namespace monotape {
 
-// Where a worker's time goes, for `monotape trace`: ticks at which a stage began, had its input, and ended. A slot is
+// The times at which a stage began, had its input, and ended, for `monotape trace`. A slot is
 // a stage of a layer of one of the first tokens; the head and the sampler follow the last layer. Compiled out otherwise.
 constexpr int kTraceSlots = kLayers * kTracedStages + 2;
 
@@ -34,7 +34,7 @@ class Trace {
   int slot_ = 0;
 };
 
-// A token that may be next.
+// A candidate for the next token.
 struct Candidate {
   float score;
   int id;
@@ -50,22 +50,22 @@ struct Consumer {
   Shared& shared;
   PageReader pages;
   int thread;
-  // Which half of the exchange buffers is in use: each counter goes up with every use of its buffers, and only then.
+  // Each counter goes up with every use of its buffers, and only then: it selects the copy.
   int turn = 0;      // a turn is a layer's pass
   int buffer = 0;    // which of the two sum buffers
   Candidate best = nobody();  // of the rows of the head that this thread has finished
-  bool lost = false; // a wait was given up
+  bool lost = false; // a poll ended because the request failed
   int token_step = 0;  // the number of this token's first matrix: see exchange/janitor.h
   int step_before = -1;  // the last matrix that this worker had tiles of
   Trace trace;
 
   __device__ Consumer(const Params& p, Shared& s) : params(p), shared(s), pages(s) { refresh(); }
-  // Places of a stage's words depend on the thread alone. Kept for all stages at once they would not fit the registers.
+  // Hides the thread number from the compiler: addresses derived from it would otherwise be kept for all stages and spill.
   __device__ __forceinline__ void refresh() {
     thread = opaque(thread_number());
   }
   __device__ __forceinline__ int sample_turn() const { return shared.sample_turn; }  // a token has one of the sampler
-  // Unsigned: the compiler does not know that a thread's number is not negative, and signed divisions take longer.
+  // Unsigned, because the compiler does not know that a thread number is not negative, and signed divisions are slower.
   __device__ __forceinline__ int part(unsigned by) const { return static_cast<unsigned>(thread) / by; }
   __device__ __forceinline__ int within(unsigned by) const { return static_cast<unsigned>(thread) % by; }
   __device__ __forceinline__ int warp() const { return part(kLanes); }
@@ -80,8 +80,8 @@ struct Consumer {
     if (thread == 0) shared.progress = shared.progress + 1;
     trace.begin(stage, layer);
   }
-  // False: a wait was given up somewhere in this block. The same for all its consumers, or some would leave and the
-  // others wait for them at the next meeting.
+  // A barrier of the consumers; false if a poll of any of them ended without its word. The result is the same for all, or
+  // some would leave and the others would wait for them at the next barrier.
   __device__ bool meet() { return consumers_agree(kConsumers, !lost); }
   // How much the producer may have in flight.
   __device__ __forceinline__ void set_pace(Pace pace, int step = 0) {

@@ -1,11 +1,11 @@
-// The ring: pages of the tape that are in shared memory. One thread plays the tape, eight warps take the pages.
+// The ring: pages of the tape in shared memory. The producer, one thread, fills it; eight warps read the pages.
 #pragma once
 #include "worker/shared.h"
 
 namespace monotape {
 
-// The KV units that one worker looks at: those of one head, [first, first + count). Splits are as many in every layer
-// of a token, and never fewer later, so that each word of their results is written in every turn.
+// The KV units that one worker attends to: [first, first + count) of one head. The number of splits is the same in every
+// layer of a token and never shrinks, so each word of the parts is published in every turn.
 struct Share {
   int kv_head, split, splits, first, count, begin;  // begin: the first position that the layer sees
   bool has_part, has_new;
@@ -52,7 +52,7 @@ __device__ __forceinline__ bool is_published(Stage stage) {
   return of_stage(stage, [](StageRow row) { return row.source == Source::published; });
 }
 
-// Ring positions of one side: which slot is next, and how often the ring has gone round.
+// A position in the ring: the next slot, and the parity of the laps.
 struct Cursor {
   int slot = 0;
   uint32_t round = 0;
@@ -66,7 +66,7 @@ class Producer {
   __device__ Producer(Shared& shared, const Params& params)
       : shared_(shared), params_(params), full_(shared.full, kAlone), empty_(shared.empty, kAlone), pages_(shared.ring, kAlone) {}
 
-  // Plays the tape for every token of the request. Never waits for activations, only for room in the ring.
+  // Copies the tape for every token of the request. It waits for room in the ring, never for activations.
   __device__ void play(int worker) {
     while (!shared_.playing) {
       if (shared_.done) return;
@@ -114,8 +114,8 @@ class Producer {
     return true;
   }
 
-  // Earlier positions are prefetched like weights, once everything in them has been written: whole units need the
-  // tokens before them to be done, the last unit all tokens before this one.
+  // Units are prefetched like weights once all their positions have been written: for a whole unit when the tokens in it
+  // are done, for the last unit when all tokens before this one are.
   __device__ bool look_back(int layer, int position) {
     const Share share = share_of(shared_, layer, position);
     if (!share.has_part) return true;
@@ -171,8 +171,8 @@ class Producer {
     return true;
   }
 
-  // What the consumers need now comes as fast as it can. What they need later comes no faster than the memory could serve
-  // all workers: then no queue builds up before which their polls would have to wait.
+  // Pages that the consumers need now are copied as fast as possible. Later pages are copied no faster than the memory could
+  // serve all workers: otherwise a queue would build up, and polls would wait behind it.
   __device__ bool is_time() const {
     const int now = shared_.pace, pace = now % 4;
     const bool needed = pace == kWorking && now / 4 == step_;
@@ -188,12 +188,12 @@ class Producer {
     return true;
   }
 
-  // Shared memory must not go away under a copy.
+  // The thread block must not exit while a copy into its shared memory is in flight.
   __device__ void drain() {
     while (landed_ < issued_) landed();
   }
 
-  static constexpr uint32_t kAlone = 1;  // it is lane 0 of its warp, and no other lane is there
+  static constexpr uint32_t kAlone = 1;  // only lane 0 of the warp is active
   Shared& shared_;
   const Params& params_;
   Barriers full_, empty_;
@@ -207,7 +207,7 @@ class Producer {
   int step_ = 0;  // counted on from token to token, as the consumers do
 };
 
-// A warp's place in the ring. Every warp takes every page in order, whether or not it has work in it.
+// A warp's position in the ring. Every warp takes every page in order, even pages without work for it.
 class PageReader {
  public:
   __device__ explicit PageReader(Shared& shared) : shared_(shared), barriers_(shared.full, ~0u) {}
@@ -216,14 +216,14 @@ class PageReader {
   __device__ __forceinline__ const uint4* take(bool& lost) {
     while (!barriers_.passed(cursor_.slot, cursor_.round))
       if (shared_.failed) {
-        lost = true;  // what was taken is never used: the block's next meeting ends the request
+        lost = true;  // the page is never used: the next barrier ends the request
         break;
       }
     return reinterpret_cast<const uint4*>(shared_.ring[cursor_.slot]);
   }
   __device__ __forceinline__ void give_back(int lane, bool lost) {
     warp_meets();
-    // After a failure pages are skipped, not taken: giving them back would have them overwritten while they land.
+    // After a failure pages are skipped: releasing them would let the producer overwrite pages that are still landing.
     if (lane == 0 && !lost) barriers_.arrive(kRingPages + cursor_.slot);
     cursor_.advance();
   }

@@ -1,5 +1,5 @@
-// The scout has the memory bring into the L2 what the ring has no room for yet. While consumers wait for each other the
-// ring is soon full, and the memory would rest.
+// The scout loads into the L2 the pages for which the ring has no room yet. While consumers wait for each other the ring is
+// soon full, and the memory would idle.
 #pragma once
 #include "worker/ring.h"
 
@@ -10,8 +10,8 @@ class Scout {
   __device__ Scout(Shared& shared, const Params& params, int worker)
       : shared_(shared), tape_(params.tapes + params.tape_start[worker]), head_first_(has_rows(params)) {}
 
-  // A whole warp. It rests between looks: who spins slows down the consumers beside it. While the producer asks for weights it
-  // does nothing: the memory is busy then, and asking for what is just being copied slows the copies down.
+  // A whole warp. It sleeps between checks, because spinning takes issue slots from the consumers. While the producer copies
+  // weights it does nothing: the memory is busy then, and loads of pages in flight slow the copies down.
   __device__ void work() {
     while (!all_see(shared_.playing) && !all_see(shared_.done)) rest(kRest);
     const Span head = shared_.spans[static_cast<int>(Stage::head)];
@@ -36,17 +36,17 @@ class Scout {
   }
 
  private:
-  // What one lane has read: it may change, and all lanes must go the same way.
+  // Lane 0's value for all lanes: the variable may change, and all lanes must branch the same way.
   static __device__ __forceinline__ int all_see(int value) { return lane_at(value, 0); }
 
   static constexpr int kRest = 200;  // nanoseconds
   static constexpr int kLoads = 4, kPiece = kLoads * kLanes * kL2LineBytes;
 
-  // Nothing is done with what is loaded, but the next piece is not asked for before this one is there.
+  // The loaded values are not used, but the next piece waits until this one has arrived.
   __device__ __forceinline__ void bring(int64_t at, int bytes) {
     uint32_t seen[kLoads];
 #pragma unroll
-    for (int i = 0; i < kLoads; i++) {  // no conditions: loads behind one would wait for each other
+    for (int i = 0; i < kLoads; i++) {  // unconditional: loads behind branches would wait for each other
       const int line = (i * kLanes + lane_number()) * kL2LineBytes;
       seen[i] = load_line(tape_ + at + smaller(line, bytes - kL2LineBytes));
     }

@@ -1,4 +1,4 @@
-// What the threads of a worker share: the ring, the input and sums of the stage at hand, and flags between its warps.
+// The shared memory of a worker: the ring, the input and sums of the current stage, and flags between its warps.
 #pragma once
 #include "plan/params.h"
 #include "sampling/cut.h"  // needs the dimensions of plan/params.h
@@ -6,7 +6,7 @@
 namespace monotape {
 
 constexpr int kMailbox = 16;
-constexpr int kPartValues = kHeadDim + 4;  // of a head that a warp has: the values, their peak and sum; two are spare
+constexpr int kPartValues = kHeadDim + 4;  // a warp's part of a head: values, peak and sum; two are spare
 
 // How many copies may be in flight. Polls must not queue behind pages, but pages that are needed now must come.
 enum Pace : int { kWorking = 0, kPolling, kAttending };
@@ -15,19 +15,19 @@ struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
   union {
     struct {
-      uint4 x[kRows][kMostBlocks * 4];                      // the input of the stage at hand, each warp its own blocks
+      uint4 x[kRows][kMostBlocks * 4];                      // the input of the current stage, each warp its own blocks
       union {
         // Partial sums of warps; two buffers, used in turn.
         alignas(16) float sums[2][kRows][kBatchTiles][kTileRows][kWarps];
         SelectScratch select;                               // while a token is drawn
       };
     };
-    alignas(16) float attention[kWarps][kGroup][kPartValues];  // between matrices: what each warp has of every head
+    alignas(16) float attention[kWarps][kGroup][kPartValues];  // between matrices: each warp's part of every head
   };
   SamplerState sampler;
   alignas(16) float squares[2][kRows][kWarps];
   float residual[kMostWidthTiles * kTileRows];              // this worker's own elements of the residual stream
-  uint4 new_key[kHeadBlocks * 4];                           // of the token at hand, for the unit that it belongs to
+  uint4 new_key[kHeadBlocks * 4];                           // of the current token, for its unit
   alignas(16) uint16_t new_value[kHeadDim];
   alignas(16) float cosines[kRopeDims / 2], sines[kRopeDims / 2];  // of the token at hand
   float best_value[kWarps];
@@ -37,7 +37,7 @@ struct alignas(128) Shared {
   uint64_t full[kRingPages], empty[kRingPages];             // one after the other: a page's other barrier is kRingPages on
   int64_t mail_time[kMailbox];
   int mail_id[kMailbox];
-  uint32_t own_words[2][kMostOwnWords];                     // what this worker publishes in a turn: see exchange/janitor.h
+  uint32_t own_words[2][kMostOwnWords];                     // words that this worker publishes in a turn: see exchange/janitor.h
   int own_count[2];
   int sample_turn;                                          // tokens that have been chosen
   int list_of[2], listed_splits;                            // which of the two, of even tokens and of odd ones
@@ -49,20 +49,20 @@ struct alignas(128) Shared {
   volatile int playing;                                     // the ring belongs to the producer
   volatile int head_first;                                  // a prefill has left its last row to the head
   volatile int pace;                                        // the number of the matrix that has its input, times 4, and a Pace
-  volatile int done;                                        // the request has ended: everybody must stop
+  volatile int done;                                        // the request has ended: all warps must stop
   volatile int finish;
-  volatile int progress;                                    // goes up with every stage: the watchdog looks at it
-  volatile int awaited_stage, awaited_layer, awaited_word;  // by whoever waits for long, at that progress
+  volatile int progress;                                    // goes up with every stage; read by the watchdog
+  volatile int awaited_stage, awaited_layer, awaited_word;  // recorded by a long poll, at that progress
   volatile int awaited_progress;
   volatile int nan_place;                                   // layer and stage that gave a NaN; -1: none
-  volatile int failed;                                      // waits are given up
+  volatile int failed;                                      // polls must end
   int next_token, stopping, barriers;
-  volatile int owed_stage, owed_layer, owed_word;           // the same of who waits for another rank: see ranks/words.h
+  volatile int owed_stage, owed_layer, owed_word;           // the same for a wait for another rank: see ranks/words.h
   volatile int owed_progress;
   uint32_t first_send;                                      // number that this token's sends are counted from
   float lane_scale[kRanks];                                 // of each rank's final residual: see ranks/head.h
   RankStep steps[kSteps];                                   // of the modules, then those that fold what is left
-  float early[kRanks > 1 ? kBatchTiles * kTileRows : 1];    // sums that have come before the stage that folds them
+  float early[kRanks > 1 ? kBatchTiles * kTileRows : 1];    // sums that arrived before the stage that folds them
 };
 
 static_assert(sizeof(SelectScratch) == 9056, "as backends/cuda/header.py counts it");
