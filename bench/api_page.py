@@ -15,7 +15,7 @@ What the server takes and gives, generated from its OpenAPI document (`GET /open
 
 Fields that would change the answer and are not served are [refused by name](#fields-that-are-refused), with status 400;
 so is a field of one route that is sent to another. [Some](#fields-that-are-ignored) change nothing about the answer and
-are ignored, and so are names that nobody documents. Errors have the shape
+are ignored, and so are undocumented names. Errors have the shape
 `{"error": {"message", "type", "param", "code"}}`.
 """
 HINTS = """\

@@ -42,7 +42,7 @@ class ChatTemplate:
         template: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. `template` replaces the model's own; `variables` are what else it may ask for."""
+        """The prompt. `template` replaces the model's own; `variables` are further variables for it."""
         source = template or self.source
         if not source:
             raise RequestError(

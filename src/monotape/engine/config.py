@@ -95,7 +95,7 @@ def memory_bytes() -> int:
 
 
 def check_unknown(arguments: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Refuses arguments that the engine does not have; vLLM's pass where they ask for what is so anyway."""
+    """Refuses arguments that the engine does not have; vLLM's pass where they ask for behaviour that is so anyway."""
     for name, value in arguments.items():
         if name not in ONE_DEVICE:
             raise UsageError(

@@ -92,7 +92,7 @@ class ConstrainedGeneration:
                         break
 
     def _next(self, beside: ThreadPoolExecutor, pending: list[int], output: list[int]) -> list[Token]:
-        """The tokens that come next; none when the text is complete. A pass takes what is pending."""
+        """The next tokens; none when the text is complete. A pass computes all pending ones."""
         if forced := self._forced():
             return forced
         mask = beside.submit(self._constraint.allowed)

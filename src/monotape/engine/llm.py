@@ -212,7 +212,7 @@ class LLM:
         )
 
     def close(self) -> None:
-        """Ends what is running and frees the model."""
+        """Ends the running request and frees the model."""
         if self._closed:
             return
         if (stream := self._latest()) is not None:

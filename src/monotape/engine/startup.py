@@ -84,7 +84,7 @@ def _fetched(config: EngineConfig) -> Path:
 
 
 def kv_budget_for(config: EngineConfig, spec: ModelSpec) -> int:
-    """Bytes of KV that may be kept: what was asked for, or a share of the memory where the KV will lie."""
+    """Bytes of KV that may be kept: the configured value, or a share of the memory that will hold the KV."""
     ranks = lanes_for(spec, config.tp).count
     chosen = choose_backend(config.backend, config.dtype, config.workers, ranks, config.emulate_ranks)
     if config.kv_bytes is not None or chosen != "cuda":
@@ -97,7 +97,7 @@ def kv_budget_for(config: EngineConfig, spec: ModelSpec) -> int:
 
 
 def context_for(config: EngineConfig, spec: ModelSpec, kv_budget: int | None = None) -> int:
-    """The context to plan for: what was asked for, or as much of the model's as memory allows for its KV."""
+    """The context to plan for: the configured one, or as much of the model's as the KV's memory allows."""
     if config.max_model_len is not None:
         if config.max_model_len > spec.context:
             raise UsageError(

@@ -91,7 +91,7 @@ class TextStream:
             self._generation.cancel()
 
     def close(self) -> None:
-        """Cancels what is still running and frees the engine for the next request."""
+        """Cancels the request if it still runs, and frees the engine for the next one."""
         if not self._ended:
             self._abandon()
 

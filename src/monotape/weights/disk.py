@@ -12,7 +12,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def free_bytes(folder: Path) -> int:
-    """What is free where `folder` lies or would lie."""
+    """Free bytes on the disk of `folder`, which need not exist yet."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
@@ -38,7 +38,7 @@ def full_disk(what: str, needed: int, folder: Path) -> ResourceError:
 
 
 def entries(folder: Path) -> set[Path]:
-    """Everything below a folder, so that `remove_new` can tell later what has come since."""
+    """All paths below a folder, for a later `remove_new`."""
     return set(folder.rglob("*")) if folder.is_dir() else set()
 
 

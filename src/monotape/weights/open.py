@@ -1,4 +1,4 @@
-"""Opens whatever holds a model: a folder or a file, told apart by what is inside."""
+"""Opens the folder or file of a model; its contents decide the format."""
 
 from __future__ import annotations
 

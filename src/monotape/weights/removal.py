@@ -12,7 +12,7 @@ from monotape.weights.hub_names import SHORT_NAMES
 
 
 def remove(name: str) -> list[CachedModel]:
-    """Removes what is cached under a name; what was removed. The hub's short names stand for all their files."""
+    """Removes the models cached under a name and returns them. A short name stands for all files of its repository."""
     wanted = hub_name(name)
     same = {str(wanted), *(short for short, full in SHORT_NAMES.items() if full == str(wanted))}
     known = cached_models()

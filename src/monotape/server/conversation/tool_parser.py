@@ -150,7 +150,7 @@ class ToolParser:
         return True
 
     def _give_up(self, events: list[Event]) -> None:
-        """It was no call: what was taken for one becomes text."""
+        """It was no call: the held text is passed on as text."""
         raw = self._marker + (self._scanner.raw if self._scanner is not None else "")
         self._mode, self._scanner, self._marker = "text", None, ""
         self._said = True

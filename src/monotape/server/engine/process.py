@@ -243,7 +243,7 @@ def recommended(llm: LLM) -> dict[str, Any]:
 
 
 def load_failed(error: MonotapeError | OSError | MemoryError, model: str) -> wire.LoadFailed:
-    """Files may come back and memory may become free. What a model is, and what was asked of it, stays."""
+    """Missing files and low memory may pass; a wrong model or a wrong setting lasts."""
     if not isinstance(error, MonotapeError):
         what = "there is too little memory" if isinstance(error, MemoryError) else str(error)
         return wire.LoadFailed(f"The model cannot be loaded: {what}.", "", lasting=False)

@@ -21,7 +21,7 @@ READY = b"R"
 class GrammarLimits:
     """What one grammar may use. Ordinary ones compile in milliseconds and follow a token in a tenth of one.
 
-    Times are CPU seconds of its process, so that a busy machine refuses nothing; `wall_s` ends what waits for ever.
+    Times are CPU seconds of its process, so that a busy machine refuses nothing; `wall_s` ends a process that hangs.
     """
 
     compile_s: float = 3.0

@@ -1,4 +1,4 @@
-"""Endpoints: a body is read and checked, a handler answers, and a client that leaves cancels what was done for it."""
+"""Endpoints: a body is read and checked, a handler answers, and a client that leaves cancels its request."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ struct Step {
   int32_t sends, folds, whole;
 };
 
-// What several ranks have in common. All numbers but these are a rank's own.
+// Fields that all ranks share. All others belong to one rank.
 struct Group {
   int32_t ranks, steps, slots, vocab;
   HeadInput head_input;

@@ -54,7 +54,7 @@ class Engine {
     fault_.kind = 0;
     uint32_t tag = 0;
     for (const Worker& worker : workers_) tag = std::max(tag, worker.latest_tag());
-    if (tag > kLateTag) {  // numbers must not come round while old words lie about
+    if (tag > kLateTag) {  // numbers must not wrap around while old words remain in the inboxes
       collective_->forget();
       tag = 0;
     }
@@ -129,7 +129,7 @@ class Engine {
       {
         std::unique_lock lock(mutex_);
         work_.wait(lock, [&] { return closing_ || jobs_ > seen; });
-        if (jobs_ == seen) return;  // a job that has started is played by all, or the others would wait in vain
+        if (jobs_ == seen) return;  // all workers run a job that has started, or the others would wait in vain
         seen = jobs_;
       }
       first().job.kind == JobKind::generate ? generate(worker) : all_logits(worker);

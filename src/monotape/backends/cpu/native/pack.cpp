@@ -1,4 +1,4 @@
-// Lays rows of float32 out the way the kernels read them. Every value is looked at once, so this is also where a NaN
+// Lays rows of float32 out the way the kernels read them. Every value is read once, so this is also where a NaN
 // in the weights is found.
 #include <cmath>
 #include <cstring>

@@ -1,4 +1,4 @@
-// What a worker does where it is one of several ranks: partial sums, lanes that meet in the head, logits and choices.
+// The work of a worker with several ranks: partial sums, lanes that are combined for the head, logits and choices.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -87,14 +87,14 @@ bool Worker::fold(Stage stage, int module, int rows) {
   return true;
 }
 
-// Sums that are still on their way after the last module.
+// Sums that are still in flight after the last module.
 bool Worker::drain(int rows) {
   for (int module = 2 * model_.layers; module < shared_.collective->steps(); module++)
     if (!fold(Stage::head, module, rows)) return false;
   return meet(Stage::head);
 }
 
-// What the head reads where that is more than this rank's residual; it lands in combined_.
+// Combines the lanes for the head, where it reads more than this rank's residual; the result is in combined_.
 bool Worker::combine_lanes(const float* residual) {
   Collective& collective = *shared_.collective;
   const HeadInput kind = collective.head_input();
@@ -124,7 +124,7 @@ bool Worker::combine_lanes(const float* residual) {
   return meet(Stage::head);  // no worker overwrites a lane that another worker of this rank still reads
 }
 
-// Logits of this rank's words go to rank 0, which chooses.
+// Pushes the logits of this rank's part of the vocabulary to rank 0, which chooses.
 bool Worker::gather_logits(float* logits) {
   Collective& collective = *shared_.collective;
   const uint32_t tag = ++heads_;
@@ -135,7 +135,7 @@ bool Worker::gather_logits(float* logits) {
     for (int i = owned.first * kTileRows; i < end; i++) collective.push(words[i], logits[i], tag, model_.rank);
     return true;
   }
-  if (!meet(Stage::head)) return false;  // the last tile of rank 0 may reach past its own words
+  if (!meet(Stage::head)) return false;  // the last tile of rank 0 may reach past its part of the vocabulary
   if (index_) return true;
   const Word* words = collective.logits(0);
   for (int rank = 1; rank < collective.ranks(); rank++)
@@ -144,7 +144,7 @@ bool Worker::gather_logits(float* logits) {
   return true;
 }
 
-// Worker 0 of rank 0 tells what it decided; worker 0 of every other rank hears it.
+// Worker 0 of rank 0 pushes its decision; worker 0 of every other rank polls it.
 bool Worker::agree() {
   Collective& collective = *shared_.collective;
   const uint32_t tag = ++agreements_;

@@ -1,5 +1,5 @@
-// How workers wait for each other: each has a counter of finished steps on a cache line of its own, and waits until
-// every other counter has caught up. A wait has a deadline and a name.
+// The barrier of workers: each has a counter of finished steps on its own cache line, and waits until every other counter
+// has caught up. A wait has a deadline and a name.
 #pragma once
 #include <atomic>
 #include <chrono>

@@ -12,7 +12,7 @@ size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
 }  // namespace
 
-// A rank that waits for another's word gives up first, so that its own workers do not blame each other.
+// A wait for another rank has the shortest deadline, so that workers of the waiting rank do not blame each other.
 Shared::Shared(const Model& m, const Kernels& k, Collective* c, Patience patience, Fault& f)
     : model(m), kernels(k), collective(c), word_patience(patience),
       rendezvous(m.workers, {patience.spins, (c ? 3 : 1) * patience.deadline_us}),
@@ -94,8 +94,8 @@ bool Worker::layer(int index, const Rows& rows) {
   return qkv(index, rows) && attention(index, rows) && output(index, rows) && gate_up(index, rows) && down(index, rows);
 }
 
-// Of the last layer later tokens see keys and values alone, and the head reads one row. That row moves to the front and
-// goes on as a token does.
+// Later tokens read only keys and values of the last layer, and the head reads one row. That row moves to the front and goes
+// on like a single token.
 bool Worker::last_layer(const Rows& rows, Wanted wanted) {
   const int layer = model_.layers - 1, last = rows.count - 1;
   if (wanted == Wanted::no_row) return qkv(layer, rows, model_.heads);

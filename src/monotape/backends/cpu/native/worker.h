@@ -12,7 +12,7 @@
 
 namespace monotape {
 
-// What the workers of a rank share: the exchange buffers of the plan, and the state of the running job.
+// State that the workers of a rank share: the exchange buffers of the plan, and the running job.
 struct Shared {
   // `collective`: null where there is one rank. All workers share `fault`.
   Shared(const Model& model, const Kernels& kernels, Collective* collective, Patience patience, Fault& fault);
@@ -50,7 +50,7 @@ struct Rows {
   int position;  // of the first
 };
 
-// Whose results a pass is for. What only other rows would need of the last layer is not computed.
+// The rows whose results a pass is for. The last layer is not computed for other rows.
 enum class Wanted { every_row, last_row, no_row };
 
 class Worker {
@@ -68,7 +68,7 @@ class Worker {
   // The head, for one row of the pass that was computed last; the logits land in `out` (vocab floats, padded to tiles).
   bool head(int row, float* out);
   bool meet(Stage stage);
-  // How often it has looked in this job whether it is to go on.
+  // How often this worker has read the cancel flag in this job.
   int64_t looks() const { return looks_; }
   Shared& shared() { return shared_; }
   // Worker 0 of rank 0 chooses tokens and ends jobs.

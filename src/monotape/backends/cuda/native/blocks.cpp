@@ -1,5 +1,5 @@
 // Lays 16-bit weights out as a GPU's tape has them (blocks.py says how), straight from the mapped file: many runs of
-// rows in one call, during which Python's other threads go on. Every value is looked at on its way.
+// rows in one call, during which Python's other threads go on. Every value is checked on its way.
 #include <cstdint>
 #include <cstring>
 
@@ -10,7 +10,7 @@ constexpr int64_t kBlockK = 32;
 constexpr int64_t kBlockRowBytes = 2 * kBlockK;
 constexpr int64_t kBlockBytes = kTileRows * kBlockRowBytes;
 
-// Consecutive rows of a tensor, and where their tiles go. What rows and columns leave free of their tiles is zeros.
+// Consecutive rows of a tensor, and where their tiles go. Tiles are padded with zeros.
 struct Run {
   int64_t tensor;     // index into the addresses of a layer
   int64_t offset;     // bytes from there to the first value
