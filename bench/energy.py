@@ -1,4 +1,4 @@
-"""What a GPU draws: joules by NVML's counter, over a stretch that is long beside the counter's steps."""
+"""The energy of a GPU: joules by NVML's counter, over a time that is long compared with the counter's steps."""
 
 from __future__ import annotations
 

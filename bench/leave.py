@@ -66,7 +66,7 @@ class Server:
         )
 
     def wait_until(self, running: bool) -> float:
-        """Seconds until it is so."""
+        """Seconds until the condition holds."""
         start = time.perf_counter()
         while self.running() != running:
             time.sleep(0.002)

@@ -1,4 +1,4 @@
-"""What every engine is asked to do beside the others, and what it answers: speeds of decoding and times to a token."""
+"""The task that every compared engine gets, and its answer: decode speeds and times to the first token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOLD = 1500  # characters of what a peer that failed had said last
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One shape: so many tokens after a prompt of each of the contexts, and one token after each of the prompts."""
+    """One shape: `tokens` tokens after a prompt of each context, and one token after each prompt length."""
 
     shape: str
     contexts: tuple[int, ...]

@@ -46,7 +46,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": _config("LlamaForCausalLM", 30, 576, 9, 3, 64, 1536, 49152, max_position_embeddings=8192),
 }  # fmt: skip
 
-# What an odd width costs shows beside a round one: as many layers, and as many bytes of each and of the head, to 2 %.
+# Round shapes, to show the cost of odd widths: the same layers, and the same bytes per layer and head, to 2 %.
 ROUND: dict[str, dict[str, Any]] = {
     "round-0.5b": _config("Qwen2ForCausalLM", 24, 1024, 16, 2, 64, 4096, 131072),
     "round-1.5b": _config("Qwen2ForCausalLM", 28, 2048, 16, 2, 128, 6144, 114688),

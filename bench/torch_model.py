@@ -47,7 +47,7 @@ class TorchDecoder(torch.nn.Module):
         self.set_length(length)
 
     def set_length(self, length: int) -> None:
-        """A cache for so many positions, as if others had filled it."""
+        """A cache for `length` positions, filled with random values."""
         spec, like = self.spec, self.norm
         length = -(-length // _PADDING) * _PADDING
         shape = (spec.layers, 2, 1, spec.kv_heads, length, spec.head_dim)

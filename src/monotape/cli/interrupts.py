@@ -4,8 +4,8 @@ Python turns the signal into an exception wherever it happens to be, and some pl
 that every import ends with, destructors, a bare `except` in some package. The command would then go on. So the
 exception is raised again until a command says that it has handled it. Other places make another
 exception of it, which is why a command asks whether an interrupt is `waiting` before it explains a failure. And where
-Python takes a lock, an exception would leave it taken: a pool whose workers need it is then waited for in vain. There
-the exception comes a moment later.
+Python takes a lock, an exception would leave it taken, and a pool whose workers need it would never end. There the
+exception comes a moment later.
 
 A process that was started with interrupts ignored, as shells start what a script runs in the background, leaves them
 ignored.

@@ -14,7 +14,7 @@ from monotape.config import api_key
 from monotape.engine.config import DEFAULT_MODEL, EngineConfig
 from monotape.errors import UsageError
 
-#: Flags of `vllm serve` that ask for what is so anyway, and the value with which they do.
+#: Flags of `vllm serve` that ask for behaviour that is so anyway, and the value with which they do.
 AS_IT_IS: dict[str, tuple[Any, str]] = {
     "tensor_parallel_size": (1, "ranks are asked for with --tp"),
     "pipeline_parallel_size": (1, "one device answers a request"),

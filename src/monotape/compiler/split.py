@@ -60,7 +60,7 @@ def possible_ranks(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def _obstacle(spec: ModelSpec, ranks: int) -> str:
-    """Why so many ranks cannot share the model; empty if they can."""
+    """Why `ranks` ranks cannot share the model; empty if they can."""
     if not 1 <= ranks <= MAX_RANKS:
         return f"{ranks} ranks cannot be"
     if spec.heads % ranks:

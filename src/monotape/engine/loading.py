@@ -124,7 +124,7 @@ def plan_for(
 
 
 def _why_not_ranks(ranks: int, emulated: bool) -> str | None:
-    """Why this machine's GPUs cannot be so many ranks; None if they can."""
+    """Why this machine's GPUs cannot serve as the ranks; None if they can."""
     try:
         _require_gpus(ranks, emulated)
     except BackendUnavailable as error:

@@ -1,4 +1,4 @@
-"""What a request gives back, in vLLM's shape, with the figures of the run beside it."""
+"""The output of a request, in vLLM's shape, with the statistics of the run."""
 
 from __future__ import annotations
 

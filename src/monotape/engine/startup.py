@@ -39,7 +39,7 @@ class Loaded:
     source: str  # the file or folder
 
 
-Phase = Callable[[str], None]  # hears the name of each phase when it has ended
+Phase = Callable[[str], None]  # called with the name of each phase when it has ended
 
 
 def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:

@@ -21,10 +21,10 @@ from monotape.plan.types import TILE_ROWS, Format, Plan
 WARPS = 8  # consumer warps of a worker
 BLOCK_K = 32  # values along k of a block, the unit of everything that tensor cores multiply
 BATCH_TILES = 16  # tiles whose partial sums are kept before warps add them up
-BLOCKS_AT_ONCE = 12  # blocks of weights that a warp's registers hold beside everything else
+BLOCKS_AT_ONCE = 12  # blocks of weights that fit a warp's registers
 WORD_BYTES, WORD_VALUES = 16, 8  # of the exchange
 UNIT_POSITIONS = 32  # positions of a unit of KV
-CUT_ROWS = 8  # rows of a chunk are cut alike in groups of so many
+CUT_ROWS = 8  # row counts of a chunk are rounded up to a multiple of this before a cut is chosen
 SHARED_MEMORY = 227 * 1024  # bytes that a block may have on Hopper
 ATTENTION = "attention"  # the owner of words that attention publishes
 MOST_RANKS = 8  # kernels/plan/params.h: kMostRanks
@@ -195,7 +195,7 @@ class ExchangeBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """When a worker takes its words of a buffer back: once it has the input of stage `at`, so many turns later."""
+    """When a worker resets its words of a buffer: once it has the input of stage `at`, `turns` turns later."""
 
     buffer: str
     at: str
@@ -230,7 +230,7 @@ class KvUnits:
     kv_heads: int
     head_dim: int
     format: Format
-    units_per_split: int  # a worker more for every so many units of a KV head
+    units_per_split: int  # one more worker for every this many units of a KV head
     splits: int  # workers that share a KV head, at most
 
     @property
@@ -245,7 +245,7 @@ class KvUnits:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a product of up to so many rows is cut into blocks of work: tiles of a block, and pieces of k."""
+    """How a product of up to `rows` rows is cut into blocks of work: tiles of a block, and pieces of k."""
 
     rows: int  # the last of a run of row counts that are cut alike
     row_tiles: int
@@ -366,7 +366,7 @@ class GpuRank:
         return next(buffer for buffer in self.buffers if buffer.name == name)
 
 
-#: What a worker may wait in beside its matrices, in the order of the kernel's numbers.
+#: The other stages in which a worker may wait, in the order of the kernel's numbers.
 OTHER_STAGES = (ATTENTION, "combine", "sample", "rows")
 
 

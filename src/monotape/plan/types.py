@@ -162,7 +162,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a rank does with the partial output of one module (attention or feed-forward), once it has it.
+    """What a rank does with its partial output of one module (attention or feed-forward).
 
     In this order: the partial times `own` is added to the rank's residual, the partial is sent to every rank, and the
     sum of an earlier module (or of this one) is folded into the residual.
@@ -207,7 +207,7 @@ class Plan:
     # Of several ranks alone:
     steps: tuple[
         Step, ...
-    ] = ()  # one a module, then one for each sum that is still on its way after the last
+    ] = ()  # one per module, then one for each sum that is still in flight after the last
     slots: int = 0  # sends that an exchange buffer holds; the next one overwrites the oldest
     head_input: str = (
         "own"  # what a rank's head reads: its own residual, or the "mean", "sum" or "concatenate" of all

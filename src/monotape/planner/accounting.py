@@ -14,7 +14,7 @@ from monotape.planner.config_fields import ConfigFields
 from monotape.planner.families import FAMILIES, Family, layer_count
 from monotape.planner.shape import ATTENTION, EMBEDDING, HEAD, Layer, ModelShape, Part
 
-#: Parts that a checkpoint may carry beside the text model, by the field that tells of them.
+#: Parts that a checkpoint may carry beside the text model, by the field that declares them.
 _BESIDE = {
     "num_nextn_predict_layers": "the prediction (MTP) layer",
     "mtp_num_hidden_layers": "the prediction (MTP) layer",

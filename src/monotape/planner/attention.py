@@ -44,7 +44,7 @@ def latent(
     fields: ConfigFields, *, indexed: bool = False, output_gate: bool = False, top: int | None = None
 ) -> Attention:
     """Multi-head latent attention: low-rank queries, one latent and one rotary key for all heads.
-    `top`: only so many positions are read; `indexed`: this layer has the indexer that chooses them."""
+    `top`: the number of positions that are read; `indexed`: this layer has the indexer that chooses them."""
     width = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     q_rank = fields.optional_integer("q_lora_rank", 1, MAX_WIDTH)

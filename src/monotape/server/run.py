@@ -1,4 +1,4 @@
-"""Runs the server: listens at once, loads beside that, prints what the start took, and ends in good order."""
+"""Runs the server: listens at once, loads the model meanwhile, prints the time of each phase, and ends cleanly."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _ENDINGS = frozenset(
 
 
 def text_assets(source: str, metadata: Metadata) -> TextAssets:
-    """What turns text into ids and back, as far as the file has it."""
+    """Vocabulary and special tokens, as far as the file has them."""
     template = metadata.text("tokenizer.chat_template")
     return TextAssets(vocabulary=_vocabulary(source, metadata), chat_template=template)
 

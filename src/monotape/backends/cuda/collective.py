@@ -46,12 +46,12 @@ def header(ranks: int) -> str:
 
 
 def blocks_of(ranks: int) -> int:
-    """Multiprocessors that each of so many ranks has of one GPU."""
+    """SMs per rank when `ranks` ranks share one GPU."""
     return processors() // ranks
 
 
 class Collective:
-    """Sums among so many ranks that share this GPU."""
+    """Sums among ranks that share this GPU."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks, self.blocks = ranks, blocks_of(ranks)

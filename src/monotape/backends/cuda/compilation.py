@@ -1,4 +1,4 @@
-"""Compiles the kernel with NVRTC, keeps the result under a name made of its contents, and reads what it takes."""
+"""Compiles the kernel with NVRTC, caches the result under a hash of its inputs, and reads its resource usage."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def cached_path(header: str, source: str = KERNEL_FILE) -> Path:
 
 def _compiler_version() -> tuple[int, int]:
     try:
-        from cuda.bindings import nvrtc  # cuda-core does not tell NVRTC's version
+        from cuda.bindings import nvrtc  # cuda-core does not expose NVRTC's version
     except ImportError as error:
         raise BackendUnavailable(
             "The CUDA packages are not installed.", "Install them with: pip install 'monotape[cuda]'"
@@ -105,7 +105,7 @@ def is_cuda_error(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """What a compiled kernel takes per thread."""
+    """Registers and local memory per thread of a compiled kernel."""
 
     registers: int
     stack_bytes: int

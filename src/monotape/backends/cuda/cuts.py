@@ -33,7 +33,7 @@ class Cut:
 
 
 def layer_cuts(plan: Plan, tape: Tape, most: int) -> list[Cut]:
-    """One worker's layer in cuts of at most so many bytes."""
+    """One worker's layer in cuts of at most `most` bytes."""
     rank = plan.ranks[0]
     offsets = [segment.offset for segment in tape.layer_segments]
     stages = zip(rank.layer_stages, offsets, strict=True)

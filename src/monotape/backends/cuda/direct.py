@@ -111,7 +111,7 @@ class DirectPacking:
         return np.array(runs, np.int64).reshape(len(runs), len(_RUN_FIELDS))
 
     def _run(self, item: TileSpan, run: TileRun, start: int, stop: int, tile: int) -> tuple[int, ...]:
-        """Rows start..stop of a run's part, whose first tile is the run's so many-th."""
+        """Rows start..stop of a run's part; `tile` is the number of its first tile in the run."""
         part, stage, tile_bytes = run.part, item.stage, item.stage.tile_bytes
         source, (rows, columns) = self._sources[part.role], self._tensors[part.role][0].shape
         first = (source.rows[0] if source.rows else 0) + part.first + start

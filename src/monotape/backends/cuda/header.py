@@ -29,7 +29,7 @@ _LARGE_TAPES = 1 << 36  # bytes from which on a word of the tapes has no 32-bit 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a kernel is built beside what the plan says."""
+    """Build options that are not part of the plan."""
 
     trace: bool = False  # workers write down when they did what
     prefill: bool = True  # False: for a look at the decode path alone

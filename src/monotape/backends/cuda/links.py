@@ -74,8 +74,8 @@ class Numbers:
         self.send, self.token, self.meeting = 0, 1, 1
 
     def take(self, tokens: int, sends: int, modules: int) -> tuple[int, int, int]:
-        """For a request of at most so many tokens, each of them with so many sends, and a meeting after each module
-        and one at the end: what its sends, tokens and meetings start from."""
+        """The first numbers of sends, tokens and meetings for a request of at most `tokens` tokens, each with `sends`
+        sends, a meeting after each module and one at the end."""
         first = self.send, self.token, self.meeting
         self.send, self.token = self.send + (tokens + 1) * max(1, sends), self.token + tokens + 1
         self.meeting += tokens * (modules + 1)

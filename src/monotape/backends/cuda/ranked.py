@@ -202,7 +202,7 @@ class RankedCudaBackend:
         return DeadlineFault(sentence(waits, len(self.ranks)), fault.hint)
 
     def stop_rank(self, rank: int | None, after: int = 0) -> None:
-        """For tests of the deadline: this rank ends after so many tokens, and is not even launched after 0."""
+        """For tests of the deadline: this rank ends after `after` tokens; with 0 it is not even launched."""
         self._stopped = None if rank is None else (rank, after)
 
     def delay_links(self, nanoseconds: int) -> None:

@@ -65,7 +65,7 @@ class Staging:
     """Threads that move pieces. Leaving the `with` block means that every copy has landed, or that one has failed."""
 
     def __init__(self, threads: int) -> None:
-        """At most so many threads, and no more than there are cores."""
+        """At most `threads` threads, and no more than there are cores."""
         self._pool = ThreadPoolExecutor(min(threads, _cores()))
         self._own = threading.local()
         self._device = device_index()

@@ -46,7 +46,7 @@ class ReferenceSequence:
         self.length = length
 
     def reserve(self, positions: int) -> None:
-        """Makes room for so many positions in all."""
+        """Makes room for `positions` positions in all."""
         capacity = self.keys.shape[2]
         if positions > capacity:
             missing = max(positions, 2 * capacity) - capacity

@@ -59,7 +59,7 @@ def blocks_of(stage: Stage) -> int:
 
 
 def product_of(stage: Stage, page: int) -> Product:
-    """How tiles of a stage lie in pages of so many blocks, and how many a warp multiplies together."""
+    """How tiles of a stage lie in pages of `page` blocks, and how many a warp multiplies together."""
     size = page * BLOCK_BYTES // GPU_FORMATS[stage.format].block_bytes
     blocks = blocks_of(stage)
     in_page, pages = max(1, size // blocks), -(-blocks // size)

@@ -1,4 +1,4 @@
-"""A request's tools: which of them the model is told of, how it writes a call, and when it must."""
+"""A request's tools: which of them the model is offered, how it writes a call, and when it must."""
 
 from __future__ import annotations
 

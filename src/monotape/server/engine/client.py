@@ -154,7 +154,7 @@ class Engine:
         return run
 
     async def compile(self, grammar: Grammar) -> None:
-        """Has a grammar compiled beside what runs; an EngineFault says why it cannot be used. Cancelling stops it."""
+        """Has a grammar compiled while a completion runs; an EngineFault says why not. Cancelling stops it."""
         if not self.ready.is_set():
             raise EngineFault("engine", self.failure or "The engine is starting.")
         self._ids += 1

@@ -18,7 +18,7 @@ LOG = logging.getLogger("monotape.server")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What turns requests into tokens; the server's own process has it."""
+    """Tokenizer and template, which turn requests into tokens in the server's own process."""
 
     tokenizer: Tokenizer | None
     template: str | None

@@ -81,7 +81,7 @@ class EngineProcess:
 
     def beat(self) -> None:
         while True:
-            with self._lock:  # a stream is looked at only while its backend is sure to be there
+            with self._lock:  # a stream is read only while its backend is alive
                 stream, job_id = self._stream, self._running
                 read = 0 if stream is None else stream.filled
                 beat = wire.Beat(job_id, self._progress + read, read)

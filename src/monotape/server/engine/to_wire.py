@@ -1,4 +1,4 @@
-"""What the engine's outputs become on their way to the server."""
+"""The engine's outputs as messages to the server."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Generate(msgspec.Struct, tag=True):
 
 
 class Compile(msgspec.Struct, tag=True):
-    """Compile a grammar beside the completion that runs, for a request that waits; Compiled answers."""
+    """Compile a grammar for a waiting request while a completion runs; Compiled answers."""
 
     id: int
     grammar: Grammar

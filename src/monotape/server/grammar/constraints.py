@@ -1,4 +1,4 @@
-"""The grammars of an engine process: compiled beside the completion that runs, kept for those that come again."""
+"""The grammars of an engine process: compiled while another completion runs, and kept for later requests."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Follower:
         self.bytes = compiled.bytes
 
     def ask(self, step: wire.Step) -> list[int]:
-        """Tells it what was said. Forced tokens, if they are asked for; when there are none, its mask is next."""
+        """Sends it the chosen tokens. Answers with forced tokens if requested; if there are none, the mask is next."""
         with self._asking():
             self._owes = True
             wire.send(self._connection, step)

@@ -193,7 +193,7 @@ def main(descriptor: int) -> None:
             prepared(text.tokenizer, table["vocab"], table["eos_ids"]), wire.GrammarLimits(**where["limits"])
         )
         gc.collect()
-        gc.freeze()  # what is never looked at again stays shared
+        gc.freeze()  # memory that is never touched again stays shared
         gc.disable()
         control.sendall(wire.READY)
         try:

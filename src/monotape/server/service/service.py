@@ -114,7 +114,7 @@ class Service:
     def receive(self, state: MutableMapping[str, Any], model: str | None) -> tuple[Clock, str]:
         """Lets a request in: its clock, kept where the log finds it, and the name to answer with.
 
-        429 when the queue is full, before anything else is looked at.
+        429 when the queue is full, before anything else is checked.
         """
         clock: Clock = state.setdefault("clock", Clock())
         self.require_ready()
