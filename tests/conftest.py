@@ -24,7 +24,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tests that no browser was there for are named at the end, where nobody overlooks them."""
+    """Names at the end the tests that were skipped for want of a browser, where they are not overlooked."""
     skipped = [
         report for report in terminalreporter.stats.get("skipped", []) if "no browser" in str(report.longrepr)
     ]

@@ -1,4 +1,4 @@
-"""Who imports whom in a package, read off its sources; tests/test_layers.py holds rules against it."""
+"""The imports between parts of a package, read off its sources; tests/test_layers.py has the rules."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_every_file_of_the_package_is_installed() -> None:
 
 
 def test_every_requirement_has_a_lower_bound() -> None:
-    """Without one the first release ever counts, and nobody has tried that."""
+    """Without one the first release ever counts, which is untested."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     constraints = runpy.run_path(str(ROOT / ".ci" / "minimums.py"))["constraints"]
     found = constraints(project["dependencies"])

@@ -1,4 +1,4 @@
-"""Comments name the thing: no "whoever" for a worker, a buffer or a stage. CONTRIBUTING.md has the rules of prose."""
+"""Comments name the thing: no pronoun for a worker, a buffer or a stage. CONTRIBUTING.md has the rules of prose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("src/monotape", "bench")
+FOLDERS = ("src/monotape", "bench", "tests")
 VENDORED = ROOT / "src" / "monotape" / "server" / "playground" / "vendor"
 #: Pronouns that stand for a part of the machine in nearly every comment in which they occur.
 PRONOUN = re.compile(r"\b(whoever|whomever|nobody|everybody|somebody|anybody)\b", re.IGNORECASE)

@@ -1,6 +1,6 @@
 """A GPU made of host memory: as much of cuda-core as the CUDA backend calls, so that its host side runs anywhere.
 
-Copies and fills wait on their stream until somebody synchronises it, as late as the real driver may run them, so code
+Copies and fills wait on their stream until it is synchronised, as late as the real driver may run them, so code
 that forgets to wait reads wrong bytes here too.
 """
 
@@ -143,7 +143,7 @@ class FakeCuda:
             raise CUDAError("CUDA_ERROR_OUT_OF_MEMORY: The API call failed ...")
         memory = GuardedMemory(size)
         address = memory.address
-        ctypes.memset(address, 0xA5, size)  # nobody may count on zeros
+        ctypes.memset(address, 0xA5, size)  # new memory need not be zero
         self.kept[address] = memory
         self.used += size
         return Buffer(address, size, lambda: self._free(address, size))

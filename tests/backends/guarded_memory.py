@@ -1,5 +1,4 @@
-"""Memory that ends where a page begins that nobody may touch: an access past its end is a fault at once, as it would be
-on a GPU under a memory checker."""
+"""Memory that ends at a guard page: an access past its end is a fault at once, as on a GPU under a memory checker."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Schedule:
 
 
 class HostKernel:
-    """Takes the place of driver.Kernel. What has been launched runs, all ranks at once, when somebody asks for it."""
+    """Takes the place of driver.Kernel. Launched kernels run, all ranks at once, when a result is requested."""
 
     schedule = Schedule()  # of the launches to come, of all kernels
     steps = 0  # of the latest launch

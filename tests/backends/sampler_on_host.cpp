@@ -57,7 +57,7 @@ struct Worker {
   int written[3] = {0, 0, 0};
   int turn = 0;
 
-  Worker() { memset(static_cast<void*>(&scratch), 0xee, sizeof(scratch)); }  // nobody may count on what was there
+  Worker() { memset(static_cast<void*>(&scratch), 0xee, sizeof(scratch)); }  // earlier contents must not matter
 };
 
 struct Machine {

@@ -186,7 +186,7 @@ def test_a_cancellation_after_the_end_changes_nothing(checkpoint: Checkpoint) ->
         generate(backend, PROMPT[:20], 3)
         backend.cancel_at(
             backend.looks()
-        )  # the last look: everybody knows already that there is no next token
+        )  # the last check: all workers know already that there is no next token
         generation = backend.start(Job(PROMPT[:20], 0, 3), backend.new_sequence())
         assert len(list(generation)) == 3
         assert generation.finish_reason == "length"

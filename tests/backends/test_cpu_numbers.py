@@ -121,7 +121,7 @@ def test_long_prompts_have_the_bits_of_single_tokens(
 @pytest.mark.parametrize("length", [2, 64, 65, 70, 75])
 @pytest.mark.parametrize("dtype", ["f32", "q8"])
 def test_the_first_token_is_that_of_all_logits(checkpoint: Checkpoint, dtype: str, length: int) -> None:
-    """A prompt's pass leaves out the last layer of rows that nobody reads; what comes after must not notice."""
+    """A prompt's pass skips the last layer for rows that nothing reads; later results must not change."""
     with cpu(checkpoint("qwen3"), dtype, workers=3) as backend:
         whole = backend.logits(PROMPT[:length], backend.new_sequence())[-1].astype(np.float64)
         sequence = backend.new_sequence()

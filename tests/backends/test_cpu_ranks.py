@@ -291,7 +291,7 @@ def test_ranks_have_memory_of_their_own(eight: Maker) -> None:
         structs = backend._model.structs
         tapes = {struct.tapes for struct in structs}
         assert len(tapes) == 8
-        assert len({struct.embedding for struct in structs}) == 1  # read by all, written by nobody
+        assert len({struct.embedding for struct in structs}) == 1  # read-only for all ranks
 
 
 def test_closing_while_ranks_are_at_work(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def forgetful() -> Iterator[None]:
 @pytest.mark.parametrize(("rows", "k"), [(8, 32), (13, 70), (24, 96), (1, 1), (17, 33)])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_native_blocks_are_those_of_numpy(rows: int, k: int, layers: int) -> None:
-    """Rows that begin anywhere, between others, in tiles that alternate with somebody else's."""
+    """Rows that begin anywhere, between others, in tiles that alternate with those of another run."""
     random = np.random.default_rng(rows * k)
     columns, tiles, padded_k = k + 5, -(-rows // TILE_ROWS), -(-k // 32) * 32
     tensors = [random.integers(0, 0x7F80, (rows + 4, columns)).astype(np.uint16) for _ in range(layers)]

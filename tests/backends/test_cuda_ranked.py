@@ -1,4 +1,4 @@
-"""The host side of several ranks on fake GPUs: whose memory is where, who is connected to whom, and what is told."""
+"""The host side of several ranks on fake GPUs: where memory lies, how ranks are connected, and what they report."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_when_one_rank_does_not_fit_the_others_are_given_back(
 
 
 def test_the_driver_has_a_queue_for_every_rank() -> None:
-    """Whoever speaks to the driver first has said so before."""
+    """The setting precedes the first call of the driver."""
     code = "import os, monotape.backends.cuda.driver; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
     said = subprocess.run(

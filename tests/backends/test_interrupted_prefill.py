@@ -69,7 +69,7 @@ def check_every_stop(backend: CpuBackend, cached: int = 0, stops: int = 24) -> l
         lengths.append(done)
     assert len(lengths) > stops // 2
     assert lengths[0] == cached
-    if len(backend.plan.ranks) == 1:  # of several ranks one may be behind, by how much is nobody's promise
+    if len(backend.plan.ranks) == 1:  # with several ranks one may be behind by an unspecified amount
         assert lengths == sorted(lengths)
     return lengths
 
@@ -166,7 +166,7 @@ def test_how_far_it_has_come_is_known_on_the_way(checkpoint: Checkpoint) -> None
 
 
 def test_a_fault_in_prefill_is_still_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a rank that stopped has written is nobody's prefix."""
+    """KV that a stopped rank has written is not reused as a prefix."""
     from monotape.backends.cpu import model as cpu_model
 
     monkeypatch.setattr(cpu_model, "DEADLINE_US", 300_000)

@@ -1,4 +1,4 @@
-"""The kernel touches nothing but what it was given: every memory here ends at a page that nobody may touch."""
+"""The kernel touches only memory that it was given: every allocation here ends at a guard page."""
 
 from __future__ import annotations
 

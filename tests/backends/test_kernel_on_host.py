@@ -85,7 +85,7 @@ def test_tiles_that_take_several_pages(load: Load, place: Path) -> None:
 def test_batches_of_any_length(load: Load, place: Path, size: int, batch: int) -> None:
     """Tiles of two blocks: half of a page's are multiplied together, and a batch is as many twice.
 
-    Who finishes which tile is another in every batch, and shows where a bias or a row is another's.
+    Every batch assigns tiles to other threads, which shows a bias or a row that belongs to another tile.
     """
     backend, want = load("two batches", size), reference(place / "broad", CONTEXT)
     assert batch in {product.batch for product in backend.gpu_rank.products if product.blocks == 2}
@@ -216,7 +216,7 @@ def test_cancel(load: Load, path: str, sampling: Sampling) -> None:
 
 @pytest.mark.parametrize("cached", [0, 7])
 def test_a_cancelled_prefill_keeps_whole_chunks(load: Load, cached: int) -> None:
-    """A retry continues there, and the answer is that of a job which nobody cancelled, bit for bit."""
+    """A retry continues there, and the answer is that of a job that was never cancelled, bit for bit."""
     backend, prompt, chunk = load("two workers"), TOKENS[:60], 16
     job = Job(prompt, cached, 3, sampling=Sampling(temperature=1.0), logprobs=3)
 
@@ -275,7 +275,7 @@ def test_a_nan_in_the_weights_is_a_fault_that_says_where(load: Load, stage: str,
 
 
 def test_a_run_that_does_not_end_is_called_off(load: Load) -> None:
-    """And what everybody was doing is said."""
+    """And the message says what every fiber was doing."""
     backend = load("two workers")
     HostKernel.schedule = Schedule(most_steps=1000)
     with pytest.raises(AssertionError, match=r"It takes too long\. Block 0: 0 "):

@@ -57,7 +57,7 @@ RACES = {
         "const int wanted = kScattered ? step : c.step_before;",
         "const int wanted = c.step_before;",
     ),
-    # Workers without a part of the residual stream, in a plan where nobody is far ahead.
+    # Workers without a part of the residual stream, in a plan where no worker is far ahead.
     "a word that is taken back too late": Race(
         "two left out",
         slice(0, 5),
@@ -76,7 +76,7 @@ RACES = {
         "token/attention.h",
         "  if (!c.meet()) return false;  // no warp reads the sums of qkv any more; the parts will overwrite them\n",
     ),
-    # From position 128 on there are five splits of 32 positions: two of those who add them up attend to nothing.
+    # From position 128 on there are five splits of 32 positions: two workers that combine them attend to nothing.
     "a combined part over sums": Race(
         "many splits",
         slice(126, 131),
@@ -156,6 +156,6 @@ def goes_wrong(order: Schedule, backend: CudaBackend, tokens: slice, right: Logi
 
 
 def test_who_is_left_out_is_not_far_ahead(load: Load) -> None:
-    """Else everybody waits for longer, and the second race would be the first one."""
+    """Else all workers wait longer, and the second race would be the first one."""
     assert not load("two left out").gpu_rank.scattered
     assert load("many workers").gpu_rank.scattered

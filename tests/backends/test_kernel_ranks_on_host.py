@@ -140,7 +140,7 @@ def test_a_rank_that_stops_is_named(load: Load, name: str, tp: int | None, stage
 
 
 def test_a_worker_that_stops_is_named_with_its_rank(load: Load) -> None:
-    """Its peers give up first, and say so to nobody: the rank itself knows better."""
+    """Its peers give up first but are not blamed: the rank's own report names the cause."""
     backend = load("qwen2", 2, 2)
     backend.ranks[1].lose_word_of("gate_up")
     with pytest.raises(DeadlineFault, match=r"Worker \d of rank 1 waited too long .* stage down in layer 0"):
@@ -178,7 +178,7 @@ def test_with_fewer_slots_a_word_is_overwritten_and_noticed(load: Load) -> None:
 
 
 def test_a_rank_alone_hears_itself(place: Path) -> None:
-    """The share of one rank, looped back: what an experiment runs. The numbers are nobody's, but the same each time."""
+    """The share of one rank, looped back: what an experiment runs. The numbers mean nothing, but are repeatable."""
     with host_gpu(place / "libraries"):
         checkpoint = open_checkpoint(place / "delay 2")
         spec = spec_from_config(checkpoint.config)

@@ -1,4 +1,4 @@
-"""A prompt in rows on several ranks of the monokernel, without a GPU: what they send, how they meet, and who stops."""
+"""A prompt in rows on several ranks of the monokernel, without a GPU: their sends, their meetings, and how they stop."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_with_fewer_slots_rows_are_overwritten(
 
 
 def test_rows_stay_within_the_memory_that_was_planned(load: Load, place: Path) -> None:
-    """A chunk that is full, in an inbox that ends at a page which nobody may touch."""
+    """A full chunk, in an inbox that ends at a guard page."""
     backend = load("llama", 2, 2, context=129)
     want = reference(place / "llama", 129, tp=2)
     exact = want.logits(TOKENS[:129], want.new_sequence())

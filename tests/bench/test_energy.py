@@ -21,7 +21,7 @@ ADDRESS = "00000000:8B:00.0"
 
 
 class Nvml:
-    """As much of the library as is called: one GPU, whose counter somebody moves."""
+    """As much of the library as is called: one GPU, whose counter the test moves."""
 
     def __init__(self, **status: int) -> None:
         self.millijoules, self.status, self.asked = 5_000_000, status, ""

@@ -103,7 +103,7 @@ def test_a_study_of_a_tiny_shape_on_the_host(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_planner_takes_no_point_from_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its speeds are of one rank of several, which is nobody's decode speed."""
+    """Its speeds are of one rank of several, so they are not decode speeds of a model."""
     published: list[dict[str, Any]] = []
     monkeypatch.setattr(scaling, "publish", lambda name, results, save: published.append(results))
     monkeypatch.setattr(scaling, "measure", lambda options, bandwidth: [row("dtp", 8, 2100.0, 2079.0)])

@@ -15,7 +15,7 @@ TOKENS = 150_000  # a generation that takes many minutes
 
 
 def start(*arguments: str, ignoring: bool = False) -> subprocess.Popen[str]:
-    """A Python that hears interrupts, even where whoever runs these tests does not."""
+    """A Python that gets interrupts, even where the runner of these tests ignores them."""
     disposition = signal.SIG_IGN if ignoring else signal.SIG_DFL
     return subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -114,7 +114,7 @@ def test_an_interrupt_that_became_another_exception_still_ends_it(
 
 @pytest.mark.parametrize("function", ["getsignal", "main"])
 def test_an_interrupt_before_there_is_a_command_is_answered_too(function: str, endless: list[str]) -> None:
-    """The first call of entry(), when there is no handler yet; and the next one, before anybody waits for it."""
+    """The first call of entry(), when there is no handler yet; and the next one, before the handler waits for it."""
     code, out, err = ended(start("-c", IN_A_CALL, "1", function, "", *endless))
     assert (code, out, err) == (130, "", "")
 

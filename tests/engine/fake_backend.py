@@ -52,7 +52,7 @@ class FakeBackend(TokenSource):
             self.interrupt_at = None
             raise KeyboardInterrupt
         elif index == self.fault_at:
-            generation.sequence.tokens.append(-1)  # a fault leaves KV that nobody can trust
+            generation.sequence.tokens.append(-1)  # a fault leaves KV that must not be used
             raise NumericalFault("The logits at position 3 are not numbers.", "Nothing to be done.")
 
     def time_ns(self, generation: SourceGeneration, index: int) -> int:

@@ -106,7 +106,7 @@ def test_forced_tokens_are_taken_without_being_computed_one_by_one(llm: LLM) -> 
     free = run(llm, [*ids, *forced[:5]], None, max_tokens=6)
     assert forced[5:] == free  # what follows is what follows those tokens
     with_scores = run(llm, ids, Anything(99, {2: [8, 9, 10]}), logprobs=2)
-    assert with_scores == run(llm, ids, None)  # somebody wants to know how likely each one was
+    assert with_scores == run(llm, ids, None)  # log-probabilities of each token are requested
 
 
 def test_kv_of_a_constrained_answer_is_kept(llm: LLM) -> None:

@@ -123,5 +123,5 @@ def test_a_template_at_work_ends_without_its_parent(tmp_path: Path) -> None:
     request = json.dumps({"template": template, "context": {}}).encode()
     running.stdin.write(len(request).to_bytes(4, "big") + request)
     running.stdin.flush()
-    assert running.wait(60) == -signal.SIGALRM  # nobody here kills it
+    assert running.wait(60) == -signal.SIGALRM  # nothing here kills it
     process.close()

@@ -103,7 +103,7 @@ def test_dropping_a_stream_cancels_its_job() -> None:
 @pytest.mark.parametrize("taken", [0, 1])
 def test_dropping_a_stream_that_scores_frees_the_engine_at_once(taken: int) -> None:
     llm, backend = make()
-    gc.disable()  # a job that held its stream would keep the next request out until somebody collects
+    gc.disable()  # a job that held its stream would keep the next request out until garbage collection
     try:
         stream = llm.stream("hello", SamplingParams(prompt_logprobs=1, max_tokens=9))
         for _ in range(taken):
@@ -129,7 +129,9 @@ def test_an_interrupted_scoring_leaves_nothing_behind(monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         llm.generate([prompt], SamplingParams(prompt_logprobs=1, max_tokens=9))
     assert backend.jobs == []
-    assert llm.generate([prompt], SamplingParams(max_tokens=9))[0].num_cached_tokens == 0  # nobody trusts it
+    assert (
+        llm.generate([prompt], SamplingParams(max_tokens=9))[0].num_cached_tokens == 0
+    )  # it must not be used again
 
 
 def test_an_interrupt_right_after_the_start_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +141,7 @@ def test_an_interrupt_right_after_the_start_ends_the_job(monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr("monotape.engine.llm.weakref.ref", interrupted)
-    with pytest.raises(KeyboardInterrupt) as caught:  # which holds the stream, as whoever unwinds does
+    with pytest.raises(KeyboardInterrupt) as caught:  # which holds the stream, as an unwinding caller does
         llm.stream("hello", GREEDY)
     monkeypatch.undo()
     assert backend.generations[0].finish_reason == "cancelled"

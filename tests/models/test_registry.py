@@ -166,7 +166,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (PHI3, {"full_attn_mod": 2}, "full_attn_mod = 2"),
     (PHI3, {"lm_head_bias": True}, "lm_head_bias = true"),
     (PHI3, {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "the rope rule yarn"),
-    # fields that nobody knows
+    # unknown fields
     (LLAMA, {"num_experts": 8}, "num_experts = 8"),
     (LLAMA, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50"),
     (QWEN2, {"dual_chunk_attention_config": {"chunk_size": 9}}, "dual_chunk_attention_config"),

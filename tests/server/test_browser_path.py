@@ -46,7 +46,7 @@ def test_without_one_it_is_said_loudly_and_ci_fails(
 def test_tests_without_a_browser_are_named_at_the_end_or_fail(
     tmp_path: Path, required: str, passes: bool
 ) -> None:
-    """They were skipped, and nobody noticed."""
+    """They were once skipped without notice."""
     folder = Path(__file__).parent
     environment = {
         **os.environ, "PATH": "", "PLAYWRIGHT_BROWSERS_PATH": str(tmp_path), browser_path.REQUIRED: required,

@@ -66,7 +66,7 @@ def test_without_include_usage_there_is_no_usage_chunk(scripted: RunningServer) 
 def test_tokens_are_sent_in_handfuls_the_first_and_last_at_once(scripted: RunningServer) -> None:
     chunks = stream(scripted, "rate=2000 repeat=500 say:x ")
     texts = [chunk["choices"][0]["delta"].get("content") for chunk in chunks[1:-2]]
-    assert texts[0] in ("x", "x ")  # nobody waits for company
+    assert texts[0] in ("x", "x ")  # a token does not wait for others to be sent with it
     assert "".join(texts) == "x " * 500
     assert len(texts) < 400
 

@@ -140,5 +140,5 @@ def test_health_is_503_until_the_model_has_made_a_token() -> None:
             server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}).status_code
             == 503
         )
-        assert server.get("/v1/models").status_code == 200  # who is served is known before it can answer
+        assert server.get("/v1/models").status_code == 200  # the model is known before the server can answer
         assert server.wait().get("/health").status_code == 200

@@ -68,7 +68,7 @@ def test_a_client_that_leaves_frees_the_engine(scripted: RunningServer, streamed
             time.sleep(0.3 + after / 100)
     until(lambda: running(scripted) == 0, 5.0)
     assert scripted.metric("monotape_disconnects_total") == before + 1
-    assert scripted.metric("vllm:request_success_total") == finished  # nobody was there to be answered
+    assert scripted.metric("vllm:request_success_total") == finished  # no client was left to answer
     assert scripted.say("say:next") == "next"
 
 
@@ -150,7 +150,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(scripted: RunningServer
             error = refused.json()["error"]
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
             assert "one request is running and 4 are waiting" in error["message"]
-        # Nothing is done for those who are sent away: not even this is found out.
+        # No work is done for refused requests: not even this is checked.
         unrendered = {"messages": [{"role": "tool", "content": [{"type": "image"}]}]}
         assert scripted.post(CHAT, unrendered).status_code == 429
         assert scripted.post(CHAT, {**unrendered, "model": "other"}).status_code == 429

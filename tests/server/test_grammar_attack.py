@@ -1,4 +1,4 @@
-"""Schemas made to keep a server busy: they are counted, bounded, killed with their client, and hold up nobody."""
+"""Schemas made to keep a server busy: they are counted, bounded, killed with their client, and delay no others."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_it_is_counted_in_the_queue_and_ends_with_its_client(patient: RunningSer
 
 
 def _send(server: RunningServer, body: dict[str, Any]) -> socket.socket:
-    """A request whose answer nobody reads."""
+    """A request whose answer is not read."""
     where = urlsplit(server.url)
     data = msgspec.json.encode(body)
     head = (

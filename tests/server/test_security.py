@@ -1,4 +1,4 @@
-"""Who may ask: addresses, keys, Host and Origin, and what requests may bring along."""
+"""Access: addresses, keys, Host and Origin, and the limits of requests."""
 
 from __future__ import annotations
 

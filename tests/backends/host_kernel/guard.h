@@ -1,4 +1,4 @@
-// Memory between pages that nobody may touch, and what happens to whoever does: a fault that can be told, not a crash.
+// Memory between guard pages, and the handler of accesses to them: a fault that is reported, not a crash.
 #pragma once
 #include <signal.h>
 #include <sys/mman.h>

@@ -164,7 +164,7 @@ inline void store_word(uint4* p, uint4 v) {
   const uint32_t parts[4] = {v.x, v.y, v.z, v.w};
   machine->store(reinterpret_cast<uint32_t*>(p), parts, 15);
 }
-// Words between ranks: eight bytes at once. Nobody looks at one that need not wait for it.
+// Words between ranks: eight bytes at once. A fiber that reads one is polling it.
 inline uint64_t load_link(const uint64_t* p) {
   machine->settle(reinterpret_cast<const uint32_t*>(p));
   const uint64_t v = *p;
@@ -176,7 +176,7 @@ inline void store_link(uint64_t* p, uint64_t v) {
   machine->store(reinterpret_cast<uint32_t*>(p), parts, 3);
 }
 inline void load_links(const uint64_t* p, uint64_t& a, uint64_t& b) {
-  const bool turned = machine->once_in(2);  // nobody says which first
+  const bool turned = machine->once_in(2);  // in either order
   (turned ? b : a) = load_link(p + turned);
   (turned ? a : b) = load_link(p + !turned);
 }
@@ -200,7 +200,7 @@ inline void raise_counter(uint32_t* p) {
 }
 inline uint32_t read_counter(const uint32_t* p) {
   const uint32_t v = *p;
-  machine->saw(false, "waiting for a counter");  // nobody reads one that need not wait for it, or rest
+  machine->saw(false, "waiting for a counter");  // a fiber that reads one is polling, or resting
   return v;
 }
 inline uint32_t read_flag(const uint32_t* p) { return read_counter(p); }
@@ -369,7 +369,7 @@ inline void begin_any_product(bool float16, float (*c)[4], bool add, const void*
   host::AsyncProduct product = {c, add, static_cast<const uint8_t*>(first), static_cast<const uint8_t*>(second), tiles, half,
                                 machine->current->product_group, {}, float16};
   memcpy(product.rows, rows, sizeof(rows));
-  for (int tile = 0; tile < tiles; tile++)  // nobody may look at sums that are under way
+  for (int tile = 0; tile < tiles; tile++)  // sums of products in flight must not be read
     for (int i = 0; i < 4 && !add; i++) c[tile][i] = NAN;
   machine->current->products.push_back(product);
   machine->did_something();

@@ -1,8 +1,8 @@
 // A GPU of one host thread: every CUDA thread is a fiber, and a random number generator says which one runs next.
 //
-// Fibers lose control wherever they wait or touch what others touch. What real hardware may do late happens late here:
-// stores become visible to others after a random time, bulk copies land in pieces, blocks stall. All of it follows from
-// the seed. Time is counted in steps, a step being one fiber's turn; when nobody can run it jumps to the next event.
+// Fibers yield wherever they wait or touch shared data. Effects that real hardware may delay are delayed here: stores become
+// visible to others after a random time, bulk copies land in pieces, thread blocks stall. All of it follows from the seed.
+// Time is counted in steps, one fiber's turn each; when no fiber can run it jumps to the next event.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
@@ -69,7 +69,7 @@ enum class Collective { none, shuffle, shuffle_up, shuffle_down, shuffle_xor, sy
 struct Warp {
   int arrived = 0;
   Collective kind = Collective::none;
-  uint64_t value[2][kLanes];  // two, used in turn: who is ahead does not overwrite what others have yet to read
+  uint64_t value[2][kLanes];  // two, used in turn: a fiber that is ahead does not overwrite values that others have yet to read
   uint32_t operand[2][kLanes][6];
   float result[2][kLanes][4];
 };
@@ -141,7 +141,7 @@ class Machine {
   Block& block() { return blocks_[current->block]; }
   unsigned char* shared_memory(int block) { return blocks_[block].memory.get(); }
 
-  // Runs everybody to the end; the fault says what came between.
+  // Runs all fibers to the end; the fault says what went wrong.
   void run() {
     const FaultCatcher catcher([](const void* at) { machine->stray(at); });
     size_t ended = 0;
@@ -185,7 +185,7 @@ class Machine {
     leave();
   }
 
-  // The current fiber goes on later: soon, after some steps, or when somebody calls `wake`.
+  // The current fiber goes on later: soon, after some steps, or when another fiber calls `wake`.
   void yield() {
     if (options.stalls_per_million && below(1000000) < options.stalls_per_million) {
       const uint64_t until = now_ + 1 + below(options.stall_steps);
@@ -200,7 +200,7 @@ class Machine {
     sleep_until(*current, now_ + 1 + below(steps));
     leave();
   }
-  // Who has been woken may turn over once more: others are past the barrier long before.
+  // A woken fiber may sleep on for a while: others are then long past the barrier.
   void oversleep() {
     if (options.stalls_per_million && below(4000000) < options.stalls_per_million) sleep(options.stall_steps);
   }
@@ -229,7 +229,7 @@ class Machine {
     current->doing = "running";
   }
   void did_something() { current->polls = 0, current->watched[0] = current->watched[1] = current->watched[2] = nullptr; }
-  // A look at a plain flag: whoever looks at the same few flags again and again is polling.
+  // A read of a plain flag: a fiber that reads the same few flags again and again is polling.
   void looked_at(const void* flag) {
     Fiber& f = *current;
     if (flag == f.watched[0] || flag == f.watched[1] || flag == f.watched[2]) return saw(false, "watching a flag");
@@ -241,7 +241,7 @@ class Machine {
     did_something();
     touch(at, parts == 15 ? 16 : parts == 3 ? 8 : 4, parts == 15 ? 16 : parts == 3 ? 8 : 4);
     Block& b = block();
-    const bool torn = parts == 15 && once_in(4);  // nobody promises that sixteen bytes arrive at once
+    const bool torn = parts == 15 && once_in(4);  // a 16-byte store need not become visible at once
     for (int i = 0; i < (torn ? 4 : 1); i++) {
       Store s = {now_ + below(options.delay_steps), at, {0, 0, 0, 0}, torn ? 1u << i : parts, current->thread, false, false};
       for (int part = 0; part < 4; part++)
@@ -334,8 +334,8 @@ class Machine {
     now_ = next > now_ ? next : now_ + 1;
     return true;
   }
-  // Now and then everybody has the same chance; in between, whoever became ready last, so that a warp runs far ahead of
-  // the others. (It is also what a cache likes best.)
+  // Now and then all fibers have the same chance; in between the one that became ready last runs, so that a warp runs far
+  // ahead of the others. (It is also what a cache likes best.)
   Fiber& pick() {
     if (now_ >= next_mood_) {
       fair_ = once_in(8);
@@ -375,7 +375,7 @@ class Machine {
     b.stores.resize(kept);
   }
 
-  // What everybody does: for each block, the first lanes of its warps that still run.
+  // What all fibers are doing: for each block, the first lanes of its warps that still run.
   void describe(const char* what) {
     fault = std::string(what) + ".";
     for (size_t block = 0; block < blocks_.size(); block++) {

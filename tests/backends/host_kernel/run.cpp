@@ -28,7 +28,7 @@ void landed(uint64_t* barrier, uint32_t bytes) { monotape::change_barrier(barrie
 
 }  // namespace
 
-// Null: everybody has come to the end; else what went wrong. `steps` is how many turns that took. Ranks are launches that
+// Null: all fibers have come to the end; else what went wrong. `steps` is how many turns that took. Ranks are launches that
 // run at the same time, on blocks of their own.
 extern "C" const char* run_on_host(const void* const* parameters, int ranks, int64_t bytes, int workers,
                                    const host::Options* options, int64_t* steps) {

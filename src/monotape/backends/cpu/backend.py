@@ -119,7 +119,7 @@ class CpuBackend:
         library().monotape_delay_words(self._engine, longest_ns, seed)
 
     def stop_rank(self, rank: int, after_modules: int) -> None:
-        """For tests of the deadline: from the next job on, `rank` stops after `after_modules` modules; -1: none does."""
+        """For tests of the deadline: from the next job on `rank` stops after `after_modules` modules; -1: none."""
         library().monotape_stop_rank(self._engine, rank, after_modules)
 
     def cancel_at(self, look: int) -> None:
