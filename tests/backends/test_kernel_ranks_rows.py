@@ -1,4 +1,4 @@
-"""A prompt in rows on several ranks of the monokernel, without a GPU: their sends, their meetings, and how they stop."""
+"""A prompt in rows on several ranks of the monokernel, without a GPU: sends, meetings, and how the ranks stop."""
 
 from __future__ import annotations
 
