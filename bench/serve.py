@@ -14,13 +14,15 @@ import argparse
 import asyncio
 import contextlib
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import openai
@@ -47,15 +49,24 @@ def running(rate: float) -> Iterator[tuple[str, int]]:
         env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     assert process.stderr is not None
+    found: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read_log, args=(process.stderr, found), daemon=True).start()
     try:
-        for line in process.stderr:
-            if " is ready at " in line:
-                yield line.split()[-1], process.pid
-                break
+        address = found.get()
+        assert address, "the server ended before it was ready"
+        yield address, process.pid
     finally:
         process.terminate()
         process.wait()
-        process.stderr.close()
+
+
+def _read_log(log: IO[str], found: queue.SimpleQueue[str]) -> None:
+    """Finds the address in a server's log. It is read to its end: a full pipe would stop the server."""
+    with log:
+        for line in log:
+            if " is ready at " in line:
+                found.put(line.split()[-1])
+    found.put("")
 
 
 def cpu_seconds(pid: int) -> float:
