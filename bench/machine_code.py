@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
-import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from bare_code import without_comments
 from monotape.backends.cuda.compilation import (
     ARCHITECTURE,
     KERNELS,
@@ -28,9 +28,6 @@ from monotape.backends.cuda.compilation import (
 )
 from monotape.errors import MonotapeError
 from recipes import BANDWIDTH, Recipe, recipe_of
-
-#: A string, which is kept, or a comment, which is not.
-_STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
 class Standing(Enum):
@@ -69,11 +66,6 @@ def input_hash(recipe: Recipe) -> str:
     texts = [recipe.header(), *(f"{file.relative_to(KERNELS)}\n{file.read_text()}" for file in files)]
     key = repr(([without_comments(text) for text in texts], ARCHITECTURE, STANDARD))
     return hashlib.sha256(key.encode()).hexdigest()[:16]
-
-
-def without_comments(code: str) -> str:
-    bare = _STRING_OR_COMMENT.sub(lambda match: match[1] or " ", code)
-    return "\n".join(" ".join(line.split()) for line in bare.splitlines() if line.strip())
 
 
 def compiler_here() -> str:

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bare_code import bare_code
+
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "reports"
 #: The code that decides how fast a backend, or the server, is. A report of a CPU or of the server belongs to one state
@@ -32,12 +34,12 @@ MEASURED_SOURCES = {
 
 
 def sources_hash(measured: str = "cpu") -> str:
-    """Names the state of the code that is measured: kernel sources and plan code, or the server's."""
+    """Names the state of the code that is measured, comments aside: kernel sources and plan code, or the server's."""
     digest = hashlib.sha256()
     for folder in MEASURED_SOURCES[measured]:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".h", ".cpp", ".cu"):
-                digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+                digest.update(f"{path.relative_to(ROOT)}\0{bare_code(path)}".encode())
     return digest.hexdigest()[:16]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import machine_code
-from machine_code import Standing, evidence, finding, without_comments
+from bare_code import without_comments
+from machine_code import Standing, evidence, finding
 from monotape.backends.cuda import compilation
 from monotape.backends.cuda.compilation import compile_kernel, compiler_of
 from monotape.backends.cuda.compilation import machine_code as code_of
