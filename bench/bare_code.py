@@ -54,8 +54,9 @@ def _docstrings(code: str) -> Iterator[tuple[_Place, _Place]]:
         return line, len(lines[line - 1].encode()[:byte].decode())
 
     for node in ast.walk(ast.parse(code)):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if documented and ast.get_docstring(node, clean=False) is not None:
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
             text = node.body[0]
             assert text.end_lineno is not None and text.end_col_offset is not None
             yield place(text.lineno, text.col_offset), place(text.end_lineno, text.end_col_offset)

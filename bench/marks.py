@@ -2,8 +2,9 @@
 
 A report of the CPU engine or of the server belongs to the code of its sources (bench/bare_code.py), one of a GPU to the
 machine code of its kernels (bench/machine_code.py). Edits of comments change neither. An edit of the code needs no new
-measurement: `python bench/index.py` writes the marks, on the page of reports and in the links that cite a report. The page names the sources for which the marks
-were written, so that a test can distinguish a wrong mark from code that was edited since.
+measurement: `python bench/index.py` writes the marks, on the page of reports and in the links that cite a report. The
+page names the sources for which the marks were written, so that a test can distinguish a wrong mark from code that was
+edited since.
 """
 
 from __future__ import annotations
