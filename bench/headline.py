@@ -1,7 +1,7 @@
 """Monotape beside other engines, from the reports of bench/compare.py. Written by bench/index.py.
 
-The README's headline is vLLM alone, at lengths where both decoding and the first token were measured;
-docs/performance.md has every engine and length.
+The README's headline has a row for decoding and one for first tokens; docs/performance.md has a row for every length,
+and how many times as fast Monotape is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ ENGINES = {
     "monotape": "Monotape", "vllm": "vLLM", "torch-compile": "`torch.compile`, CUDA graphs",
     "transformers": "`transformers`",
 }  # fmt: skip
+_NOT_IN_TIME = "not in time"  # its report says how long it had
+_FAR_APART = 0.1
 DECODE = ("decode", "context", "decode at", "tokens_per_second", "tok/s")
 FIRST_TOKEN = ("first_token", "prompt", "first token after a prompt of", "first_token_ms", "ms")
 
@@ -32,31 +34,53 @@ def with_headline(text: str, reports: Mapping[str, Report]) -> str:
 
 
 def headline(reports: Mapping[str, Report]) -> str:
-    """Empty as long as vLLM has not been measured."""
+    """A row a shape for decoding, one for first tokens, a column an engine. Empty as long as vLLM was not measured."""
     found = [one for shape in SHAPES for one in _compared(reports, shape) if _measured(one[1], "vllm")]
     if not found:
         return ""
-    gpu, vllm = str(found[0][1]["gpu"]).upper(), f"vLLM{_version(found, 'vllm')}"
-    head = (
-        "context",
-        "Monotape decodes",
-        f"{vllm} decodes",
-        "Monotape's first token",
-        f"{vllm}'s first token",
+    engines = [engine for engine in ENGINES if any(_measured(report, engine) for _, report in found)]
+    head = ("", *(ENGINES[engine] + _version(found, engine) for engine in engines))
+    rows = table(head, [row for name, report in found for row in _headline_rows(name, report, engines)])
+    caption = (
+        f"One request on one {str(found[0][1]['gpu']).upper()}, bf16, random weights of the named shapes, all engines "
+        "in one run, medians:"
     )
-    rows = table(head, [row for name, report in found for row in _headline_rows(name, report)])
-    caption = f"One request on one {gpu}, bf16, random weights of the named shapes, both engines in one run, medians:"
-    return f"\n{caption}\n{rows}" if rows else ""
+    return f"\n{caption}\n{rows}{_spread(found, engines)}"
 
 
-def _headline_rows(name: str, report: Report) -> Iterator[Row]:
-    lengths = {row["prompt"] for row in report["first_token"]}
-    for length in (row["context"] for row in report["decode"] if row["context"] in lengths):
-        row = Row(name, report, folder="reports").text(f"{_shape(name)}, {length:,}")
-        for key, by, _, field, unit in (DECODE, FIRST_TOKEN):
-            for engine in ("monotape", "vllm"):
-                row.number(f"{key}[{by}={length}].{field}.{engine}", unit, missing="failed")
+def _headline_rows(name: str, report: Report, engines: list[str]) -> Iterator[Row]:
+    for key, by, words, field, unit in (DECODE, FIRST_TOKEN):
+        lengths = [one[by] for one in report[key]]
+        row = Row(name, report, folder="reports")
+        row.text(f"{_shape(name)}, {words} {' / '.join(f'{length:,}' for length in lengths)}")
+        for engine in engines:
+            fields = [(f"{key}[{by}={length}].{field}.{engine}", unit) for length in lengths]
+            row.numbers(fields, missing=_NOT_IN_TIME)
         yield row
+
+
+def _spread(found: list[tuple[str, Report]], engines: list[str]) -> str:
+    """Names the engines whose runs differ by more than a tenth: a median of such runs says less."""
+    apart = [
+        ENGINES[engine]
+        for engine in engines
+        if any(
+            _differs(one, engine)
+            for _, report in found
+            for one in (*report["decode"], *report["first_token"])
+        )
+    ]
+    if not apart:
+        return ""
+    return (
+        f"Runs of {' and '.join(apart)} differ by more than a tenth where the host sets their pace; the reports have "
+        "each lowest and highest.\n\n"
+    )
+
+
+def _differs(row: Mapping[str, Any], engine: str) -> bool:
+    runs = (row.get("tokens_per_second") or row["first_token_ms"]).get(engine)
+    return runs is not None and runs["max"] - runs["min"] > _FAR_APART * runs["median"]
 
 
 def comparison(reports: Mapping[str, Report], folder: str) -> str:
@@ -109,7 +133,7 @@ def _rows(name: str, report: Report, engines: list[str], folder: str) -> Iterato
             row.text(f"{_shape(name)}, {words} {one[by]:,}")
             for engine in engines:
                 times = [(f"monotape_times_as_fast.{engine}", "x")]
-                row.numbers([(f"{field}.{engine}", unit), *times], missing="failed")
+                row.numbers([(f"{field}.{engine}", unit), *times], missing=_NOT_IN_TIME)
             yield row
 
 

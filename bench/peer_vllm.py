@@ -59,9 +59,9 @@ def measure(task: Task, answer: Answer, path: Path) -> None:
     answer.version, answer.settings, answer.start_s = engine.version, SAID, watch.seconds()
     answer.keep(path)
     for prompt in task.prompts:
-        for _ in range(2):  # warms up
-            engine.seconds(prompt, 1, 0)
-        answer.first_token_s[prompt] = [engine.seconds(prompt, 1, 1 + run) for run in range(task.requests)]
+        for warming in (-2, -1):
+            engine.seconds(prompt, 1, warming)
+        answer.first_token_s[prompt] = [engine.seconds(prompt, 1, run) for run in range(task.requests)]
         answer.keep(path)
     for context in task.contexts:
         for _ in range(2):

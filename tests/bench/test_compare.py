@@ -56,7 +56,7 @@ def test_vllm_is_asked_for_what_the_others_are_asked_for(log: Path) -> None:
     assert all(one["temperature"] == 0 and one["ignore_eos"] for one in requests)
     first = [one["prompt"] for one in requests if len(one["prompt"]) == 3]
     assert (
-        len({tuple(prompt) for prompt in first}) == len(first) == 3
+        len({tuple(prompt) for prompt in first}) == len(first) == 4
     )  # a prompt twice would be found in a cache
 
 
@@ -206,10 +206,9 @@ def test_the_headline_shows_engines_of_one_run_and_names_its_fields(
     name = "compare-h200-llama-3.2-1b.json"
     before = f"# A\n\n{headline.BEGIN}old\n{headline.END}\n\nrest\n"
     text = headline.with_headline(before, {name: report, "compare-h200-dense-2b.json": report})
-    assert (
-        "| context | Monotape decodes | vLLM 9.9 decodes | Monotape's first token | vLLM 9.9's first" in text
-    )
-    assert "| llama-3.2-1b, 32 | 1,650 tok/s | 600 tok/s | 3.00 ms | 12.0 ms | [report](reports/" in text
+    assert "|  | Monotape | vLLM 9.9 | evidence |" in text
+    assert "| llama-3.2-1b, decode at 32 | 1,650 tok/s | 600 tok/s | [report](reports/" in text
+    assert "| llama-3.2-1b, first token after a prompt of 32 | 3.00 ms | 12.0 ms | [report](reports/" in text
     assert "dense-2b" not in text and "old" not in text and text.endswith("\n\nrest\n")
     assert headline.with_headline(text, {name: report}) == text
     (tmp_path / "reports").mkdir()
@@ -221,15 +220,21 @@ def test_the_headline_shows_engines_of_one_run_and_names_its_fields(
     assert field_of(tmp_path / "reports" / name, "decode[0].monotape_times_as_fast.vllm").value == 1650 / 600
 
 
-def test_the_headline_needs_vllm_and_a_length_that_both_were_measured_at(
-    call: Callable[..., dict[str, Any]],
-) -> None:
+def test_the_headline_needs_vllm_and_says_where_runs_differ(call: Callable[..., dict[str, Any]]) -> None:
     name = "compare-h200-llama-3.2-1b.json"
     assert headline.headline({name: call("--engines", "monotape,transformers")}) == ""
     report = call("--engines", "monotape,vllm")
-    assert "1,650 tok/s" in headline.headline({name: report})
-    report["first_token"][0]["prompt"] = 64
-    assert headline.headline({name: report}) == ""
+    for row, field in (
+        (report["decode"][0], "tokens_per_second"),
+        (report["first_token"][0], "first_token_ms"),
+    ):
+        for runs in row[field].values():
+            runs |= {"min": 0.96 * runs["median"], "max": 1.04 * runs["median"]}
+    assert "differ" not in headline.headline({name: report})
+    report["decode"][0]["tokens_per_second"]["vllm"]["max"] = 640.0
+    assert "Runs of vLLM differ by more than a tenth" in headline.headline({name: report})
+    del report["first_token"][0]["first_token_ms"]["vllm"]
+    assert "| 3.00 ms | not in time | [report](" in headline.headline({name: report})
 
 
 def test_the_whole_comparison_has_every_engine_and_how_many_times_as_fast_monotape_is(
