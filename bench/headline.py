@@ -55,7 +55,7 @@ def _headline_rows(name: str, report: Report, engines: list[str]) -> Iterator[Ro
         row.text(f"{_shape(name)}, {words} {' / '.join(f'{length:,}' for length in lengths)}")
         for engine in engines:
             fields = [(f"{key}[{by}={length}].{field}.{engine}", unit) for length in lengths]
-            row.numbers(fields, missing=_NOT_IN_TIME)
+            row.series(fields, missing=_NOT_IN_TIME)
         yield row
 
 

@@ -6,7 +6,7 @@ The link has the form that bench/claims.py checks, so a generated number is prov
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from claims import UNITS
@@ -46,6 +46,11 @@ class Row:
         """A cell with several values; those that the report does not have are left out."""
         found = [text for field, unit in fields if (text := self._take(field, unit))]
         return self.text(", ".join(found) or missing)
+
+    def series(self, fields: Sequence[tuple[str, str]], missing: str) -> Row:
+        """A cell with one value per field, in order; `missing` in the place of each that the report does not have."""
+        found = [self._take(field, unit) for field, unit in fields]
+        return self.text(", ".join(text or missing for text in found) if any(found) else missing)
 
     def _take(self, field: str, unit: str) -> str:
         measure, size = UNITS[unit]

@@ -40,6 +40,16 @@ def test_a_row_names_the_fields_of_its_numbers_in_order() -> None:
     )
 
 
+def test_a_series_says_which_of_its_values_is_missing() -> None:
+    def cell(*contexts: int) -> str:
+        fields = [(f"results[context={context}].tokens_per_second", "tok/s") for context in contexts]
+        return str(Row("a.json", REPORT).series(fields, missing="not in time")).split(" | ")[0]
+
+    assert cell(1024, 8192) == "| 25.0 tok/s, not in time"
+    assert cell(32, 1024) == "| not in time, 25.0 tok/s"
+    assert cell(32, 8192) == "| not in time"
+
+
 def test_a_unit_that_the_field_does_not_have_is_our_mistake() -> None:
     with pytest.raises(AssertionError, match="peak_ms is not in tok/s"):
         Row("a.json", REPORT, "results[0]").number("peak_ms", "tok/s")
