@@ -27,7 +27,7 @@ from monotape.backends.cuda.params import (
 from monotape.backends.cuda.sampling import SamplingStruct
 from monotape.compiler.gpu import gpu_plan
 from monotape.models.registry import spec_from_config
-from monotape.plan.gpu import GPU_FORMATS, MOST_RANKS, GpuRank
+from monotape.plan.gpu import MOST_RANKS, GpuRank
 from shapes import SHAPES
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
@@ -68,7 +68,7 @@ def _expected(rank: GpuRank, workers: int) -> dict[str, int]:
     }  # fmt: skip
     found |= {f"int(Stage::{stage})": number for number, stage in enumerate(rank.stage_names)}
     for number, product in enumerate(rank.products):
-        found[f"block_bytes(product({number}))"] = GPU_FORMATS[product.format].block_bytes
+        found[f"block_bytes(product({number}))"] = product.format.tile_bytes(BLOCK_K)
     return found | {f"sizeof({name})": ctypes.sizeof(struct) for name, struct in STRUCTS.items()}
 
 

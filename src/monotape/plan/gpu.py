@@ -43,13 +43,12 @@ class GpuFormat:
 
     name: str  # of the C++ type, and of its header
     half: Format  # the 16-bit float that a block's values become
-    block_bytes: int  # bytes of TILE_ROWS rows and BLOCK_K values on a tape
 
 
 #: Every format that a stage's tape may have on a GPU.
 GPU_FORMATS = {
-    Format.BF16: GpuFormat("bf16", Format.BF16, 512),
-    Format.F16: GpuFormat("f16", Format.F16, 512),
+    Format.BF16: GpuFormat("bf16", Format.BF16),
+    Format.F16: GpuFormat("f16", Format.F16),
 }
 
 

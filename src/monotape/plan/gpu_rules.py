@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from monotape.errors import PlanError
 from monotape.plan.gpu import (
     BATCH_TILES,
+    BLOCK_K,
     GPU_FORMATS,
     SHARED_MEMORY,
     WORD_VALUES,
@@ -142,7 +143,7 @@ def _listed_together(rank: GpuRank) -> Iterator[str]:
 
 def _pages_hold_tiles(rank: GpuRank) -> Iterator[str]:
     for product in rank.products:
-        block = GPU_FORMATS[product.format].block_bytes if product.format in GPU_FORMATS else 0
+        block = product.format.tile_bytes(BLOCK_K) if product.format in GPU_FORMATS else 0
         if not block:
             yield f"{product.format.value} is no format of a GPU's tape"
         if product.tiles_in_page * product.page_run * block > rank.pages.bytes:

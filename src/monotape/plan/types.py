@@ -26,7 +26,7 @@ class Format(Enum):
     @property
     def block(self) -> int:
         """Values along k that share a scale; k is padded to a multiple of it."""
-        return 32 if self is Format.Q8 else 1
+        return LAYOUTS[self].k
 
     @property
     def is_half(self) -> bool:
@@ -35,9 +35,24 @@ class Format(Enum):
 
     def tile_bytes(self, k: int) -> int:
         """Bytes of one tile: TILE_ROWS rows of k (padded) values."""
-        if self is Format.Q8:
-            return TILE_ROWS * (k + 2 * (k // self.block))
-        return TILE_ROWS * k * (4 if self is Format.F32 else 2)
+        layout = LAYOUTS[self]
+        return TILE_ROWS * (k // layout.k) * layout.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A row's block on a tape: values along k that lie together, and their bytes, scales included."""
+
+    k: int
+    bytes: int
+
+
+LAYOUTS = {
+    Format.F32: Layout(1, 4),
+    Format.F16: Layout(1, 2),
+    Format.BF16: Layout(1, 2),
+    Format.Q8: Layout(32, 34),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ Weights that are stored in the tape's own format are only moved, 64 bytes at a t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +27,13 @@ def pack_blocks(halves: Halves, out: Bytes) -> None:
     source = halves.view(_BLOCK_ROW).reshape(tiles, TILE_ROWS, blocks)
     target = out.view(_BLOCK_ROW).reshape(tiles, blocks, TILE_ROWS)
     target[:] = source.transpose(0, 2, 1)
+
+
+#: How rows of 16-bit values become tiles, by the format of the tape.
+PACKERS: dict[Format, Callable[[Halves, Bytes], None]] = {
+    Format.BF16: pack_blocks,
+    Format.F16: pack_blocks,
+}
 
 
 def first_not_finite(fmt: Format, halves: Halves) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monotape.backends.cpu.build import BuildError
-from monotape.backends.cuda.blocks import EXPONENT, Halves
+from monotape.backends.cuda.blocks import EXPONENT, PACKERS, Halves, pack_blocks
 from monotape.backends.cuda.cuts import Cut, TileSpan
 from monotape.backends.cuda.library import find_library
 from monotape.backends.cuda.packing import AnyPacking, Layers, Pack, Packing
@@ -46,7 +46,8 @@ def packing_for(spec: ModelSpec, checkpoint: Checkpoint, stages: Sequence[Stage]
     formats = {stage.format for stage in stages}
     if len(formats) == 1 and pack_function() is not None:
         fmt = formats.pop()
-        tensors = _mapped_tensors(spec, fmt, checkpoint, stages, layers)
+        moved = PACKERS[fmt] is pack_blocks
+        tensors = _mapped_tensors(spec, fmt, checkpoint, stages, layers) if moved else None
         if tensors is not None:
             return DirectPacking(spec, fmt, checkpoint, tensors, head=layers[0] is None)
     return AnyPacking(spec, checkpoint)

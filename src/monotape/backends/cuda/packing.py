@@ -12,9 +12,10 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from monotape.backends.cuda.blocks import Halves, first_not_finite, pack_blocks, to_halves
+from monotape.backends.cuda.blocks import PACKERS, Halves, first_not_finite, to_halves
 from monotape.backends.cuda.cuts import Cut
 from monotape.models.spec import ModelSpec
+from monotape.plan.gpu import GPU_FORMATS
 from monotape.plan.types import Format, Stage
 from monotape.weights.check import stored_rows
 from monotape.weights.checkpoint import Checkpoint
@@ -72,18 +73,19 @@ class AnyPacking:
             for run in tile_runs(item.stage, item.span):
                 halves = self._part_halves(item.stage, run, layer)
                 target = tiles[run.at : run.at + (run.count - 1) * run.step + 1 : run.step]
-                pack_blocks(in_tiles(halves, run, item.stage.padded_k), target)
+                PACKERS[item.stage.format](in_tiles(halves, run, item.stage.padded_k), target)
 
     def _part_halves(self, stage: Stage, run: TileRun, layer: int | None) -> Halves:
         """The rank's share of the rows of a run, in the format of the tapes."""
         source, part = source_of(self.spec, run.part.role, layer), run.part
         name, (start, stop) = tensor_name(source, layer), rows_of(run)
-        read = partial(_stored_halves, stage.format, self.checkpoint, name)
+        half = GPU_FORMATS[stage.format].half
+        read = partial(_stored_halves, half, self.checkpoint, name)
         halves = part_rows(self.spec, stage, part, source, read, start, stop)
-        bad = first_not_finite(stage.format, halves)
+        bad = first_not_finite(half, halves)
         if bad >= 0:
             first = source.rows[0] if source.rows else 0
-            refuse_row(self.checkpoint, name, first + part.first + start + bad, stage.format)
+            refuse_row(self.checkpoint, name, first + part.first + start + bad, half)
         return halves
 
 

@@ -8,7 +8,6 @@ from monotape.plan.gpu import (
     BATCH_TILES,
     BLOCK_K,
     BLOCKS_AT_ONCE,
-    GPU_FORMATS,
     SHARED_MEMORY,
     WARPS,
     Dimensions,
@@ -60,7 +59,7 @@ def blocks_of(stage: Stage) -> int:
 
 def product_of(stage: Stage, page: int) -> Product:
     """How tiles of a stage lie in pages of `page` blocks, and how many a warp multiplies together."""
-    size = page * BLOCK_BYTES // GPU_FORMATS[stage.format].block_bytes
+    size = page * BLOCK_BYTES // stage.format.tile_bytes(BLOCK_K)
     blocks = blocks_of(stage)
     in_page, pages = max(1, size // blocks), -(-blocks // size)
     part = -(-blocks // pages)
