@@ -27,7 +27,7 @@ from monotape.backends.cuda.params import (
 from monotape.backends.cuda.sampling import SamplingStruct
 from monotape.compiler.gpu import gpu_plan
 from monotape.models.registry import spec_from_config
-from monotape.plan.gpu import MOST_RANKS, GpuRank
+from monotape.plan.gpu import BLOCK_K, MOST_RANKS, GpuRank
 from shapes import SHAPES
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
