@@ -8,6 +8,7 @@ from typing import Any
 
 from monotape.errors import UnsupportedModel
 from monotape.models.fields import FIXED, HARMLESS, Fields
+from monotape.models.layer import DENSE, Matrix
 from monotape.models.spec import MAX_POSITIONS, ModelSpec, TensorSource
 from monotape.models.tensors import bias_tensors, head_norm_tensors, model_tensors, separate_tensors
 
@@ -64,6 +65,7 @@ class Family:
     qk_norm: bool = False
     rope_rules: tuple[str, ...] = ROPE_RULES
     partial_rope: bool = False
+    layer: tuple[Matrix, ...] = DENSE  # the matrices of every layer, in order
 
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """The ModelSpec of a config.json of this family; a field that it does not know is an error."""
@@ -88,6 +90,7 @@ class Family:
             qk_norm=self.qk_norm,
             layer_tensors=self.layer_tensors(sizes),
             model_tensors=model_tensors(tied),
+            layer=self.layer,
         )
         fields.finish(self.architecture, HARMLESS)
         return spec
