@@ -24,7 +24,8 @@
 //        (`await_resets`).
 //     c. The same copy is polled again two turns after the word was published. Between the reset and that poll the reader
 //        has needed, directly or through other workers, a word that W published after (b): an element of the residual
-//        stream, or an output of qkv and `gate_up` if W has no tiles of `output` and `down`.
+//        stream, or an output of qkv and `gate_up` if W has no tiles of `output` and `down`. ARCHITECTURE.md has the chain for
+//        every buffer. It uses that a worker with tiles of `down` has tiles of `output`: the residual has one owner.
 //     (c) holds where every worker has tiles of the head, and of `down` or of both stages that read the residual stream.
 //     In all other plans (kScattered) W also awaits the resets of the current stage before it publishes, which makes (c)
 //     true for every word that W publishes. A worker without tiles of `down` resets at its first stage of the next turn.
