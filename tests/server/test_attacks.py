@@ -16,6 +16,8 @@ import pytest
 from processes import need_proc
 from server.running import RunningServer, scripted_server
 
+pytestmark = pytest.mark.slow
+
 KEY = "correct-horse"
 MOST_SENT = 64 << 20  # bytes that an attack of these tests may send
 ROOM = 40 << 20  # bytes by which the server may grow; the attacks send more

@@ -11,6 +11,8 @@ import pytest
 
 from server import browser_path
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_system_browser_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "chromium"

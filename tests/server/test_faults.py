@@ -21,6 +21,8 @@ import pytest
 from processes import children, need_proc
 from server.running import RunningServer, scripted_server
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 
 

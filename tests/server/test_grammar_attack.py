@@ -16,6 +16,8 @@ import pytest
 
 from server.running import RunningServer, scripted_server
 
+pytestmark = pytest.mark.slow
+
 ATTACKERS = 8
 CHAT = "/v1/chat/completions"
 WAITING = "vllm:num_requests_waiting"

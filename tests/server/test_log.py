@@ -14,6 +14,8 @@ from monotape.server.engine.prefill_log import PrefillLog
 from monotape.server.http.access_log import printable
 from server.running import RunningServer, scripted_server
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 
 

@@ -17,6 +17,8 @@ from monotape.server.engine import process as engine_process
 from processes import alive, descendants, need_proc, wait_for_end
 from server.running import RunningServer, scripted_server
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 
 

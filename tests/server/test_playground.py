@@ -20,6 +20,8 @@ from server.running import scripted_server
 pytest.importorskip("playwright", reason="the playwright package drives the browser: pip install '.[dev]'")
 from playwright.sync_api import Browser, Page, expect
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["browser", "visit"]  # pytest finds fixtures by their names
 
 

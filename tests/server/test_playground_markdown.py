@@ -16,6 +16,8 @@ from server.fake_openai import Script, running
 pytest.importorskip("playwright", reason="the playwright package drives the browser: pip install '.[dev]'")
 from playwright.sync_api import Browser, Locator, expect
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["browser", "visit"]  # pytest finds fixtures by their names
 
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,8 @@ from server.fake_openai import Script
 pytest.importorskip("playwright", reason="the playwright package drives the browser: pip install '.[dev]'")
 from playwright.sync_api import Page, expect
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["browser", "visit"]  # pytest finds fixtures by their names
 
 PHONE = {"size": (390, 844), "has_touch": True, "is_mobile": True}

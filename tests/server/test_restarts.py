@@ -16,6 +16,8 @@ from monotape.server.engine.restarts import Restarts
 from processes import children, need_proc
 from server.running import RunningServer, real_server, scripted_server
 
+pytestmark = pytest.mark.slow
+
 AWAY = wire.LoadFailed("The file is away.", "Put it back.", lasting=False)
 OTHER = wire.LoadFailed("It is another model.", "Restart.", lasting=True)
 

@@ -11,6 +11,8 @@ import pytest
 
 from server.running import RunningServer, scripted_server
 
+pytestmark = pytest.mark.slow
+
 LONG = "rate=50 repeat=9000 say:word "
 MESSAGES = [{"role": "user", "content": LONG}]
 #: Every interface, and how it asks for a long stream.
