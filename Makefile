@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PART ?= models
 PROMPT ?= Write a haiku about a tape recorder.
 # Models, built libraries and measured figures stay inside the checkout too.
 export MONOTAPE_CACHE ?= $(CURDIR)/$(VENV)/cache
@@ -9,7 +10,7 @@ export HF_HOME ?= $(CURDIR)/$(VENV)/huggingface
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-fast test-gpu test-minimums browser wheel check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
+.PHONY: help demo test test-long test-fast test-part test-gpu test-minimums browser wheel check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -26,8 +27,11 @@ test-long: $(VENV)/.dev ## the tests that search many orders of the kernel's eve
 browser: $(VENV)/.dev
 	@$(BIN)/python tests/server/browser_path.py
 
-test-fast: $(VENV)/.dev browser ## the tests that need no real checkpoint
+test-fast: $(VENV)/.dev ## the tests that are quick and need no real checkpoint
 	$(BIN)/python -m pytest -m "not slow and not long"
+
+test-part: $(VENV)/.dev ## the quick tests of one part, in under a minute: make test-part PART=server
+	$(BIN)/python -m pytest -m "not slow and not long and not gpu" tests/$(PART)
 
 test-gpu: $(VENV)/.dev ## the tests that need a Hopper GPU
 	$(BIN)/python -m pytest -m gpu

@@ -14,6 +14,8 @@ from backends.cpu_cases import PROMPT, cpu, generate, ids, reference
 from families import BY_NAME, CASES, Case, make_checkpoint
 from monotape.backends.protocol import Job
 
+pytestmark = pytest.mark.slow
+
 Checkpoint = Callable[[str], Path]
 Logits = NDArray[np.float64]
 

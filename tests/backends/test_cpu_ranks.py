@@ -27,6 +27,8 @@ from monotape.plan.types import Format, Machine
 from monotape.weights.open import open_checkpoint
 from real_models import smollm2
 
+pytestmark = pytest.mark.slow
+
 ULP = float(np.finfo(np.float32).eps)
 LANE_TOKENS = tuple(np.random.default_rng(5).integers(0, 131, 29).tolist())
 Maker = Callable[[str], Path]

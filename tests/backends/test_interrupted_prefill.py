@@ -19,6 +19,8 @@ from monotape.backends.reference import backend as reference_module
 from monotape.errors import DeadlineFault
 from real_models import smollm2
 
+pytestmark = pytest.mark.slow
+
 Checkpoint = Callable[[str], Path]
 PROMPT = tuple(np.random.default_rng(11).integers(3, 131, 151).tolist())  # several chunks, the last not full
 SAMPLED = Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.2, seed=5)

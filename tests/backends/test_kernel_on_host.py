@@ -20,6 +20,8 @@ from monotape.backends.cuda.params import place_table
 from monotape.backends.protocol import Job, KvSequence, Sampling
 from monotape.errors import DeadlineFault, NumericalFault
 
+pytestmark = pytest.mark.slow
+
 SCHEDULES = (
     Schedule(seed=1),
     Schedule(seed=2, delay_steps=20_000, copy_steps=20_000, favour_steps=60_000),

@@ -20,6 +20,8 @@ from monotape.plan.gpu import WORD_VALUES, GpuRank
 from monotape.plan.types import TILE_ROWS
 from monotape.weights.open import open_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SETUPS = {  # a case, its workers and blocks of a page
     "narrow": ("narrow", 2, None),
     "biases and two batches": ("broad", 2, None),
