@@ -150,6 +150,7 @@ class _Lowering:
         return tuple(dict.fromkeys([*named, *(("q_norm", "k_norm") if self._spec.qk_norm else ())]))
 
     def _chunk(self) -> int:
+        """The same for all ranks, because they exchange its rows."""
         plan = self._plan
         return (
             chunk_for(plan.context, most_rows(self._spec.width, plan))
@@ -158,5 +159,5 @@ class _Lowering:
         )
 
     def _scattered(self) -> bool:
-        """The chunk, the same for all ranks, because they exchange its rows."""
+        """Whether some worker of some rank can run far ahead: ranks are built alike."""
         return any(is_scattered(rank) for rank in self._plan.ranks)
