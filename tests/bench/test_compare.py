@@ -65,7 +65,7 @@ def test_vllm_is_asked_for_what_the_others_are_asked_for(log: Path) -> None:
     [
         ("no memory", "RuntimeError: not enough memory for the KV cache"),
         ("dies in decode", 'ended with 7: File "worker.py": CUDA error'),
-        ("hangs in decode", "took longer than 15 s"),
+        pytest.param("hangs in decode", "took longer than 15 s", marks=pytest.mark.slow),
         ("stops early", "AssertionError: vLLM made 0 of 1 tokens"),
     ],
 )

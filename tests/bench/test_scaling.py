@@ -75,6 +75,7 @@ def broken(self: scaling.Alone, *arguments: int) -> list[float]:
     raise BackendError("A rank is gone.", "Look for it.")
 
 
+@pytest.mark.slow
 def test_a_study_of_a_tiny_shape_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it but the compiler and the clock of a GPU: the kernel's sources run on the host."""
     tiny = {

@@ -89,6 +89,8 @@ def test_without_a_server_the_model_must_be_named(capsys: Captured) -> None:
 def test_a_short_context_is_pointed_out(url: str, capsys: Captured) -> None:
     assert main(["connect", "claude-code", "--model", "m", "--max-model-len", "20000"]) == 0
     assert "note: Claude Code sends about 19000 tokens before your first word" in capsys.readouterr().err
+    assert main(["connect", "claude-code", "--model", "m", "--max-model-len", "32768"]) == 0
+    assert capsys.readouterr().err == ""
     for agent in ("claude-code", "aider"):
         assert main(["connect", agent, "--url", url]) == 0
         assert capsys.readouterr().err == ""

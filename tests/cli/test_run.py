@@ -199,6 +199,27 @@ def test_the_question_comes_after_the_text_it_is_about(
         assert _prompt("Why?") == "first line\nsecond line\n\nWhy?"
 
 
+def test_an_empty_pipe_beside_a_prompt_is_pointed_out(speaking: Path) -> None:
+    """`cat missing | monotape run "Summarise this."` would make a text up."""
+    ran = run_with(speaking, "", "Summarise this.")
+    assert ran.returncode == 0
+    assert b"monotape: standard input is empty; the prompt stands alone." in ran.stderr
+    assert b"standard input" not in run_with(speaking, None, "Summarise this.").stderr
+
+
+def test_an_answer_that_the_default_length_ends_says_so(
+    checkpoint: Checkpoint, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monotape.cli.run.DEFAULT_MAX_TOKENS", 3)
+    model = str(checkpoint("llama"))
+    assert main(["run", "--model", model, "--prompt-ids", "5,6,7", "--backend", "cpu"]) == 0
+    assert capsys.readouterr().err == "monotape: stopped after 3 tokens; --max-tokens N allows more.\n"
+    assert (
+        main(["run", "--model", model, "--prompt-ids", "5,6,7", "--backend", "cpu", "--max-tokens", "3"]) == 0
+    )
+    assert capsys.readouterr().err == ""
+
+
 def test_nothing_piped_and_no_prompt(speaking: Path) -> None:
     for text in (None, "", b"\xff\xfe"):
         done = run_with(speaking, text)

@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one object with every step")
 
 
+ROOM_TO_ANSWER = 8192  # tokens: an answer, and what the conversation adds to the instructions
+
+
 def main(options: argparse.Namespace) -> int:
     agent = _agent(options.agent)
     target = _target(options)
@@ -49,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
         print(json.dumps({"agent": agent.id, "url": target.url, "steps": steps, "notes": list(agent.notes)}))
         return 0
     print(as_text(agent, target))
-    if agent.instructions is not None and target.context < 2 * agent.instructions:
+    if agent.instructions is not None and target.context < agent.instructions + ROOM_TO_ANSWER:
         print(
             f"note: {agent.title} sends about {agent.instructions} tokens before your first word, and the context is "
             f"{target.context}. Serve with a larger --max-model-len, or a model that allows one.",

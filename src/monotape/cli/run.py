@@ -67,7 +67,13 @@ def main(options: argparse.Namespace) -> int:
         completion = stream.completion
         if options.json:
             print(json.dumps(_object(completion, llm, params), ensure_ascii=False))
-        elif options.stats:
+            return INTERRUPTED if interrupted else 0
+        if len(completion.token_ids) == params.max_tokens and "max_tokens" not in given:
+            print(
+                f"monotape: stopped after {params.max_tokens} tokens; --max-tokens N allows more.",
+                file=sys.stderr,
+            )
+        if options.stats:
             print(stats_line(completion.stats, llm.backend), file=sys.stderr)
             chosen = sampling_line(params, given, llm.default_sampling.source)
             print(f"{chosen}, seed {completion.seed} · {loaded(llm)}", file=sys.stderr)
@@ -80,6 +86,8 @@ def _prompt(given: str | None) -> str:
     if given is None:
         text = text.removesuffix("\n")  # echo and editors add one; after - it is meant
     elif given != "-":
+        if piped() and not text.strip():
+            print("monotape: standard input is empty; the prompt stands alone.", file=sys.stderr)
         text = f"{text.rstrip()}\n\n{given}" if text.strip() else given
     if not text:
         raise UsageError(

@@ -42,7 +42,11 @@ class Clock:
             f"answer {sum(part.new_tokens for part in self.done)} tokens",
         ]
         if (first_ms := figures["time_to_first_token_ms"]) is not None:
-            parts.append(f"first after {first_ms:.0f} ms")
+            parts.append(
+                f"first after {first_ms:.0f} ms"
+                if first_ms < 10_000
+                else f"first after {first_ms / 1000:.0f} s"
+            )
         if (speed := figures["decode_tokens_per_second"] or figures["tokens_per_second"]) is not None:
             parts.append(f"{speed:.1f} tok/s")
         return ", ".join(parts)
