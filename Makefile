@@ -21,7 +21,7 @@ demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
 test: $(VENV)/.dev browser ## install what tests need and run them, but for long searches
 	$(BIN)/python -m pytest -m "not long"
 
-test-long: $(VENV)/.dev ## the tests that search many orders of the kernel's events
+test-long: $(VENV)/.dev ## the tests that search many orders of events, or compile the kernels of many shapes
 	$(BIN)/python -m pytest -m long
 
 browser: $(VENV)/.dev

@@ -23,7 +23,7 @@ from monotape.plan.types import Format
 from monotape.weights.open import open_checkpoint
 from shapes import SHAPES
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 H200_PROCESSORS = 132
 MOST_REGISTERS = 168  # of a thread
