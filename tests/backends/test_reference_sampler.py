@@ -25,6 +25,8 @@ from monotape.backends.reference.sampler import (
     survivors,
 )
 
+pytestmark = pytest.mark.slow
+
 Floats = NDArray[np.float32]
 
 VOCAB = 37

@@ -17,6 +17,8 @@ from monotape.engine.stop import StopStrings
 from monotape.errors import UsageError
 from sandbox import Limits, run_program
 
+pytestmark = pytest.mark.slow
+
 SHORT = Limits(seconds=1.5)
 ROOT = Path(__file__).resolve().parents[2]
 

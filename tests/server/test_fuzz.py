@@ -19,6 +19,8 @@ from schemathesis import GenerationMode
 
 from server.running import RunningServer
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "60"))
 CHECKS = (
     "not_a_server_error",

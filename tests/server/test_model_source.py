@@ -13,6 +13,8 @@ from monotape.server.engine.model_source import load_llm, load_text
 from monotape.server.requests.openai import ChatRequest
 from monotape.server.requests.sampling import sampling_params
 
+pytestmark = pytest.mark.slow
+
 Checkpoint = Callable[[str], Path]
 
 

@@ -15,6 +15,8 @@ import pytest
 from server.running import RunningServer, real_server
 from server.small_models import gguf_file, safetensors_folder
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = {
     "type": "object", "properties": {"ok": {"type": "boolean"}, "word": {"enum": ["yes", "no"]}},
     "required": ["ok", "word"], "additionalProperties": False,
