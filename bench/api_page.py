@@ -37,8 +37,8 @@ rule `start`.
 A schema, pattern or grammar has at most {characters} characters, a list at most {choices} choices. It is compiled in a
 process of its own, which may take `--grammar-timeout` seconds of CPU time and {megabytes} MiB; for each token it then
 has {token_ms:g} ms on average and {burst_ms:g} ms at once
-([limits](../src/monotape/server/grammar/wire.py#GrammarLimits:token_s,burst_s)). What goes beyond that is refused with
-status 400, and a client that leaves ends its grammar.
+([limits](../src/monotape/server/grammar/wire.py#GrammarLimits:token_s,burst_s)). A grammar that takes longer is refused
+with status 400, and a client that leaves ends its grammar.
 """
 
 

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one object with every step")
 
 
-ROOM_TO_ANSWER = 8192  # tokens: an answer, and what the conversation adds to the instructions
+ROOM_TO_ANSWER = 8192  # tokens of an answer and of the conversation, beside an agent's instructions
 
 
 def main(options: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ def add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) 
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen. What is not given comes from the model's own recommendation."""
+    """How tokens are chosen. Settings that are not given come from the model's own recommendation."""
     parser.add_argument(
         "--max-tokens", type=integer, metavar="N", help="longest answer (default: 256 for run, none for chat)"
     )

@@ -203,7 +203,7 @@ def _load_cuda(
 def gpu_formats(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> tuple[Format, dict[str, Format]]:
     """The format of activations on a GPU, and of the stages whose tapes have another.
 
-    "auto" keeps 16-bit weights exactly as they are stored, stage by stage; what is stored otherwise becomes bf16.
+    "auto" keeps 16-bit weights exactly as they are stored, stage by stage; weights of other formats become bf16.
     """
     if dtype != "auto":
         _require_gpu_dtype(dtype)

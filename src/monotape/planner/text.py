@@ -40,7 +40,7 @@ def gigabytes(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """500 s is 8 min 20 s; what is short has three digits."""
+    """500 s is 8 min 20 s; a duration under a minute has three digits."""
     if seconds >= 60:
         whole = int(seconds + 0.5)
         hours, minutes = whole // 3600, whole % 3600 // 60

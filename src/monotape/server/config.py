@@ -40,7 +40,7 @@ class ServerConfig:
         metavar="N",
     )
     stream_interval: int | None = _setting(
-        None, "tokens in one chunk of a stream (default: what comes within 5 ms)", metavar="N"
+        None, "tokens in one chunk of a stream (default: the tokens of 5 ms)", metavar="N"
     )
     tool_call_parser: str = _setting("auto", f"how the model writes tool calls: {', '.join(TOOL_PARSERS)}")
     reasoning_parser: str = _setting("auto", f"how the model thinks: {', '.join(REASONING_PARSERS)}")

@@ -39,9 +39,9 @@ class CudaSequence:
         self._memory = None
 
     def reserve(self, positions: int, stream: Any = None) -> None:
-        """Makes room for that many positions, for work that follows on `stream`; what is there stays.
+        """Makes room for that many positions, for work that follows on `stream`; keeps the KV that is there.
 
-        Zeros, because the kernel multiplies all of a unit: what it does not look at must be numbers.
+        New memory is zeroed, because the kernel multiplies whole units: positions that it masks must hold numbers too.
         """
         wanted = -(-positions // UNIT_POSITIONS)
         assert wanted <= self._most_units

@@ -16,7 +16,7 @@ class Outbox:
     """Gathers the pieces of a running completion and sends them from a thread of its own.
 
     The first piece of a completion and everything that is not a piece go out at once. A slow reader at the other end
-    never holds up the engine: what waits here is bounded by the length of an answer.
+    never holds up the engine: the pieces that wait here are at most one answer.
     """
 
     def __init__(self, connection: socket.socket, flush_s: float = FLUSH_S) -> None:

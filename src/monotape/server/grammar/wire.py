@@ -45,7 +45,10 @@ class Compiled(msgspec.Struct, array_like=True):
 
 
 class Step(msgspec.Struct, array_like=True):
-    """These tokens were said: what comes next? `restart` begins another text; `forced` asks for forced tokens."""
+    """Tokens that the model chose; the reply has the mask of the next one.
+
+    `restart` begins another text; `forced` asks for the tokens that the grammar leaves no choice about.
+    """
 
     tokens: list[int]
     restart: bool = False

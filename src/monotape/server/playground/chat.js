@@ -80,8 +80,8 @@ function messagesTo(conversation, index) {
   });
 }
 
-/* Asks for the answer at `index`, which is there already, empty or begun. `begun` is what it continues. Every few
-   moments, and when the page goes, what has come is kept. Gives what went wrong, if anything. */
+/* Asks for the answer at `index`, which is there already, empty or begun. `begun` is what it continues. The text
+   so far is saved every few moments and when the page is left. Returns the error, if there was one. */
 async function stream(conversation, index, messages, extra, begun = "") {
   const node = conversation.nodes[index];
   const own = () => chat.conversation === conversation; // else another one is shown meanwhile
