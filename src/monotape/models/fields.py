@@ -154,18 +154,31 @@ class Fields:
             raise self.wrong(name, f"must be a list of integers from {low} to {high}")
         return tuple(value)
 
-    def texts(self, name: str, count: int) -> tuple[str, ...] | None:
-        """A list of exactly `count` strings, or None where the file gives none."""
+    def anything(self, name: str) -> Any:
+        """The value as it is, which the caller checks; None where the file gives none."""
+        return self._take(name, None)
+
+    def names(self, name: str) -> tuple[str, ...] | None:
+        """A list of strings, or None where the file gives none."""
         value = self._take(name, None)
         if value is None:
             return None
         if not isinstance(value, list | tuple) or any(type(item) is not str for item in value):
             raise self.wrong(name, "must be a list of strings")
-        if len(value) != count:
+        return tuple(value)
+
+    def texts(self, name: str, count: int) -> tuple[str, ...] | None:
+        """A list of exactly `count` strings, or None where the file gives none."""
+        value = self.names(name)
+        if value is not None and len(value) != count:
             raise ModelError(
                 f"{self._where}: {self.label(name)} lists {len(value)} layers, but there are {count}."
             )
-        return tuple(value)
+        return value
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of all fields, for an object whose names mean something; each still has to be read."""
+        return tuple(self._values)
 
     def ids(self, name: str, vocab: int, low: int = 0) -> tuple[int, ...]:
         """One token id, a list of them, or none."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +20,7 @@ from monotape.planner.shape import (
     ModelShape,
     Part,
 )
+from monotape.weights.quantised.names import listed
 
 #: Bytes of one weight, the scales it shares with its neighbours included.
 FORMATS: Mapping[str, tuple[float, str]] = {
@@ -118,7 +117,7 @@ def _of_checkpoint(config: Mapping[str, Any]) -> Precision:
         )
     size, name = _quantized_size(quantized)
     kept = _kept_modules(quantized)
-    matrices = {kind: size for kind, module in _MODULES.items() if not _listed(module, kept)}
+    matrices = {kind: size for kind, module in _MODULES.items() if not listed(module, kept)}
     expert = text.get("expert_dtype")
     if expert == "fp4":  # DeepSeek-V4: FP8 throughout, FP4 in the routed experts
         matrices[ROUTED] = FORMATS["mxfp4"][0]
@@ -189,19 +188,3 @@ def _kept_modules(quantized: Mapping[str, Any]) -> list[str]:
         if isinstance(value, list) and all(type(item) is str for item in value):
             return value
     return ["lm_head"]
-
-
-def _listed(module: str, patterns: list[str]) -> bool:
-    """Patterns are regular expressions after "re:", else names or globs of whole steps of the path."""
-    steps = module.split(".")
-    for pattern in patterns:
-        if pattern.startswith("re:"):
-            if re.match(pattern[3:], module):
-                return True
-            continue
-        wanted = pattern.split(".")
-        for start in range(len(steps) - len(wanted) + 1):
-            window = steps[start : start + len(wanted)]
-            if all(fnmatch.fnmatchcase(step, want) for step, want in zip(window, wanted, strict=True)):
-                return True
-    return False

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from monotape.errors import CheckpointError
 from monotape.models.spec import ModelSpec, TensorSource
 from monotape.weights.checkpoint import Checkpoint
-from monotape.weights.formats import require_readable
+from monotape.weights.formats import is_readable, require_readable
 
 Number = TypeVar("Number", np.float32, np.uint16)
 Reader: TypeAlias = Callable[[int, int], NDArray[Number]]
@@ -68,7 +68,9 @@ def _sources(spec: ModelSpec) -> Iterator[tuple[str, str, TensorSource]]:
 
 
 def _require_no_leftovers(spec: ModelSpec, checkpoint: Checkpoint, unread: frozenset[str]) -> None:
-    left = sorted(name for name in unread if not _HARMLESS.fullmatch(name))
+    left = sorted(
+        name for name in unread if not _HARMLESS.fullmatch(name) and not _is_zero_bias(checkpoint, name)
+    )
     if left:
         shown = ", ".join(left[:_NAMED_LEFTOVERS]) + (", ..." if len(left) > _NAMED_LEFTOVERS else "")
         raise CheckpointError(
@@ -76,6 +78,15 @@ def _require_no_leftovers(spec: ModelSpec, checkpoint: Checkpoint, unread: froze
             f"does not use: {shown}.",
             _MISMATCH,
         )
+
+
+def _is_zero_bias(checkpoint: Checkpoint, name: str) -> bool:
+    """A bias of zeros adds nothing; writers of GPTQ files give one to every matrix."""
+    if not name.endswith(".bias") or len(checkpoint.shape(name)) != 1:
+        return False
+    if not is_readable(checkpoint.stored_as(name)):
+        return False
+    return not checkpoint.rows(name, 0, checkpoint.shape(name)[0]).any()
 
 
 def read_role(

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 from monotape.errors import CheckpointError
 
 GGUF_MAGIC = b"GGUF"  # how every such file begins
 #: Names as `Checkpoint.stored_as` gives them.
 READABLE_FORMATS = frozenset({"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k"})
+#: The matrices of quantised safetensors (weights/quantised): "fp8-block", "int4-g128", "int8-channel", ...
+_QUANTISED = re.compile(r"(fp8|int4|int8)-(tensor|channel|block|g\d+)|mxfp4|nvfp4")
+
+
+def is_readable(stored: str) -> bool:
+    """Can weights of this format be read as exact float32?"""
+    return stored in READABLE_FORMATS or _QUANTISED.fullmatch(stored) is not None
 
 
 def require_readable(source: str, name: str, stored: str) -> None:
     """Refuses a tensor whose stored format has no exact float32 reading here."""
-    if stored not in READABLE_FORMATS:
+    if not is_readable(stored):
         raise CheckpointError(
             f"{source}: tensor {name} is stored as {stored}, which Monotape does not read.",
             f"Convert it to one of {', '.join(sorted(READABLE_FORMATS))}.",

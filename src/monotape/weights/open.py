@@ -59,6 +59,17 @@ def _gguf(path: Path) -> GgufFile:
     return GgufFile(path)
 
 
+def _safetensors(path: Path) -> Checkpoint:
+    folder = SafetensorsFolder(path)
+    if not any(folder.config.get(name) for name in ("quantization_config", "compression_config")):
+        return folder
+    from monotape.weights.quantised.folder import (
+        QuantisedFolder,
+    )  # all methods, which most models do not need
+
+    return QuantisedFolder(folder)
+
+
 def _open_folder(folder: Path) -> Checkpoint:
     try:
         files = sorted(file.name for file in folder.iterdir())
@@ -67,7 +78,7 @@ def _open_folder(folder: Path) -> Checkpoint:
             f"{folder} cannot be read: {error.strerror}.", "Check its permissions."
         ) from error
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in files):
-        return SafetensorsFolder(folder)
+        return _safetensors(folder)
     ggufs = [name for name in files if name.endswith(".gguf")]
     if len(ggufs) == 1:
         return _gguf(folder / ggufs[0])

@@ -104,6 +104,11 @@ class SafetensorsFolder:
     def mapped_halves(self, name: str) -> NDArray[np.uint16] | None:
         return self.half_rows(name, 0, _row_count(self._entry(name)[1]))
 
+    def stored_bytes(self, name: str) -> NDArray[np.uint8]:
+        """All bytes of a tensor of any dtype, as they lie in the file: a view that costs nothing."""
+        mapped, tensor = self._entry(name)
+        return mapped.array(tensor.offset, tensor.bytes, f"tensor {name}")
+
     def release(self, name: str) -> None:
         mapped, tensor = self._entry(name)
         mapped.release(tensor.offset, tensor.bytes)

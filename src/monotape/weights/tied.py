@@ -9,7 +9,7 @@ import numpy as np
 
 from monotape.models.fields import NOTES
 from monotape.weights.checkpoint import Checkpoint
-from monotape.weights.formats import READABLE_FORMATS
+from monotape.weights.formats import is_readable
 
 HEAD = "lm_head.weight"
 #: What the families call the matrix that a tied head shares.
@@ -41,7 +41,7 @@ def untied(config: Mapping[str, Any]) -> dict[str, Any]:
 def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
     shape = checkpoint.shape(one)
     stored = {checkpoint.stored_as(one), checkpoint.stored_as(other)}
-    if checkpoint.shape(other) != shape or len(shape) != 2 or not stored <= READABLE_FORMATS:
+    if checkpoint.shape(other) != shape or len(shape) != 2 or not all(map(is_readable, stored)):
         return False  # the check of all tensors says what is wrong
     step = max(1, _CHUNK_VALUES // max(1, shape[1]))
     ranges = ((start, min(start + step, shape[0])) for start in range(0, shape[0], step))

@@ -1,0 +1,96 @@
+"""AWQ checkpoints of version "gemm": 4-bit integers, packed along the rows of the matrix in an order of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.errors import UnsupportedModel
+from monotape.models.fields import Fields
+from monotape.weights.quantised.codes import SCALE_KINDS
+from monotape.weights.quantised.method import Listed, group_count, read_group_size, read_list
+from monotape.weights.quantised.packing import AWQ_ORDER, Codes, along_columns
+from monotape.weights.quantised.stored import Kind, StoredMatrix
+from monotape.weights.quantised.tensors import FLOAT_SCALES, ModuleTensors, scale_rows
+
+_PER_WORD = 8
+#: How others carry out the product, and what newer writers copy from the defaults of GPTQ.
+_HARMLESS = frozenset((
+    "quant_method", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "sym", "damp_percent",
+    "act_group_aware", "true_sequential", "meta", "tokenizer", "dataset", "model_seqlen", "batch_size",
+    "pad_token_id", "max_input_length", "cache_block_outputs", "block_name_to_quantize",
+    "module_name_preceding_first_block", "lm_head",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """`group`: columns that share a scale; None: all of them."""
+
+    group: int | None
+    zero_point: bool
+    modules: Listed
+
+    name = "awq"
+    ends = frozenset(("qweight", "qzeros", "scales"))
+    notes = ()
+
+    def quantises(self, module: str) -> bool:
+        return not self.modules.names(module)
+
+    def stores(self, tensors: ModuleTensors) -> bool:
+        return "qweight" in tensors.ends
+
+    def matrix(self, tensors: ModuleTensors, name: str) -> StoredMatrix:
+        packed = tensors.take("qweight", ("i32",), 2)
+        columns, rows = packed.shape[0], packed.shape[1] * _PER_WORD
+        groups = group_count(tensors, columns, self.group)
+        shape = f"{rows} rows of {columns} in groups of {columns // groups}"
+        scales = tensors.take("scales", FLOAT_SCALES, 2)
+        scales.require((groups, rows), shape)
+        zeros = None
+        if self.zero_point:
+            zeros = tensors.take("qzeros", ("i32",), 2)
+            zeros.require((groups, rows // _PER_WORD), shape)
+        else:
+            tensors.refuse("qzeros", "the config says zero_point = false")
+        return StoredMatrix(
+            name, (rows, columns), Kind.INT4, (1, columns // groups), SCALE_KINDS[scales.stored],
+            partial(_transposed, packed.array()), scale_rows(scales.array().T, 1, rows),
+            None if zeros is None else partial(_transposed, zeros.array()), symmetric=zeros is None,
+        )  # fmt: skip
+
+
+def _transposed(words: NDArray[np.int32], start: int, stop: int) -> Codes:
+    """Rows start..stop of the matrix, which are columns of the file."""
+    first, last = start // _PER_WORD, -(-stop // _PER_WORD)
+    found = along_columns(words[:, first:last], 4, AWQ_ORDER)
+    return np.ascontiguousarray(found[:, start - first * _PER_WORD : stop - first * _PER_WORD].T)
+
+
+def read_awq(fields: Fields) -> Awq:
+    """The quantization_config of an AWQ checkpoint."""
+    fields.fixed({"bits": (4,), "w_bit": (4,), "desc_act": (False,), "pack_dtype": ("int32",)}, "awq")
+    fields.fixed({"modules_in_block_to_quantize": ([],), "dynamic": ({},)}, "awq")
+    for name in ("version", "format", "checkpoint_format"):
+        version = fields.optional_text(name)
+        if version is not None and version.lower() != "gemm":
+            raise UnsupportedModel(
+                f"{fields.says(name)}, a layout that is not supported for awq.",
+                "Use a checkpoint of version gemm, or the same model as GPTQ or compressed-tensors.",
+            )
+    backend = fields.optional_text("backend")
+    if backend is not None and backend.lower() == "llm-awq":
+        raise UnsupportedModel(
+            f"{fields.says('backend')}, a layout that is not supported.", "Use a checkpoint of version gemm."
+        )
+    found = Awq(
+        read_group_size(fields),
+        fields.flag("zero_point", True),
+        Listed(read_list(fields, "modules_to_not_convert")),
+    )
+    fields.finish("awq", _HARMLESS)
+    return found

@@ -1,0 +1,94 @@
+"""What every method of quantisation offers: which modules it quantises, and their matrices as stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from monotape.errors import CheckpointError
+from monotape.models.fields import Fields
+from monotape.weights.quantised.names import HEAD_MODULE, listed, parts_of
+from monotape.weights.quantised.stored import StoredMatrix
+from monotape.weights.quantised.tensors import ModuleTensors
+
+ACTIVATIONS_NOTE = "The stored quantisation of activations is not applied: activations keep 16 bits or more."
+GROUP_LIMIT = 1 << 20  # columns of a group: more than any matrix has
+
+
+class Method(Protocol):
+    """One quantization_config, understood."""
+
+    @property
+    def name(self) -> str:
+        """The quant_method."""
+        ...
+
+    @property
+    def ends(self) -> frozenset[str]:
+        """How the names of tensors end that only this method stores."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about how the file is read."""
+        ...
+
+    def quantises(self, module: str) -> bool:
+        """Does the config say that this linear module is quantised?"""
+        ...
+
+    def stores(self, tensors: ModuleTensors) -> bool:
+        """Are the module's tensors those of a quantised matrix?"""
+        ...
+
+    def matrix(self, tensors: ModuleTensors, name: str) -> StoredMatrix:
+        """The matrix of a module that `stores` one, its headers checked."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list of modules that stay as they are."""
+
+    patterns: tuple[str, ...]
+
+    def names(self, module: str) -> bool:
+        """Is the module in the list? A fused one is if all its parts are; a part alone cannot be."""
+        if listed(module, self.patterns):
+            return True
+        parts = parts_of(module)
+        named = [part for part in parts if listed(part, self.patterns)]
+        if named and len(named) < len(parts):
+            raise CheckpointError(
+                f"The quantization_config leaves {named[0]} alone, which is only a part of {module}.",
+                "A fused matrix is quantised as a whole or not at all: use another checkpoint.",
+            )
+        return bool(named)
+
+
+def read_list(fields: Fields, *names: str) -> tuple[str, ...]:
+    """The list of modules under one of its names; without one, the head alone stays as it is."""
+    found = {name: value for name in names if (value := fields.names(name)) is not None}
+    if len(set(found.values())) > 1:
+        raise fields.wrong(names[0], f"{names[1]} says something else")
+    return next(iter(found.values()), (HEAD_MODULE,))
+
+
+def read_group_size(fields: Fields) -> int | None:
+    """The columns of a group; None: all of them are one group."""
+    size = fields.integer("group_size", -1, GROUP_LIMIT, 128)
+    if size == 0:
+        raise fields.wrong("group_size", "must be positive, or -1 for whole columns")
+    return None if size == -1 else size
+
+
+def group_count(tensors: ModuleTensors, columns: int, size: int | None) -> int:
+    """The groups of a row of that many columns; a group that ends in the middle has no defined layout."""
+    if size is None:
+        return 1
+    if columns % size:
+        raise CheckpointError(
+            f"{tensors.source}: {tensors.module} has {columns} columns, which groups of {size} do not divide.",
+            "Use a checkpoint with another group_size.",
+        )
+    return columns // size
