@@ -31,8 +31,8 @@ def _e4m3() -> Floats:
 
 
 def _e8m0() -> Floats:
-    table = np.ldexp(np.ones(256), np.arange(256) - 127).astype(np.float32)  # 2^-127 is a subnormal float32
-    table[255] = np.nan
+    table = np.full(256, np.nan, np.float32)  # the last code is no number
+    table[:255] = np.ldexp(1.0, np.arange(255) - 127)  # the first, 2^-127, is a subnormal float32
     return table
 
 
