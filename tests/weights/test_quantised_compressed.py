@@ -258,7 +258,7 @@ def test_old_zero_points_of_one_byte_each(tmp_path: Path) -> None:
         ({}, {"dynamic": True}, {}, "dynamic = true"),
         ({}, {"rotation": 1}, {}, "rotation = 1, a field that compressed-tensors does not know"),
         ({}, {}, {"format": "marlin-24"}, "format = \"marlin-24\", which is not supported"),
-        ({}, {}, {"quantization_status": "frozen"}, "its weights were never compressed"),
+        ({}, {}, {"quantization_status": "calibration"}, "its weights were never compressed"),
         ({}, {}, {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights are not supported"),
         ({}, {}, {"transform_config": {"config_groups": {}}}, "transform_config"),
         ({}, {}, {"ignore": [MODULE]}, "leaves .*down_proj as it is, but it is stored quantised"),

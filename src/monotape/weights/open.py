@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 _ACCEPTED = "Monotape opens a GGUF file, or a Hugging Face folder with config.json and safetensors."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+#: Ends of tensors' names that only quantised weights have.
+_QUANTISED = (
+    ".qweight",
+    ".weight_packed",
+    ".weight_scale",
+    ".weight_scale_inv",
+    "_blocks",
+    ".absmax",
+    ".SCB",
+)
 _CONVERT = "Pickle files can run code and are never opened: save the model as safetensors first."
 
 
@@ -61,13 +71,18 @@ def _gguf(path: Path) -> GgufFile:
 
 def _safetensors(path: Path) -> Checkpoint:
     folder = SafetensorsFolder(path)
-    if not any(folder.config.get(name) for name in ("quantization_config", "compression_config")):
-        return folder
-    from monotape.weights.quantised.folder import (
-        QuantisedFolder,
-    )  # all methods, which most models do not need
+    if any(folder.config.get(name) for name in ("quantization_config", "compression_config")):
+        from monotape.weights.quantised.folder import QuantisedFolder  # methods that most models do not need
 
-    return QuantisedFolder(folder)
+        return QuantisedFolder(folder)
+    stray = min((name for name in folder.names if name.endswith(_QUANTISED)), default=None)
+    if stray is not None:
+        raise CheckpointError(
+            f"{path} has quantised weights ({stray}), but its config.json has no quantization_config.",
+            "Early tools kept it in quantize_config.json or quant_config.json: copy it into config.json, with its "
+            "quant_method.",
+        )
+    return folder
 
 
 def _open_folder(folder: Path) -> Checkpoint:

@@ -22,7 +22,7 @@ _HARMLESS = frozenset((
     "quant_method", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "sym", "damp_percent",
     "act_group_aware", "true_sequential", "meta", "tokenizer", "dataset", "model_seqlen", "batch_size",
     "pad_token_id", "max_input_length", "cache_block_outputs", "block_name_to_quantize",
-    "module_name_preceding_first_block", "lm_head",
+    "module_name_preceding_first_block",
 ))  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def read_awq(fields: Fields) -> Awq:
     found = Awq(
         read_group_size(fields),
         fields.flag("zero_point", True),
-        Listed(read_list(fields, "modules_to_not_convert")),
+        read_list(fields, "modules_to_not_convert"),
     )
     fields.finish("awq", _HARMLESS)
     return found

@@ -112,8 +112,9 @@ def _exact(names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _require_compressed(fields: Fields) -> None:
+    """Early files call themselves frozen and are compressed all the same; the weights have to be, in any case."""
     status = fields.optional_text("quantization_status")
-    if status not in (None, "compressed"):
+    if status not in (None, "compressed", "frozen"):
         raise UnsupportedModel(
             f"{fields.says('quantization_status')}: its weights were never compressed.",
             "Save the model with compressed weights, or use another checkpoint.",

@@ -79,4 +79,4 @@ def read_fp8(fields: Fields) -> Fp8:
     fields.fixed({"modules_to_convert": ([],), "kv_cache_scheme": ("static", "dynamic")}, "fp8")
     kept = read_list(fields, "modules_to_not_convert", "ignored_layers")
     fields.finish("fp8", frozenset(("quant_method", "dequantize", "kv_cache_quant_method")))
-    return Fp8(block, scheme == "static", Listed(kept))
+    return Fp8(block, scheme == "static", kept)

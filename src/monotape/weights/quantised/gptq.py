@@ -25,7 +25,7 @@ _HARMLESS = frozenset((
     "quant_method", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "mse", "meta",
     "model_name_or_path", "model_file_base_name", "tokenizer", "dataset", "model_seqlen", "block_name_to_quantize",
     "module_name_preceding_first_block", "batch_size", "pad_token_id", "max_input_length", "cache_block_outputs",
-    "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "backend", "act_group_aware", "lm_head",
+    "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "backend", "act_group_aware",
     "offload_to_disk", "offload_to_disk_path", "adapter", "version",
 ))  # fmt: skip
 
@@ -116,12 +116,10 @@ def read_gptq(fields: Fields) -> Gptq:
     fields.fixed({"rotation": ("",), "hyb_act": (False,)}, "gptq")
     bits = fields.integer("bits", 4, 8)
     group, kept = read_group_size(fields), read_list(fields, "modules_to_not_convert")
-    if fields.flag("lm_head", False):
-        kept = tuple(name for name in kept if name != HEAD_MODULE)
     only = _read_blocks(fields)
     found = Gptq(
         bits, group, fields.flag("sym", True), fields.flag("desc_act", False), _read_version(fields),
-        Listed(kept), only,
+        kept, only,
     )  # fmt: skip
     fields.finish("gptq", _HARMLESS)
     return found

@@ -66,12 +66,18 @@ class Listed:
         return bool(named)
 
 
-def read_list(fields: Fields, *names: str) -> tuple[str, ...]:
-    """The list of modules under one of its names; without one, the head alone stays as it is."""
+def read_list(fields: Fields, *names: str) -> Listed:
+    """The modules that stay as they are, under one of the list's names; without a list, the head alone.
+
+    A flag `lm_head` says that the head is quantised too.
+    """
     found = {name: value for name in names if (value := fields.names(name)) is not None}
     if len(set(found.values())) > 1:
         raise fields.wrong(names[0], f"{names[1]} says something else")
-    return next(iter(found.values()), (HEAD_MODULE,))
+    patterns = next(iter(found.values()), (HEAD_MODULE,))
+    if fields.flag("lm_head", False):
+        patterns = tuple(name for name in patterns if name != HEAD_MODULE)
+    return Listed(patterns)
 
 
 def read_group_size(fields: Fields) -> int | None:

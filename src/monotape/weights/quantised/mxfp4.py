@@ -51,4 +51,4 @@ def read_mxfp4(fields: Fields) -> Mxfp4:
     """The quantization_config of an MXFP4 checkpoint."""
     kept = read_list(fields, "modules_to_not_convert")
     fields.finish("mxfp4", frozenset(("quant_method", "dequantize")))
-    return Mxfp4(Listed(kept))
+    return Mxfp4(kept)

@@ -1,0 +1,167 @@
+"""Which quantised checkpoints are read at all: methods by name, lists of modules, matrices that belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monotape.errors import CheckpointError, ModelError, UnsupportedModel
+from monotape.weights.formats import is_readable
+from monotape.weights.open import open_checkpoint
+from monotape.weights.quantised.folder import QuantisedFolder
+from monotape.weights.quantised.names import listed
+from weights.quantised_files import Tensors, awq, in_module, quantised_folder
+from weights.safetensors_files import write_folder
+
+LAYER = "model.layers.0."
+RANDOM = np.random.default_rng(0)
+MATRIX = awq(
+    RANDOM.integers(0, 16, (8, 12)),
+    RANDOM.integers(0, 16, (8, 2)),
+    RANDOM.normal(0, 1, (8, 2)).astype(np.float16),
+)
+PLAIN = ("F16", np.ones((8, 12), np.float16))
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 6}
+
+
+def names_of(folder: Path, tensors: Tensors, settings: Any) -> frozenset[str]:
+    return open_checkpoint(write_folder(folder, tensors, quantization_config=settings)).names
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "instead"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes", "dequantize"),
+        ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, "bitsandbytes", "dequantize"),
+        ({"quant_method": "hqq"}, "hqq", "GPTQ"),
+        ({"quant_method": "aqlm"}, "aqlm", "GPTQ"),
+        ({"quant_method": "quanto"}, "quanto", "GPTQ"),
+        ({"quant_method": "torchao"}, "torchao", "Python objects"),
+        ({"quant_method": "fbgemm_fp8"}, "fbgemm_fp8", "compressed-tensors"),
+        ({"quant_method": "modelopt"}, "modelopt", "llm-compressor"),
+        ({"quant_method": "gguf"}, "gguf", "GGUF file itself"),
+        ({"quant_method": "AWQ"}, "AWQ", "GPTQ"),
+    ],
+)
+def test_other_methods_are_refused_by_name(tmp_path: Path, settings: Any, name: str, instead: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"quantised with {name}, which") as refused:
+        open_checkpoint(quantised_folder(tmp_path, "model.norm", {"weight": PLAIN}, settings))
+    assert instead in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bits": 4}, "names no quant_method"),
+        ([1], "must be an object"),
+        ({"quant_method": 8}, "must be a string"),
+    ],
+)
+def test_a_section_that_makes_no_sense_is_refused(tmp_path: Path, settings: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        open_checkpoint(quantised_folder(tmp_path, "model.norm", {"weight": PLAIN}, settings))
+
+
+@pytest.mark.parametrize("end", ["qweight", "weight_packed", "weight_scale_inv", "weight.absmax"])
+def test_quantised_weights_without_a_config_are_refused(tmp_path: Path, end: str) -> None:
+    name = f"{LAYER}mlp.down_proj.{end}"
+    with pytest.raises(CheckpointError, match=r"config\.json has no quantization_config") as refused:
+        open_checkpoint(write_folder(tmp_path, {name: ("U8", np.zeros((2, 2), np.uint8))}))
+    assert name in refused.value.message and "quantize_config.json" in refused.value.hint
+
+
+def test_a_plain_folder_stays_one(tmp_path: Path) -> None:
+    opened = open_checkpoint(write_folder(tmp_path, {"model.norm.weight": PLAIN}, quantization_config=None))
+    assert not isinstance(opened, QuantisedFolder)
+
+
+@pytest.mark.parametrize(
+    ("quantised", "plain"),
+    [
+        ("self_attn.q_proj", "self_attn.k_proj"),
+        ("mlp.up_proj", "mlp.gate_proj"),
+        ("self_attn.v_proj", "self_attn.q_proj"),
+    ],
+)
+def test_matrices_that_are_multiplied_together_are_quantised_together(
+    tmp_path: Path, quantised: str, plain: str
+) -> None:
+    tensors = in_module(LAYER + quantised, MATRIX) | {f"{LAYER}{plain}.weight": PLAIN}
+    with pytest.raises(CheckpointError, match=r"is quantised and .* is not, but both are one matrix"):
+        names_of(tmp_path, tensors, {**AWQ, "modules_to_not_convert": [plain]})
+
+
+def test_other_matrices_of_a_layer_may_differ(tmp_path: Path) -> None:
+    tensors = in_module(f"{LAYER}self_attn.o_proj", MATRIX) | {f"{LAYER}mlp.down_proj.weight": PLAIN}
+    names = names_of(tmp_path, tensors, {**AWQ, "modules_to_not_convert": ["mlp"]})
+    assert names == {f"{LAYER}self_attn.o_proj.weight", f"{LAYER}mlp.down_proj.weight"}
+
+
+@pytest.mark.parametrize("module", ["self_attn.qkv_proj", "mlp.gate_up_proj"])
+def test_a_fused_matrix_is_quantised_as_a_whole(tmp_path: Path, module: str) -> None:
+    parts = {
+        "self_attn.qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "mlp.gate_up_proj": ["gate_proj", "up_proj"],
+    }
+    tensors = in_module(LAYER + module, MATRIX)
+    assert names_of(tmp_path, tensors, AWQ) == {f"{LAYER}{module}.weight"}
+    with pytest.raises(CheckpointError, match=r"which is only a part of model\.layers\.0"):
+        names_of(tmp_path, tensors, {**AWQ, "modules_to_not_convert": parts[module][:1]})
+    with pytest.raises(CheckpointError, match="as it is, but it is stored quantised"):
+        names_of(tmp_path, tensors, {**AWQ, "modules_to_not_convert": parts[module]})
+    plain: Tensors = {f"{LAYER}{module}.weight": PLAIN}
+    assert names_of(tmp_path, plain, {**AWQ, "modules_to_not_convert": parts[module]}) == set(plain)
+
+
+def test_the_head_is_quantised_where_a_flag_says_so(tmp_path: Path) -> None:
+    tensors = in_module("lm_head", MATRIX)
+    with pytest.raises(CheckpointError, match="leaves lm_head as it is, but it is stored quantised"):
+        names_of(tmp_path, tensors, AWQ)
+    assert names_of(tmp_path, tensors, {**AWQ, "lm_head": True}) == {"lm_head.weight"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("model.layers.1.mlp.down_proj", True), ("model.layers.1", True), ("down_proj", True), ("mlp.down_proj", True),
+        ("model.layers.*.mlp", True), ("re:.*mlp", True), ("re:mlp", False), ("model.layers.11", False),
+        ("down", False), ("proj", False), ("lm_head", False), ("re:.*down$", False),
+    ],
+)  # fmt: skip
+def test_patterns_of_lists(pattern: str, expected: bool) -> None:
+    assert listed("model.layers.1.mlp.down_proj", [pattern]) is expected
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    folder = quantised_folder(tmp_path, f"{LAYER}mlp.down_proj", MATRIX, AWQ)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match=r"lies at bytes .* but the file has"):
+        open_checkpoint(folder)
+
+
+def test_everything_that_a_matrix_is_made_of_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from monotape.weights.safetensors_folder import SafetensorsFolder
+
+    module = f"{LAYER}mlp.down_proj"
+    opened = open_checkpoint(quantised_folder(tmp_path, module, MATRIX, AWQ))
+    released: list[str] = []
+    monkeypatch.setattr(SafetensorsFolder, "release", lambda self, name: released.append(name))
+    before = opened.rows(f"{module}.weight", 0, 8)
+    opened.release(f"{module}.weight")
+    assert sorted(released) == [f"{module}.{end}" for end in ("qweight", "qzeros", "scales")]
+    np.testing.assert_array_equal(opened.rows(f"{module}.weight", 0, 8), before)
+    with pytest.raises(CheckpointError, match="has no tensor ghost"):
+        opened.shape("ghost")
+
+
+@pytest.mark.parametrize(
+    "label", ["fp8-block", "fp8-g64", "int4-g128", "int8-channel", "int4-tensor", "mxfp4", "nvfp4"]
+)
+def test_labels_that_are_readable(label: str) -> None:
+    assert is_readable(label) and not is_readable(f"{label}x")
