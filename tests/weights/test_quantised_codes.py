@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monotape.weights.quantised.codes import E2M1, E4M3, E8M0, scales_as_float32
-from monotape.weights.quantised.packing import AWQ_ORDER, along_columns, along_rows, nibbles
+from monotape.weights.quantised.packing import AWQ_ORDER, along_columns, nibbles, transposed
 from weights.quantised_files import E2M1_VALUES, e4m3_numbers
 
 
@@ -60,15 +60,11 @@ def test_words_fall_apart_bit_for_bit(values: list[int]) -> None:
             for r in range(2)
         ]
         assert along_columns(words, bits).tolist() == expected
-        expected = [
-            [values[r // per_word * 3 + c] >> (bits * (r % per_word)) & mask for c in range(3)]
-            for r in range(2 * per_word)
-        ]
-        assert along_rows(words, bits).tolist() == expected
+        assert transposed(words, bits).T.tolist() == expected
     ordered = [
         [values[r * 3 + c // 8] >> (4 * AWQ_ORDER.index(c % 8)) & 15 for c in range(24)] for r in range(2)
     ]
-    assert along_columns(words, 4, AWQ_ORDER).tolist() == ordered
+    assert transposed(words, 4, AWQ_ORDER).T.tolist() == ordered
 
 
 def test_the_low_nibble_comes_first() -> None:

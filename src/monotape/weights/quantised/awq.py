@@ -12,7 +12,7 @@ from monotape.errors import UnsupportedModel
 from monotape.models.fields import Fields
 from monotape.weights.quantised.codes import SCALE_KINDS
 from monotape.weights.quantised.method import Listed, group_count, read_group_size, read_list
-from monotape.weights.quantised.packing import AWQ_ORDER, Codes, along_columns
+from monotape.weights.quantised.packing import AWQ_ORDER, Codes, transposed
 from monotape.weights.quantised.stored import Kind, StoredMatrix
 from monotape.weights.quantised.tensors import FLOAT_SCALES, ModuleTensors, scale_rows
 
@@ -59,16 +59,16 @@ class Awq:
             tensors.refuse("qzeros", "the config says zero_point = false")
         return StoredMatrix(
             name, (rows, columns), Kind.INT4, (1, columns // groups), SCALE_KINDS[scales.stored],
-            partial(_transposed, packed.array()), scale_rows(scales.array().T, 1, rows),
-            None if zeros is None else partial(_transposed, zeros.array()), symmetric=zeros is None,
+            partial(_file_columns, packed.array()), scale_rows(scales.array().T, 1, rows),
+            None if zeros is None else partial(_file_columns, zeros.array()), symmetric=zeros is None,
         )  # fmt: skip
 
 
-def _transposed(words: NDArray[np.int32], start: int, stop: int) -> Codes:
+def _file_columns(words: NDArray[np.int32], start: int, stop: int) -> Codes:
     """Rows start..stop of the matrix, which are columns of the file."""
     first, last = start // _PER_WORD, -(-stop // _PER_WORD)
-    found = along_columns(words[:, first:last], 4, AWQ_ORDER)
-    return np.ascontiguousarray(found[:, start - first * _PER_WORD : stop - first * _PER_WORD].T)
+    found = transposed(words[:, first:last], 4, AWQ_ORDER)
+    return found[start - first * _PER_WORD : stop - first * _PER_WORD]
 
 
 def read_awq(fields: Fields) -> Awq:

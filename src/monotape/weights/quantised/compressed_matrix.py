@@ -13,7 +13,7 @@ from monotape.errors import CheckpointError
 from monotape.weights.quantised.codes import SCALE_KINDS
 from monotape.weights.quantised.columns import groups_of_columns
 from monotape.weights.quantised.method import group_count
-from monotape.weights.quantised.packing import Codes, along_columns, along_rows, nibbles
+from monotape.weights.quantised.packing import Codes, along_columns, nibbles, transposed
 from monotape.weights.quantised.stored import DAMAGED, Kind, StoredMatrix
 from monotape.weights.quantised.tensors import (
     FLOAT_SCALES,
@@ -174,7 +174,7 @@ def _packed_zeros(words: NDArray[np.int32], bits: int, start: int, stop: int) ->
     """Zero points are packed along the rows of the matrix."""
     per_word = 32 // bits
     first, last = start // per_word, -(-stop // per_word)
-    return along_rows(words[first:last], bits)[start - first * per_word : stop - first * per_word]
+    return transposed(words[first:last].T, bits)[start - first * per_word : stop - first * per_word]
 
 
 def _column_groups(

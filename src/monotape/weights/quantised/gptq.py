@@ -15,7 +15,7 @@ from monotape.weights.quantised.codes import SCALE_KINDS
 from monotape.weights.quantised.columns import groups_of_columns
 from monotape.weights.quantised.method import Listed, group_count, read_group_size, read_list
 from monotape.weights.quantised.names import HEAD_MODULE
-from monotape.weights.quantised.packing import Codes, along_columns, along_rows
+from monotape.weights.quantised.packing import Codes, along_columns, transposed
 from monotape.weights.quantised.stored import DAMAGED, Kind, StoredMatrix
 from monotape.weights.quantised.tensors import FLOAT_SCALES, ModuleTensors, scale_rows
 
@@ -67,7 +67,7 @@ class Gptq:
         words = packed.array()
         return StoredMatrix(
             name, (rows, columns), _KINDS[self.bits], (1, columns // groups), SCALE_KINDS[scales.stored],
-            lambda start, stop: np.ascontiguousarray(along_rows(words[:, start:stop], self.bits).T),
+            lambda start, stop: along_columns(words[:, start:stop].T, self.bits),
             scale_rows(scales.array().T, 1, rows), partial(self._zeros, name, zeros.array()),
             self._groups(tensors, columns, groups), symmetric=self.symmetric,
         )  # fmt: skip
@@ -90,8 +90,9 @@ class Gptq:
         """Zero points of rows start..stop; None where all are the middle."""
         per_word, middle = 32 // self.bits, _KINDS[self.bits].middle
         first, last = start // per_word, -(-stop // per_word)
-        found = along_columns(words[:, first:last], self.bits)
-        found = np.ascontiguousarray(found[:, start - first * per_word : stop - first * per_word].T)
+        found = transposed(words[:, first:last], self.bits)[
+            start - first * per_word : stop - first * per_word
+        ]
         if self.first_version:
             top = (1 << self.bits) - 1
             if (found == top).any():
