@@ -84,16 +84,18 @@ def test_matrices_are_those_that_were_written(
 
 
 def test_the_order_sorts_columns_by_group(tmp_path: Path) -> None:
-    codes, zeros, scales = parts(8, 72, 6)
-    group_of = scattered(72, 6)
-    found = opened(tmp_path, gptq(codes, zeros, scales, group_of), {**CONFIG, "desc_act": True})
+    codes, zeros, scales = parts(8, 192, 6)
+    group_of = scattered(192, 6)
+    found = opened(
+        tmp_path, gptq(codes, zeros, scales, group_of), {**CONFIG, "desc_act": True, "group_size": 32}
+    )
     stored = found.matrix(NAME)
     assert stored is not None and stored.order is not None
-    assert sorted(stored.order.tolist()) == list(range(72)) and stored.order.tolist() != list(range(72))
-    assert [group_of[k] for k in stored.order] == [j // 12 for j in range(72)]
+    assert sorted(stored.order.tolist()) == list(range(192)) and stored.order.tolist() != list(range(192))
+    assert [group_of[k] for k in stored.order] == [j // 32 for j in range(192)]
     # What a packer would do: sort the columns, then use plain groups.
     values = stored.centred(stored.values(0, 8), stored.zeros(0, 8))[:, stored.order].astype(np.float32)
-    product = values * np.repeat(stored.float_scales(0, 8), 12, axis=1)
+    product = values * np.repeat(stored.float_scales(0, 8), 32, axis=1)
     np.testing.assert_array_equal(product, stored.dequantised(0, 8)[:, stored.order])
     assert found.integer_rows(NAME, 0, 8) is None
 
