@@ -182,7 +182,8 @@ def test_scales_of_the_kv_cache_are_checked_and_not_read(tmp_path: Path) -> None
     tensors["model.layers.0.self_attn.k_scale"] = ("F32", np.float32(0.5).reshape(()))
     found = open_checkpoint(write_folder(tmp_path, tensors, quantization_config=BLOCK))
     assert found.names == {NAME}
-    assert "scales of the KV cache are not used" in found.config["_monotape_notes_quantised"][0]
+    notes = found.config["_monotape_notes_quantised"]
+    assert "stored quantised, as fp8" in notes[0] and "scales of the KV cache are not used" in notes[1]
     tensors["model.layers.0.self_attn.v_scale"] = ("F32", np.float32([np.nan]))
     damaged = open_checkpoint(write_folder(tmp_path, tensors, quantization_config=BLOCK))
     with pytest.raises(CheckpointError, match="v_scale holds nan"):

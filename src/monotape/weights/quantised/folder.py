@@ -114,11 +114,10 @@ class QuantisedFolder:
         section = section_of(config)
         assert section is not None
         del config[section]
-        notes = list(self._method.notes)
+        notes = [f"The weights are stored quantised, as {self._method.name}.", *self._method.notes]
         if any(name.rpartition(".")[2] in _CACHE_SCALES for name in self._folder.names):
             notes.append("The stored scales of the KV cache are not used: it keeps 16 bits or more.")
-        if notes:
-            config[f"{NOTES}_quantised"] = notes
+        config[f"{NOTES}_quantised"] = notes
         packed = any(name.startswith(f"{HEAD_MODULE}.") for name in self._folder.names - {HEAD})
         if config.get("tie_word_embeddings") is True and packed and HEAD not in self._folder.names:
             return untied(config)
