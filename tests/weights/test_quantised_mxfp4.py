@@ -76,6 +76,12 @@ GOOD = mxfp4(np.arange(64).reshape(1, 64) % 16, np.full((1, 2), 127, np.uint8))
     ("change", "config", "message"),
     [
         ({"weight_scales": None}, {}, "has no _scales, only _blocks"),
+        (
+            {"weight": ("F32", np.ones((1, 64), np.float32))},
+            {"modules_to_not_convert": []},
+            "is quantised, but it is",
+        ),
+        ({"weight": ("F32", np.ones((1, 64, 1), np.float32))}, {}, "twice, plain and quantised"),
         ({"weight_blocks": None}, {}, "has _scales, but no quantised matrix"),
         ({"weight_scales": ("U8", np.zeros((1, 3), np.uint8))}, {}, "1 x 3, but .* asks for 1 x 2"),
         ({"weight_scales": ("U8", np.array([[127, 255]], np.uint8))}, {}, "a scale of nan in row 0"),

@@ -145,6 +145,8 @@ class QuantisedFolder:
             else:
                 self._require_plain(tensors, names)
                 plain.update(names.values())
+        for name in sorted(plain & entries.keys()):
+            raise CheckpointError(f"{self.source} has {name} twice, plain and quantised.", _MISMATCH)
         self._require_whole_stages(entries, plain)
         return _Contents(frozenset(plain), entries)
 
