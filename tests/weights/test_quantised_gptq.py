@@ -179,6 +179,7 @@ LOW[3, 2] = 0  # the first version has no way to say it
         ({}, {"pack_dtype": "int16"}, 'pack_dtype = "int16"'),
         ({}, {"modules_in_block_to_quantize": ["mlp"]}, "must be a list of lists of names"),
         ({}, {"modules_in_block_to_quantize": [["self_attn.q_proj"]]}, "leaves .*down_proj as it is"),
+        ({}, {"adapter": {"name": "lora"}}, "adapter = .* a field that gptq does not know"),
         ({}, {"hadamard": 1}, "hadamard = 1, a field that gptq does not know"),
     ],
 )  # fmt: skip

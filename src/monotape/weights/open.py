@@ -16,15 +16,7 @@ if TYPE_CHECKING:
 _ACCEPTED = "Monotape opens a GGUF file, or a Hugging Face folder with config.json and safetensors."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 #: Ends of tensors' names that only quantised weights have.
-_QUANTISED = (
-    ".qweight",
-    ".weight_packed",
-    ".weight_scale",
-    ".weight_scale_inv",
-    "_blocks",
-    ".absmax",
-    ".SCB",
-)
+_QUANTISED = (".qweight", ".weight_packed", ".weight_scale_inv", "_blocks", ".absmax", ".SCB")
 _CONVERT = "Pickle files can run code and are never opened: save the model as safetensors first."
 
 

@@ -26,7 +26,7 @@ _HARMLESS = frozenset((
     "model_name_or_path", "model_file_base_name", "tokenizer", "dataset", "model_seqlen", "block_name_to_quantize",
     "module_name_preceding_first_block", "batch_size", "pad_token_id", "max_input_length", "cache_block_outputs",
     "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "backend", "act_group_aware",
-    "offload_to_disk", "offload_to_disk_path", "adapter", "version",
+    "offload_to_disk", "offload_to_disk_path", "version",
 ))  # fmt: skip
 
 
