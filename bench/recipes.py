@@ -14,8 +14,8 @@ from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.models.lanes import Lanes
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
+from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan
-from monotape.plan.types import Format
 from shapes import ROUND, SHAPES
 
 BANDWIDTH_FILE, COLLECTIVE_FILE = "bandwidth.cu", "collective.cu"

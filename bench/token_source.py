@@ -14,7 +14,8 @@ from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
 from monotape.compiler.compile import compile_plan
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import Format, Machine
+from monotape.plan.formats import Format
+from monotape.plan.types import Machine
 
 
 def smallest_spec(vocab: int, context: int, eos_id: int | None = None) -> ModelSpec:

@@ -18,7 +18,7 @@ from monotape.backends.cpu.backend import CpuBackend
 from monotape.backends.protocol import Job, Sampling
 from monotape.backends.reference.sampler import reference_probabilities
 from monotape.errors import BackendError, BackendUnavailable, NumericalFault
-from monotape.plan.types import TILE_ROWS
+from monotape.plan.formats import TILE_ROWS
 
 Checkpoint = Callable[[str], Path]
 

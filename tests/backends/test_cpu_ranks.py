@@ -23,7 +23,8 @@ from monotape.backends.protocol import Job, Sampling
 from monotape.compiler.compile import compile_plan
 from monotape.errors import DeadlineFault, NumericalFault
 from monotape.models.registry import spec_from_config
-from monotape.plan.types import Format, Machine
+from monotape.plan.formats import Format
+from monotape.plan.types import Machine
 from monotape.weights.open import open_checkpoint
 from real_models import smollm2
 

@@ -18,8 +18,8 @@ from monotape.errors import UnsupportedModel
 from monotape.models.lanes import Lanes, delayed, ladder
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
+from monotape.plan.formats import Format
 from monotape.plan.gpu import BLOCKS_AT_ONCE, SHARED_MEMORY
-from monotape.plan.types import Format
 from monotape.weights.open import open_checkpoint
 from shapes import SHAPES
 

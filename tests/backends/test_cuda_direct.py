@@ -21,7 +21,7 @@ from monotape.backends.cuda.loading import load_model
 from monotape.backends.cuda.packing import AnyPacking
 from monotape.errors import CheckpointError
 from monotape.models.registry import spec_from_config
-from monotape.plan.types import TILE_ROWS, Format
+from monotape.plan.formats import GPU_LAYOUTS, TILE_ROWS, Format
 from monotape.weights.mapped import MappedFile
 from monotape.weights.open import open_checkpoint
 from monotape.weights.safetensors_header import read_header
@@ -42,7 +42,7 @@ def test_native_blocks_are_those_of_numpy(rows: int, k: int, layers: int) -> Non
     random = np.random.default_rng(rows * k)
     columns, tiles, padded_k = k + 5, -(-rows // TILE_ROWS), -(-k // 32) * 32
     tensors = [random.integers(0, 0x7F80, (rows + 4, columns)).astype(np.uint16) for _ in range(layers)]
-    tile_bytes = Format.BF16.tile_bytes(padded_k)
+    tile_bytes = GPU_LAYOUTS[Format.BF16].tile_bytes(padded_k)
     got = np.full((layers, 2 * tiles + 1, tile_bytes), 0xA5, np.uint8)
     want = got.copy()
     run = np.array(

@@ -26,7 +26,7 @@ from monotape.backends.protocol import Job
 from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.errors import BackendError, DeadlineFault, NumericalFault
 from monotape.models.registry import spec_from_config
-from monotape.plan.types import Format
+from monotape.plan.formats import Format
 from monotape.weights.open import open_checkpoint
 
 pytestmark = [

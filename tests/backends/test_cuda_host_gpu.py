@@ -16,7 +16,7 @@ from monotape.backends.cuda.detection import find_gpu, why_not
 from monotape.backends.cuda.loading import load_model
 from monotape.errors import ResourceError
 from monotape.models.registry import spec_from_config
-from monotape.plan.types import Format
+from monotape.plan.formats import Format
 from monotape.weights.open import open_checkpoint
 
 pytestmark = [

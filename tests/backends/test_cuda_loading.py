@@ -24,7 +24,8 @@ from monotape.compiler.gpu import gpu_plan as lowered_plan
 from monotape.errors import CheckpointError, ResourceError
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import TILE_ROWS, Format, Machine, Plan, Stage
+from monotape.plan.formats import GPU_LAYOUTS, TILE_ROWS, Format
+from monotape.plan.types import Machine, Plan, Stage
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.open import open_checkpoint
 from weights.test_tapes import original, part_rows
@@ -34,7 +35,7 @@ STORED = {Format.BF16: "bfloat16", Format.F16: "float16"}
 
 
 def gpu_plan(spec: ModelSpec, fmt: Format, alignment: int = 128, ranks: int | None = None) -> Plan:
-    machine = Machine("cuda", WORKERS, alignment=alignment, k_block=32, whole_heads=False)
+    machine = Machine("cuda", WORKERS, alignment=alignment, whole_heads=False)
     return compile_plan(spec, machine, fmt, context=48, ranks=ranks)
 
 
@@ -226,7 +227,7 @@ def test_a_value_that_is_no_number_is_refused_with_its_row(
 @pytest.mark.parametrize("fmt", STORED)
 def test_blocks_come_apart_again_also_where_tiles_alternate(fmt: Format) -> None:
     halves = np.random.default_rng(3).integers(0, 1 << 16, (24, 96)).astype(np.uint16)
-    out = np.zeros((6, fmt.tile_bytes(96)), np.uint8)
+    out = np.zeros((6, GPU_LAYOUTS[fmt].tile_bytes(96)), np.uint8)
     pack_blocks(halves, out[1::2])
     blocks = np.ascontiguousarray(out[1::2]).view(np.uint16).reshape(3, 3, TILE_ROWS, 32)
     assert np.array_equal(blocks.transpose(0, 2, 1, 3).reshape(24, 96), halves)

@@ -27,6 +27,7 @@ from monotape.backends.cuda.params import (
 from monotape.backends.cuda.sampling import SamplingStruct
 from monotape.compiler.gpu import gpu_plan
 from monotape.models.registry import spec_from_config
+from monotape.plan.formats import GPU_LAYOUTS
 from monotape.plan.gpu import BLOCK_K, MOST_RANKS, GpuRank
 from shapes import SHAPES
 
@@ -68,7 +69,7 @@ def _expected(rank: GpuRank, workers: int) -> dict[str, int]:
     }  # fmt: skip
     found |= {f"int(Stage::{stage})": number for number, stage in enumerate(rank.stage_names)}
     for number, product in enumerate(rank.products):
-        found[f"block_bytes(product({number}))"] = product.format.tile_bytes(BLOCK_K)
+        found[f"block_bytes(product({number}))"] = GPU_LAYOUTS[product.format].tile_bytes(BLOCK_K)
     return found | {f"sizeof({name})": ctypes.sizeof(struct) for name, struct in STRUCTS.items()}
 
 

@@ -19,7 +19,8 @@ from monotape.backends.cuda.trace import (
 )
 from monotape.compiler.compile import compile_plan
 from monotape.models.registry import spec_from_config
-from monotape.plan.types import Format, Machine
+from monotape.plan.formats import Format
+from monotape.plan.types import Machine
 from shapes import SHAPES
 
 STAGES = ("qkv", "output", "head", "sample")
@@ -86,7 +87,7 @@ def test_perfetto_gets_a_bar_for_each_record_and_each_wait(trace: TraceRecords) 
 
 def test_what_a_token_reads_is_read_in_its_stages() -> None:
     spec = spec_from_config(SHAPES["smollm2-135m"])
-    machine = Machine("cuda", 132, alignment=128, k_block=32, whole_heads=False)
+    machine = Machine("cuda", 132, alignment=128, whole_heads=False)
     plan = compile_plan(spec, machine, Format.BF16, context=64)
     found = stage_bytes_of(plan, 40)
     assert set(found) == {"qkv", "output", "gate_up", "down", "head", "attention"}

@@ -19,7 +19,7 @@ from families import Case
 from monotape.engine.loading import choose_format, gpu_formats, plan_for
 from monotape.errors import CheckpointError
 from monotape.models.registry import spec_from_config
-from monotape.plan.types import Format
+from monotape.plan.formats import Format
 from monotape.weights.check import check_tensors
 from monotape.weights.open import open_checkpoint
 from monotape.weights.tapes import load_tapes

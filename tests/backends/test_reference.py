@@ -20,7 +20,8 @@ from monotape.backends.reference.weights import ReferenceWeights, load_weights
 from monotape.compiler.compile import compile_plan
 from monotape.errors import CheckpointError, NumericalFault, RequestError, UsageError
 from monotape.models.registry import spec_from_config
-from monotape.plan.types import Format, Machine
+from monotape.plan.formats import Format
+from monotape.plan.types import Machine
 from monotape.weights.open import open_checkpoint
 
 Checkpoints = Callable[[str], Path]

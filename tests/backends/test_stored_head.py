@@ -14,7 +14,7 @@ from backends.fake_cuda import FakeCuda, fake_gpu
 from backends.test_cuda_loading import check, gpu_plan, load_model
 from families import transformers_logits
 from monotape.models.registry import spec_from_config
-from monotape.plan.types import Format
+from monotape.plan.formats import Format
 from monotape.weights.open import open_checkpoint
 from monotape.weights.tied import EMBEDDINGS, HEAD
 

@@ -13,8 +13,9 @@ from monotape.compiler.split import lanes_for, possible_ranks, shares
 from monotape.errors import UsageError
 from monotape.models.lanes import Lanes
 from monotape.models.spec import ModelSpec
+from monotape.plan.formats import CPU_LAYOUTS, Format
 from monotape.plan.rules import violations
-from monotape.plan.types import Format, Machine
+from monotape.plan.types import Machine
 from plan.plans import spec
 
 
@@ -77,7 +78,7 @@ def test_lanes_are_the_models_own_choice() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     groups=st.integers(1, 4), kv_heads=st.integers(1, 8), head_dim=st.integers(1, 20), width=st.integers(1, 90),
-    ffn=st.integers(8, 300), vocab=st.integers(64, 700), tied=st.booleans(), fmt=st.sampled_from(list(Format)),
+    ffn=st.integers(8, 300), vocab=st.integers(64, 700), tied=st.booleans(), fmt=st.sampled_from(list(CPU_LAYOUTS)),
     workers=st.integers(1, 5), pick=st.integers(0, 99),
 )  # fmt: skip
 def test_every_possible_number_of_ranks_gets_a_plan_that_breaks_no_rule(
@@ -102,7 +103,7 @@ def test_every_possible_number_of_ranks_gets_a_plan_that_breaks_no_rule(
 def test_gpu_plans_of_ranks_read_their_share_and_no_more(ranks: int) -> None:
     """Llama 3.1 8B: all of a rank's matrices are 1 / ranks of the model's, but for what padding adds."""
     llama = spec("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, tied=False)
-    machine = Machine("cuda", 132, alignment=128, k_block=32, whole_heads=False)
+    machine = Machine("cuda", 132, alignment=128, whole_heads=False)
     whole = compile_plan(llama, machine, Format.BF16, context=4096).tape_bytes
     plan = compile_plan(llama, machine, Format.BF16, context=4096, ranks=ranks)
     for rank in plan.ranks:

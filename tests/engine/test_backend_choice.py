@@ -20,8 +20,8 @@ from monotape.engine.startup import kv_budget_for
 from monotape.engine.wake import wake
 from monotape.errors import BackendUnavailable, UnsupportedModel, UsageError
 from monotape.models.registry import spec_from_config
+from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan
-from monotape.plan.types import Format
 from monotape.weights.open import open_checkpoint
 
 OTHER_GPU = "The GPU is a GeForce; the CUDA backend is written for Hopper (H100, H200)."

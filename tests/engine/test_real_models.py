@@ -22,7 +22,7 @@ from monotape.backends.protocol import Backend, Job
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
 from monotape.engine.tokenizer import Tokenizer
-from monotape.plan.types import Format
+from monotape.plan.formats import Format
 from monotape.weights.open import open_checkpoint
 from transformers_reference import TransformersModel
 

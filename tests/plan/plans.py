@@ -8,10 +8,11 @@ from monotape.compiler.compile import compile_plan
 from monotape.compiler.gpu import gpu_plan
 from monotape.models.lanes import Lanes
 from monotape.models.spec import ModelSpec, Rope
+from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan
 from monotape.plan.gpu_text import dump_gpu
 from monotape.plan.text import dump
-from monotape.plan.types import Format, Machine, Plan
+from monotape.plan.types import Machine, Plan
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -10,9 +10,9 @@ import pytest
 
 from monotape.compiler.gpu import gpu_plan
 from monotape.errors import PlanError
+from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan, GpuRank, MatrixStage
 from monotape.plan.gpu_rules import GPU_RULES, verify, violations
-from monotape.plan.types import Format
 from plan.plans import spec
 
 

@@ -10,8 +10,9 @@ import pytest
 from monotape.compiler.compile import compile_plan
 from monotape.errors import PlanError
 from monotape.models.lanes import Lanes
+from monotape.plan.formats import Format
 from monotape.plan.rules import RULES, verify, violations
-from monotape.plan.types import Format, Machine, Plan, RankPlan, Span, Stage, Step, Tape
+from monotape.plan.types import Machine, Plan, RankPlan, Span, Stage, Step, Tape
 from plan.plans import spec
 
 

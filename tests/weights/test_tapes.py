@@ -16,7 +16,8 @@ from monotape.backends.cpu.packer import NativePacker
 from monotape.compiler.compile import compile_plan
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import TILE_ROWS, Format, Machine, Part, Plan, Stage
+from monotape.plan.formats import CPU_LAYOUTS, TILE_ROWS, Format
+from monotape.plan.types import Machine, Part, Plan, Stage
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.open import open_checkpoint
 from monotape.weights.tapes import load_tapes, source_of, tensor_name
@@ -31,7 +32,7 @@ def stage_rows(
     plan: Plan, stage: Stage, tapes: list[NDArray[np.uint8]], layer: int | None, rank_index: int = 0
 ) -> Floats:
     """All tiles of a stage, gathered from every worker's tape."""
-    rank, tile_bytes, pieces = plan.ranks[rank_index], plan.format.tile_bytes(stage.padded_k), []
+    rank, tile_bytes, pieces = plan.ranks[rank_index], stage.layout.tile_bytes(stage.padded_k), []
     for tape, data in zip(rank.tapes, tapes, strict=True):
         segments = {segment.stage: segment for segment in (*tape.layer_segments, tape.head_segment)}
         start = segments[stage.name].offset + (layer or 0) * tape.layer_bytes
@@ -70,7 +71,7 @@ def assert_close(fmt: Format, got: Floats, want: Floats) -> None:
         np.testing.assert_allclose(got, want, rtol=2**-8 if fmt is Format.BF16 else 2**-11, atol=1e-7)
 
 
-@pytest.mark.parametrize("fmt", Format)
+@pytest.mark.parametrize("fmt", CPU_LAYOUTS)
 @pytest.mark.parametrize("case", [case.name for case in CASES if case.name in ("llama", "qwen2", "phi3")])
 def test_every_row_of_every_matrix_is_on_a_tape(checkpoint: Folder, case: str, fmt: Format) -> None:
     opened = open_checkpoint(checkpoint(case))
@@ -150,37 +151,40 @@ def test_integers_are_packed_without_rounding() -> None:
     generator = np.random.default_rng(1)
     integers = generator.integers(-128, 128, (24, 96)).astype(np.int8)
     scales = generator.uniform(0.001, 2, (24, 3)).astype(np.float16)
-    out = np.empty((3, Format.Q8.tile_bytes(96)), np.uint8)
+    out = np.empty((3, CPU_LAYOUTS[Format.Q8].tile_bytes(96)), np.uint8)
     assert NativePacker().pack_integers(integers, scales, out) == -1
     expected = integers.astype(np.float32) * scales.astype(np.float32).repeat(32, axis=1)
     assert np.array_equal(unpack_tiles(Format.Q8, out, 96), expected)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("fmt", Format)
+@pytest.mark.parametrize("fmt", CPU_LAYOUTS)
 def test_what_is_not_finite_is_found_with_its_row(fmt: Format, bad: float) -> None:
     rows = np.ones((16, 64), np.float32)
     rows[11, 33] = bad
-    assert NativePacker().pack(fmt, rows, np.empty((2, fmt.tile_bytes(64)), np.uint8)) == 11
+    assert NativePacker().pack(fmt, rows, np.empty((2, CPU_LAYOUTS[fmt].tile_bytes(64)), np.uint8)) == 11
 
 
 def test_a_value_too_large_for_half_precision_is_refused_there_and_nowhere_else() -> None:
     rows = np.full((8, 32), 70000.0, np.float32)
-    for fmt in Format:
+    for fmt in CPU_LAYOUTS:
         expected = 0 if fmt is Format.F16 else -1
-        assert NativePacker().pack(fmt, rows, np.empty((1, fmt.tile_bytes(32)), np.uint8)) == expected
+        assert (
+            NativePacker().pack(fmt, rows, np.empty((1, CPU_LAYOUTS[fmt].tile_bytes(32)), np.uint8))
+            == expected
+        )
 
 
 def test_scales_that_are_not_finite_are_refused() -> None:
     scales = np.ones((8, 1), np.float16)
     scales[5] = np.inf
-    out = np.empty((1, Format.Q8.tile_bytes(32)), np.uint8)
+    out = np.empty((1, CPU_LAYOUTS[Format.Q8].tile_bytes(32)), np.uint8)
     assert NativePacker().pack_integers(np.ones((8, 32), np.int8), scales, out) == 5
 
 
 def test_tiny_blocks_keep_their_sign_and_size() -> None:
     """Scales below the smallest normal half must not clip what they scale."""
     values = np.linspace(-1e-4, 1e-4, 256, dtype=np.float32).reshape(8, 32)
-    out = np.empty((1, Format.Q8.tile_bytes(32)), np.uint8)
+    out = np.empty((1, CPU_LAYOUTS[Format.Q8].tile_bytes(32)), np.uint8)
     assert NativePacker().pack(Format.Q8, values, out) == -1
     assert np.abs(unpack_tiles(Format.Q8, out, 32) - values).max() < 1e-6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from monotape.plan.types import TILE_ROWS, Format
+from monotape.plan.formats import TILE_ROWS, Format
 
 
 def unpack_tiles(fmt: Format, tiles: NDArray[np.uint8], padded_k: int) -> NDArray[np.float32]:

@@ -10,8 +10,9 @@ from monotape.compiler.stages import Formats, stage_shapes
 from monotape.compiler.tapes import exchange_buffers, kv_layout, lay_tapes
 from monotape.models.lanes import Lanes, send_lag, steps
 from monotape.models.spec import ModelSpec
+from monotape.plan.formats import TILE_ROWS, Format
 from monotape.plan.rules import verify
-from monotape.plan.types import TILE_ROWS, Format, Machine, Plan, RankPlan
+from monotape.plan.types import Machine, Plan, RankPlan
 
 #: Rows of a prefill pass on a CPU: a tile stays in the cache while all rows use it; more rows only cost buffers.
 CPU_CHUNK = 64
@@ -39,6 +40,7 @@ def compile_plan(
     slots = 2 * send_lag(schedule) + 2 if lanes.count > 1 else 0
     rows = chunk or max(1, CPU_CHUNK // lanes.count)
     split = shares(spec, lanes.count)
+    of_ranks = tuple(_rank(spec, machine, formats, share, rows, lanes, slots) for share in split)
     plan = Plan(
         model=spec.architecture,
         layers=spec.layers,
@@ -46,8 +48,8 @@ def compile_plan(
         machine=machine,
         context=context,
         chunk=rows,
-        ranks=tuple(_rank(spec, machine, formats, share, rows, lanes, slots) for share in split),
-        small_bytes=_small_bytes(spec, split),
+        ranks=of_ranks,
+        small_bytes=_small_bytes(spec, split) + sum(_scale_bytes(spec, rank) for rank in of_ranks),
         table_bytes=4 * context * spec.rope.dims * lanes.count,
         embedding_bytes=_embedding_bytes(
             spec, machine, formats.of("head") if spec.tied else fmt, lanes.count
@@ -94,8 +96,17 @@ def _embedding_bytes(spec: ModelSpec, machine: Machine, fmt: Format, ranks: int)
     """A single rank reads a tied embedding off its head's tape; several have the whole table each."""
     if spec.tied and ranks == 1:
         return 0
-    block = max(fmt.block, machine.k_block)
-    return ranks * spec.vocab * fmt.tile_bytes(-(-spec.width // block) * block) // TILE_ROWS
+    layout = machine.layout(fmt)
+    return ranks * spec.vocab * layout.tile_bytes(layout.padded(spec.width)) // TILE_ROWS
+
+
+def _scale_bytes(spec: ModelSpec, rank: RankPlan) -> int:
+    """Scales of rows, a float32 each, padded to tiles."""
+    layer, head = (
+        sum(stage.tiles for stage in stages if stage.layout.row_scales)
+        for stages in (rank.layer_stages, (rank.head,))
+    )
+    return 4 * TILE_ROWS * (layer * spec.layers + head)
 
 
 def _small_bytes(spec: ModelSpec, split: tuple[Share, ...]) -> int:

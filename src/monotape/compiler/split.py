@@ -8,7 +8,7 @@ from itertools import pairwise
 from monotape.errors import UsageError
 from monotape.models.lanes import Lanes, tensor_parallel
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import TILE_ROWS
+from monotape.plan.formats import TILE_ROWS
 
 MAX_RANKS = 64
 _COLUMN_UNIT = 32  # values that share a scale in 8-bit formats, and that tensor cores take at a time

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from monotape.compiler.split import Share
 from monotape.models.layer import Matrix
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import TILE_ROWS, Format, Machine, Part
+from monotape.plan.formats import TILE_ROWS, Format, Layout
+from monotape.plan.types import Machine, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,14 @@ class StageShape:
     reads: str
     writes: str
     format: Format
+    layout: Layout
     first_k: int
     gain: str | None
     bias: str | None
 
     @property
     def unit_bytes(self) -> int:
-        return self.unit * self.format.tile_bytes(self.padded_k)
+        return self.unit * self.layout.tile_bytes(self.padded_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,13 @@ class _Shapes:
 
     def of(self, matrix: Matrix) -> StageShape:
         columns, fmt = self._columns(matrix), self.formats.of(matrix.name)
-        k, block = columns[1] - columns[0], max(fmt.block, self.machine.k_block)
+        k, layout = columns[1] - columns[0], self.machine.layout(fmt)
         parts = tuple(self._part(role) for role in matrix.parts)
         has_bias = matrix.bias is not None and self.spec.qkv_bias
         return StageShape(
-            name=matrix.name, parts=parts, interleaved=matrix.gated, k=k, padded_k=-(-k // block) * block,
+            name=matrix.name, parts=parts, interleaved=matrix.gated, k=k, padded_k=layout.padded(k),
             tiles=sum(part.tiles for part in parts), unit=self._unit(matrix), reads=matrix.reads,
-            writes=matrix.writes, format=fmt, first_k=columns[0], gain=matrix.gain,
+            writes=matrix.writes, format=fmt, layout=layout, first_k=columns[0], gain=matrix.gain,
             bias=matrix.bias if has_bias else None,
         )  # fmt: skip
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from monotape.compiler.split import Share
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import TILE_ROWS, Buffer, Format, KvLayout, Machine, Segment, Stage, Tape
+from monotape.plan.formats import TILE_ROWS, Format
+from monotape.plan.types import Buffer, KvLayout, Machine, Segment, Stage, Tape
 
 KV_BLOCK = 128  # positions; long enough to pay for its partial result, short enough to spread a short context
 

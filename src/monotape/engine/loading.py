@@ -14,8 +14,9 @@ from monotape.engine.config import may_use_gpu
 from monotape.engine.devices import check_devices
 from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
+from monotape.plan.formats import Format
 from monotape.plan.gpu import GPU_FORMATS, GpuPlan
-from monotape.plan.types import Format, Machine, Plan
+from monotape.plan.types import Machine, Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress, source_of, tensor_name
 

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from monotape.plan.types import TILE_ROWS, Format, Plan
+from monotape.plan.formats import TILE_ROWS, Format
+from monotape.plan.types import Plan
+from monotape.plan.types import Stage as PlannedStage
 
 # The kernel's own sizes. plan.h repeats them as constants, so that they exist once.
 WARPS = 8  # consumer warps of a worker
@@ -41,14 +43,28 @@ BLOCK_SHAPES = (
 class GpuFormat:
     """How the kernel reads weights of one format: a header of kernels/formats/, and what products take."""
 
-    name: str  # of the C++ type, and of its header
+    name: str  # in the kernel's enumeration
     half: Format  # the 16-bit float that a block's values become
+    stored: str  # the C++ type that reads it
+    header: str | None = None  # of kernels/formats/, that has the type
+
+
+def scale_name(stage: PlannedStage) -> str:
+    """The vector of scales of a quantised stage's rows."""
+    return f"{stage.name}_scale"
 
 
 #: Every format that a stage's tape may have on a GPU.
 GPU_FORMATS = {
-    Format.BF16: GpuFormat("bf16", Format.BF16),
-    Format.F16: GpuFormat("f16", Format.F16),
+    Format.BF16: GpuFormat("bf16", Format.BF16, "StoredHalf<false>"),
+    Format.F16: GpuFormat("f16", Format.F16, "StoredHalf<true>"),
+    Format.FP8: GpuFormat("fp8", Format.BF16, "StoredFp8", "fp8"),
+    Format.INT4_G32: GpuFormat("int4_g32", Format.BF16, "StoredInt4<32, false>", "int4"),
+    Format.INT4_G64: GpuFormat("int4_g64", Format.BF16, "StoredInt4<64, false>", "int4"),
+    Format.INT4_G128: GpuFormat("int4_g128", Format.BF16, "StoredInt4<128, false>", "int4"),
+    Format.INT4_G32Z: GpuFormat("int4_g32z", Format.BF16, "StoredInt4<32, true>", "int4"),
+    Format.INT4_G64Z: GpuFormat("int4_g64z", Format.BF16, "StoredInt4<64, true>", "int4"),
+    Format.INT4_G128Z: GpuFormat("int4_g128z", Format.BF16, "StoredInt4<128, true>", "int4"),
 }
 
 
@@ -120,6 +136,7 @@ class MatrixStage:
     writes: str  # exchange buffer, or "logits"
     gain: str | None  # the vector that its normalised input is multiplied by
     bias: str | None
+    scale: str | None  # the vector that its finished rows are multiplied by: a quantised format's
     epilogue: Epilogue
     k: int
     tiles: int

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from monotape.errors import PlanError
+from monotape.plan.formats import GPU_LAYOUTS
 from monotape.plan.gpu import (
     BATCH_TILES,
     BLOCK_K,
@@ -143,9 +144,10 @@ def _listed_together(rank: GpuRank) -> Iterator[str]:
 
 def _pages_hold_tiles(rank: GpuRank) -> Iterator[str]:
     for product in rank.products:
-        block = product.format.tile_bytes(BLOCK_K) if product.format in GPU_FORMATS else 0
-        if not block:
+        if product.format not in GPU_FORMATS:
             yield f"{product.format.value} is no format of a GPU's tape"
+            continue
+        block = GPU_LAYOUTS[product.format].block_bytes
         if product.tiles_in_page * product.page_run * block > rank.pages.bytes:
             yield f"tiles of {product.blocks} blocks do not fit a page of {rank.pages.bytes} bytes"
         if product.tiles_in_page % product.together or not 2 <= 2 * product.together <= BATCH_TILES:
@@ -189,7 +191,7 @@ def _cuts_cover(rank: GpuRank) -> Iterator[str]:
 
 def _vectors_exist(rank: GpuRank) -> Iterator[str]:
     for stage in rank.matrices:
-        for name in (stage.gain, stage.bias):
+        for name in (stage.gain, stage.bias, stage.scale):
             if name is not None and name not in rank.vectors:
                 yield f"{stage.name}: there is no vector {name}"
 
@@ -198,9 +200,12 @@ def _products_fit(rank: GpuRank) -> Iterator[str]:
     for stage in rank.matrices:
         if not 0 <= stage.product < len(rank.products):
             yield f"{stage.name}: there is no product {stage.product}"
-        elif not 0 <= rank.products[stage.product].blocks * 32 - stage.k < 32:
+            continue
+        product = rank.products[stage.product]
+        block = GPU_LAYOUTS[product.format].k
+        if not 0 <= product.blocks * block - stage.k < block:
             yield f"{stage.name}: k {stage.k} is not its product's"
-        elif rank.products[stage.product].blocks > rank.input_blocks:
+        elif product.blocks * block > rank.input_blocks * BLOCK_K:
             yield f"{stage.name}: its input does not fit the place of inputs"
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from monotape.errors import PlanError
-from monotape.plan.types import Format, Part, Plan, Stage
+from monotape.plan.formats import Format
+from monotape.plan.types import Part, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def _tiles_cover_rows(plan: Plan) -> Iterator[str]:
 def _whole_blocks(plan: Plan) -> Iterator[str]:
     for rank in plan.ranks:
         for stage in rank.stages:
-            block = max(stage.format.block, plan.machine.k_block)
+            block = stage.layout.k
             if stage.padded_k % block or not 0 <= stage.padded_k - stage.k < block:
                 yield f"{stage.name}: k {stage.k} is padded to {stage.padded_k}, blocks are {block}"
 

@@ -10,49 +10,9 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from enum import Enum
 
-TILE_ROWS = 8  # output rows that are packed, read and summed together; the lanes of one wide register
-
-
-class Format(Enum):
-    """How weights lie on a tape."""
-
-    F32 = "f32"
-    F16 = "f16"
-    BF16 = "bf16"
-    Q8 = "q8"  # blocks of 32 along k: int8 values and one f16 scale a row
-
-    @property
-    def block(self) -> int:
-        """Values along k that share a scale; k is padded to a multiple of it."""
-        return LAYOUTS[self].k
-
-    @property
-    def is_half(self) -> bool:
-        """Whether a value is a 16-bit float."""
-        return self in (Format.F16, Format.BF16)
-
-    def tile_bytes(self, k: int) -> int:
-        """Bytes of one tile: TILE_ROWS rows of k (padded) values."""
-        layout = LAYOUTS[self]
-        return TILE_ROWS * (k // layout.k) * layout.bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A row's block on a tape: values along k that lie together, and their bytes, scales included."""
-
-    k: int
-    bytes: int
-
-
-LAYOUTS = {
-    Format.F32: Layout(1, 4),
-    Format.F16: Layout(1, 2),
-    Format.BF16: Layout(1, 2),
-    Format.Q8: Layout(32, 34),
-}
+from monotape.errors import PlanError
+from monotape.plan.formats import LAYOUTS, TILE_ROWS, Format, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +51,14 @@ class Stage:
         bool  # tiles alternate between the parts (gate, up, gate, up) instead of following each other
     )
     k: int  # values of the input
-    padded_k: int  # k rounded up to the format's block
+    padded_k: int  # k rounded up to whole blocks of its layout
     tiles: int
     unit: int  # tiles that must stay with one owner (a head, a gate tile and its up tile)
     spans: tuple[Span, ...]  # one a worker
     reads: str  # buffer
     writes: str  # buffer
     format: Format  # of its weights
+    layout: Layout  # of that format on this machine's tapes
     first_k: int = 0  # where its input begins in the tensors' columns: a rank has a share of them
     gain: str | None = None  # the norm of its input
     bias: str | None = None
@@ -108,7 +69,7 @@ class Stage:
 
     @property
     def tile_bytes(self) -> int:
-        return self.format.tile_bytes(self.padded_k)
+        return self.layout.tile_bytes(self.padded_k)
 
     def owned_bytes(self, worker: int) -> int:
         """Bytes of one worker's tiles."""
@@ -170,9 +131,15 @@ class Machine:
     kind: str  # "cpu" or "cuda"
     workers: int
     alignment: int = 64  # bytes; every segment starts on it
-    k_block: int = 1  # values along k that its kernels take at a time; k is padded to whole blocks
     whole_heads: bool = True  # a head has one owner, which normalises and rotates it; else attention does
     levels: bool = True  # the largest stage makes up for what is uneven before it; else every stage is even
+
+    def layout(self, fmt: Format) -> Layout:
+        """How weights of a format lie on its tapes."""
+        layouts = LAYOUTS[self.kind]
+        if fmt not in layouts:
+            raise PlanError(f"Kernels of the {self.kind} backend do not read {fmt.value} weights.")
+        return layouts[fmt]
 
 
 @dataclass(frozen=True, slots=True)

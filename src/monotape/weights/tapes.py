@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from monotape.errors import CheckpointError
 from monotape.models.spec import ModelSpec, TensorSource
-from monotape.plan.types import TILE_ROWS, Format, Part, Plan, Span, Stage
+from monotape.plan.formats import CPU_LAYOUTS, TILE_ROWS, Format
+from monotape.plan.types import Part, Plan, Span, Stage
 from monotape.weights.check import Reader, stored_rows
 from monotape.weights.checkpoint import Checkpoint
 
 Bytes = NDArray[np.uint8]
-Number = TypeVar("Number", np.int8, np.uint16, np.float16, np.float32)
+Number = TypeVar("Number", np.int8, np.uint8, np.uint16, np.float16, np.float32)
 Word = TypeVar("Word", np.float32, np.uint16)  # what a tensor's rows are read as
 Progress = Callable[[str, int, int], None]  # what, done, total
 
@@ -150,7 +151,7 @@ def _stored_integers(
     spec: ModelSpec, checkpoint: Checkpoint, name: str, stage: Stage, run: TileRun, offset: int
 ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
     """Rows that the file itself keeps as integers, if this stage takes whole blocks of them in their order."""
-    block = Format.Q8.block
+    block = CPU_LAYOUTS[Format.Q8].k
     if (
         stage.k != stage.padded_k
         or stage.first_k % block

@@ -281,6 +281,9 @@ template <bool Float16 = kFloat16>
 inline float high_half(uint32_t pair) {
   return widen_as(Float16, static_cast<uint16_t>(pair >> 16));
 }
+inline uint32_t scaled_pair(uint32_t pair, float factor) {
+  return pack_pair<false>(low_half<false>(pair) * factor, high_half<false>(pair) * factor);
+}
 inline float power_of_two(float exponent) { return exp2f(exponent); }
 inline float infinity() { return INFINITY; }
 

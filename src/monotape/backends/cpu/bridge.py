@@ -10,7 +10,7 @@ from pathlib import Path
 from monotape.backends.cpu.build import BuildError, build, find_compiler, library_name
 from monotape.config import cache_dir, cxx_compiler, forced_isa
 from monotape.errors import BackendUnavailable
-from monotape.plan.types import Format
+from monotape.plan.formats import Format
 
 FORMAT_CODES = {Format.F32: 0, Format.F16: 1, Format.BF16: 2, Format.Q8: 3}
 STAGE_NAMES = ("qkv", "output", "gate_up", "down", "head")

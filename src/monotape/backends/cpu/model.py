@@ -128,7 +128,7 @@ def _point(model: LoadedModel, struct: ModelStruct, name: str, array: NDArray[An
 
 def _embedding_table(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: NativePacker) -> Bytes:
     row_bytes = plan.embedding_bytes // (spec.vocab * len(plan.ranks))
-    padded_k = -(-spec.width // plan.format.block) * plan.format.block
+    padded_k = plan.machine.layout(plan.format).padded(spec.width)
     table = aligned_bytes(row_bytes * spec.vocab)
     name = source_of(spec, "embedding", None).name
     step = max(1, _TABLE_CHUNK // padded_k)

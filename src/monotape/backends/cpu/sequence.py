@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monotape.errors import ResourceError
-from monotape.plan.types import Format, KvLayout, Plan
+from monotape.plan.formats import Format
+from monotape.plan.types import KvLayout, Plan
 
 Pointers = ctypes.Array[ctypes.c_void_p]
 

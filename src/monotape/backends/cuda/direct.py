@@ -19,9 +19,10 @@ from monotape.backends.cpu.build import BuildError
 from monotape.backends.cuda.blocks import EXPONENT, PACKERS, Halves, pack_blocks
 from monotape.backends.cuda.cuts import Cut, TileSpan
 from monotape.backends.cuda.library import find_library
-from monotape.backends.cuda.packing import AnyPacking, Layers, Pack, Packing
+from monotape.backends.cuda.packing import AnyPacking, Layers, Pack, Packing, Scales
 from monotape.models.spec import ModelSpec
-from monotape.plan.types import TILE_ROWS, Format, Stage
+from monotape.plan.formats import TILE_ROWS, Format
+from monotape.plan.types import Stage
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Bytes, TileRun, refuse_row, rows_of, source_of, tensor_name, tile_runs
 
@@ -41,16 +42,22 @@ def pack_function() -> Any:
     return function
 
 
-def packing_for(spec: ModelSpec, checkpoint: Checkpoint, stages: Sequence[Stage], layers: Layers) -> Packing:
+def packing_for(
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    stages: Sequence[Stage],
+    layers: Layers,
+    scales: Scales | None = None,
+) -> Packing:
     """The quickest way to pack these stages of these layers; of the head, layers are (None,)."""
     formats = {stage.format for stage in stages}
     if len(formats) == 1 and pack_function() is not None:
         fmt = formats.pop()
-        moved = PACKERS[fmt] is pack_blocks
+        moved = PACKERS.get(fmt) is pack_blocks
         tensors = _mapped_tensors(spec, fmt, checkpoint, stages, layers) if moved else None
         if tensors is not None:
             return DirectPacking(spec, fmt, checkpoint, tensors, head=layers[0] is None)
-    return AnyPacking(spec, checkpoint)
+    return AnyPacking(spec, checkpoint, scales or {})
 
 
 def _mapped_tensors(

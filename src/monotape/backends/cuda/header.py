@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from monotape.plan.formats import TILE_ROWS, Format
 from monotape.plan.gpu import (
     BATCH_TILES,
     BLOCK_K,
@@ -21,7 +22,6 @@ from monotape.plan.gpu import (
     GpuPlan,
     GpuRank,
 )
-from monotape.plan.types import TILE_ROWS, Format
 
 MOST_STAGES, MOST_VECTORS = 8, 12  # entries of tables in kernels/plan/params.h: Params
 _LARGE_TAPES = 1 << 36  # bytes from which on a word of the tapes has no 32-bit number
@@ -39,10 +39,12 @@ def plan_header(plan: GpuPlan, *, rank: int = 0, variant: Variant | None = None)
     """plan.h for one rank."""
     own, variant = plan.ranks[rank], variant or Variant()
     formats = list(dict.fromkeys([own.half, *(product.format for product in own.products), own.embedding]))
+    headers = dict.fromkeys(header for fmt in formats if (header := GPU_FORMATS[fmt].header))
     large = sum(tape.bytes for tape in plan.plan.ranks[rank].tapes) >= _LARGE_TAPES
     lines = [
         "#pragma once",
-        *(f'#define MONOTAPE_FORMAT_{number} "formats/{_name(fmt)}.h"' for number, fmt in enumerate(formats)),
+        *(f'#define MONOTAPE_FORMAT_{number} "formats/{name}.h"' for number, name in enumerate(headers)),
+        "#define MONOTAPE_STORED " + " ".join(_specialisation(fmt) for fmt in formats),
         "namespace monotape {",
         _enumeration("Format", [_name(fmt) for fmt in formats]),
         _enumeration("Stage", own.stage_names),
@@ -70,6 +72,10 @@ def plan_header(plan: GpuPlan, *, rank: int = 0, variant: Variant | None = None)
 
 def _name(fmt: Format) -> str:
     return GPU_FORMATS[fmt].name
+
+
+def _specialisation(fmt: Format) -> str:
+    return f"template <> struct Stored<Format::{_name(fmt)}> : {GPU_FORMATS[fmt].stored} {{}};"
 
 
 def _enumeration(name: str, values: Iterable[str]) -> str:
@@ -136,8 +142,8 @@ def _stages(own: GpuRank) -> Iterator[str]:
         writes = stage.writes if stage.writes in {buffer.name for buffer in own.buffers} else "none"
         yield (
             f"Buffer::{stage.reads}, Buffer::{writes}, {_vector(stage.gain)}, {_vector(stage.bias)}, "
-            f"Epilogue::{stage.epilogue.value}, Source::{stage.source.value}, {stage.k}, {stage.tiles}, "
-            f"{stage.product}, {str(stage.name in before_attention).lower()}"
+            f"{_vector(stage.scale)}, Epilogue::{stage.epilogue.value}, Source::{stage.source.value}, {stage.k}, "
+            f"{stage.tiles}, {stage.product}, {str(stage.name in before_attention).lower()}"
         )
 
 

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from monotape.backends.cuda.cuts import head_cuts, layer_cuts, layer_groups
 from monotape.backends.cuda.direct import packing_for
 from monotape.backends.cuda.driver import DeviceMemory
-from monotape.backends.cuda.packing import Layers, Packing, pack_table
+from monotape.backends.cuda.packing import Layers, Packing, Scales, pack_table
 from monotape.backends.cuda.rank_view import reads_table
 from monotape.backends.cuda.staging import SLOT_BYTES, Piece, Staging
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
-from monotape.plan.gpu import GPU_FORMATS
-from monotape.plan.types import Format, Plan
+from monotape.plan.formats import TILE_ROWS, Format
+from monotape.plan.gpu import GPU_FORMATS, scale_name
+from monotape.plan.types import Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.small import small_tensors
 from monotape.weights.tapes import Progress, source_of, tensor_name
@@ -59,12 +60,13 @@ def load_model(
     if reads_table(spec, plan) and "embedding" not in shared:
         memories["embedding"] = DeviceMemory(2 * spec.vocab * spec.width)
     try:
-        pieces, threads = all_pieces(spec, plan, checkpoint, memories)
+        scales = _empty_scales(plan)
+        pieces, threads = all_pieces(spec, plan, checkpoint, memories, scales)
         with Staging(threads) as staging:
             small = staging.run(partial(_small_arrays, spec, plan, checkpoint))
             _move_weights(spec, plan, checkpoint, staging, pieces, progress)
             small_arrays = {name: array for name, array in small.result().items() if name not in shared}
-            memories |= {name: DeviceMemory.of(array) for name, array in small_arrays.items()}
+            memories |= {name: DeviceMemory.of(array) for name, array in {**small_arrays, **scales}.items()}
     except BaseException:
         for memory in memories.values():
             memory.close()  # the exception's traceback would keep them alive
@@ -89,12 +91,12 @@ def _move_weights(
 
 
 def all_pieces(
-    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, memories: Mapping[str, DeviceMemory]
+    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, memories: Mapping[str, DeviceMemory], scales: Scales
 ) -> tuple[list[tuple[Layers, Piece]], int]:
     """The pieces to copy, in the order of the file, and how many threads are useful."""
     rank = plan.ranks[0]
-    of_layers = packing_for(spec, checkpoint, rank.layer_stages, range(spec.layers))
-    of_heads = packing_for(spec, checkpoint, (rank.head,), HEAD)
+    of_layers = packing_for(spec, checkpoint, rank.layer_stages, range(spec.layers), scales)
+    of_heads = packing_for(spec, checkpoint, (rank.head,), HEAD, scales)
     pieces = [
         *layer_pieces(plan, of_layers, spec.layers, memories["tapes"]),
         *((HEAD, piece) for piece in head_pieces(plan, of_heads, memories["tapes"])),
@@ -141,6 +143,18 @@ def table_pieces(
         stop = min(spec.vocab, start + most)
         pack = partial(pack_table, spec, fmt, checkpoint, start, stop)
         yield Piece(table, start * row_bytes, (stop - start) * row_bytes, pack)
+
+
+def _empty_scales(plan: Plan) -> Scales:
+    """Places for the scales of quantised rows; rows that only pad a tile keep 0."""
+    rank = plan.ranks[0]
+    return {
+        scale_name(stage): np.zeros(
+            (1 if stage is rank.head else plan.layers, stage.tiles * TILE_ROWS), np.float32
+        )
+        for stage in rank.stages
+        if stage.layout.row_scales
+    }
 
 
 def _small_arrays(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:

@@ -5,19 +5,22 @@ Weights that the file has just so take a shorter way (direct.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from monotape.backends.cuda.blocks import PACKERS, Halves, first_not_finite, to_halves
+from monotape.backends.cuda import e4m3, int4
+from monotape.backends.cuda.blocks import PACKERS, Halves, first_not_finite, pack_fp8, to_halves
 from monotape.backends.cuda.cuts import Cut
 from monotape.models.spec import ModelSpec
-from monotape.plan.gpu import GPU_FORMATS
-from monotape.plan.types import Format, Stage
-from monotape.weights.check import stored_rows
+from monotape.plan.formats import TILE_ROWS, Format
+from monotape.plan.gpu import GPU_FORMATS, scale_name
+from monotape.plan.types import Stage
+from monotape.weights.check import require_finite, stored_rows
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import (
     Bytes,
@@ -32,6 +35,7 @@ from monotape.weights.tapes import (
 )
 
 Layers: TypeAlias = Sequence[int | None]  # consecutive ones, or (None,) for the head
+Scales: TypeAlias = Mapping[str, NDArray[np.float32]]  # of rows, by the name of their vector: [layers][rows]
 Pack: TypeAlias = Callable[[Layers, Bytes], None]  # fills all bytes: the same cut of each layer
 
 
@@ -52,6 +56,7 @@ class AnyPacking:
 
     spec: ModelSpec
     checkpoint: Checkpoint
+    scales: Scales = field(default_factory=dict)  # filled by packing
 
     @property
     def threads(self) -> int:
@@ -71,9 +76,40 @@ class AnyPacking:
             tile_bytes = item.stage.tile_bytes
             tiles = out[item.at : item.at + item.span.count * tile_bytes].reshape(item.span.count, tile_bytes)
             for run in tile_runs(item.stage, item.span):
-                halves = self._part_halves(item.stage, run, layer)
                 target = tiles[run.at : run.at + (run.count - 1) * run.step + 1 : run.step]
-                PACKERS[item.stage.format](in_tiles(halves, run, item.stage.padded_k), target)
+                if item.stage.layout.row_scales:
+                    scales = self._scales_of(item.stage, layer)[item.span.first :][run.at :: run.step][
+                        : run.count
+                    ]
+                    self._pack_scaled(item.stage, run, layer, target, scales)
+                else:
+                    halves = self._part_halves(item.stage, run, layer)
+                    PACKERS[item.stage.format](in_tiles(halves, run, item.stage.padded_k), target)
+
+    def _scales_of(self, stage: Stage, layer: int | None) -> NDArray[np.float32]:
+        """Of each row of each tile."""
+        scales: NDArray[np.float32] = self.scales[scale_name(stage)][layer or 0].reshape(-1, TILE_ROWS)
+        return scales
+
+    def _pack_scaled(
+        self, stage: Stage, run: TileRun, layer: int | None, out: Bytes, scales: NDArray[np.float32]
+    ) -> None:
+        """Rounds rows to the format, each by its own scale."""
+        source, (start, stop) = source_of(self.spec, run.part.role, layer), rows_of(run)
+        name = tensor_name(source, layer)
+        values = part_rows(
+            self.spec, stage, run.part, source, partial(self.checkpoint.rows, name), start, stop
+        )
+        require_finite(name, values, run.part.first + start)
+        if stage.format is Format.FP8:
+            codes, by_row = e4m3.by_row(values)
+            pack_fp8(in_tiles(codes, run, stage.padded_k), out)
+        else:
+            grouped = int4.rounded(stage.format, in_tiles(values, run, stage.padded_k))
+            int4.pack(grouped, out)
+            scales[:] = grouped.row_scales.reshape(-1, TILE_ROWS)
+            return
+        scales[:] = in_tiles(by_row[:, None], run, 1).reshape(-1, TILE_ROWS)
 
     def _part_halves(self, stage: Stage, run: TileRun, layer: int | None) -> Halves:
         """The rank's share of the rows of a run, in the format of the tapes."""

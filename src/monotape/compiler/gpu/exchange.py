@@ -15,6 +15,7 @@ from monotape.plan.gpu import (
     Reset,
     Source,
     chain_of,
+    scale_name,
 )
 from monotape.plan.gpu import Stage as AnyStage
 from monotape.plan.types import RankPlan, Stage
@@ -50,6 +51,7 @@ def _matrix(stage: Stage, reads: str, writes: str, products: dict[str, int]) -> 
     epilogue = {"residual": Epilogue.RESIDUAL, "logits": Epilogue.LOGITS}.get(stage.writes, Epilogue.PUBLISH)
     return MatrixStage(
         name=stage.name, reads=reads, writes=writes, gain=stage.gain, bias=stage.bias,
+        scale=scale_name(stage) if stage.layout.row_scales else None,
         epilogue=Epilogue.GATED if stage.interleaved else epilogue, k=stage.k, tiles=stage.tiles,
         product=products[stage.name],
     )  # fmt: skip

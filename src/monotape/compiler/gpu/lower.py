@@ -18,6 +18,7 @@ from monotape.compiler.gpu.links import links_of, most_rows
 from monotape.compiler.gpu.pages import Room, blocks_of, page_blocks, pages_for, product_of
 from monotape.compiler.gpu.rows import chunk_for, row_plan
 from monotape.models.spec import ModelSpec
+from monotape.plan.formats import Format
 from monotape.plan.gpu import (
     Dimensions,
     GpuPlan,
@@ -25,9 +26,10 @@ from monotape.plan.gpu import (
     KvUnits,
     LayerKind,
     MatrixStage,
+    scale_name,
 )
 from monotape.plan.gpu_rules import verify
-from monotape.plan.types import Format, Machine, Plan, RankPlan
+from monotape.plan.types import Machine, Plan, RankPlan
 from monotape.plan.types import Stage as PlanStage
 
 _SAMPLER_WORDS = 1 + 256 // 2  # kernels/sampling/cut.h: kSamplerWords
@@ -55,7 +57,7 @@ def gpu_plan(
 
     `workers` are those of one rank.
     """
-    machine = Machine("cuda", workers, alignment=128, k_block=32, whole_heads=False, levels=False)
+    machine = Machine("cuda", workers, alignment=128, whole_heads=False, levels=False)
     plan = compile_plan(spec, machine, fmt, context=context, ranks=tp, stage_formats=stage_formats)
     return lower(spec, plan, tuning)
 
@@ -146,8 +148,11 @@ class _Lowering:
 
     def _vectors(self) -> tuple[str, ...]:
         """Norms and biases that stages name, and those of the heads."""
-        named = [name for stage in self._rank.stages for name in (stage.gain, stage.bias) if name]
-        return tuple(dict.fromkeys([*named, *(("q_norm", "k_norm") if self._spec.qk_norm else ())]))
+        stages = self._rank.stages
+        named = [name for stage in stages for name in (stage.gain, stage.bias) if name]
+        named += ["q_norm", "k_norm"] if self._spec.qk_norm else []
+        named += [scale_name(stage) for stage in stages if stage.layout.row_scales]
+        return tuple(dict.fromkeys(named))
 
     def _chunk(self) -> int:
         """The same for all ranks, because they exchange its rows."""

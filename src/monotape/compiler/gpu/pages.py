@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monotape.plan.formats import TILE_ROWS
 from monotape.plan.gpu import (
     BATCH_TILES,
     BLOCK_K,
@@ -14,7 +15,7 @@ from monotape.plan.gpu import (
     Pages,
     Product,
 )
-from monotape.plan.types import TILE_ROWS, RankPlan, Stage
+from monotape.plan.types import RankPlan, Stage
 
 BLOCK_BYTES = 512
 LEAST_PAGES = 3  # copies in flight that keep the memory busy, one page each
@@ -22,6 +23,7 @@ _FAIR_BYTES_PER_TICK = 21.8  # one worker's share of the bandwidth, of an H200's
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes per worker
 _FINISHED_BLOCK = 135168  # kernels/rows/matrix.h: the largest block of a product, staged for the store
 _SELECT_SHARED = 9056  # kernels/sampling/cut.h: SelectScratch
+_INPUTS_AT_ONCE = 16  # groups of 32 inputs that fit a warp's registers beside its weights
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 
 
@@ -59,9 +61,11 @@ def blocks_of(stage: Stage) -> int:
 
 def product_of(stage: Stage, page: int) -> Product:
     """How tiles of a stage lie in pages of `page` blocks, and how many a warp multiplies together."""
-    size = page * BLOCK_BYTES // stage.format.tile_bytes(BLOCK_K)
-    blocks = blocks_of(stage)
-    in_page, pages = max(1, size // blocks), -(-blocks // size)
+    k = stage.layout.k
+    size = page * BLOCK_BYTES // stage.layout.block_bytes
+    blocks = stage.padded_k // k
+    longest = min(size, WARPS * _INPUTS_AT_ONCE * BLOCK_K // k)  # of what a step multiplies
+    in_page, pages = max(1, size // blocks), -(-blocks // longest)
     part = -(-blocks // pages)
     run = blocks if pages == 1 else -(-part // WARPS) * WARPS  # whole blocks for every warp
     most = min(in_page, BATCH_TILES // 2, max(1, BLOCKS_AT_ONCE // -(-run // WARPS)))
@@ -75,7 +79,7 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
     A step has a fixed cost, that of twelve more blocks. Room for more than a layer counts nothing.
     """
     stages, workers = rank.layer_stages, len(rank.tapes)
-    total = sum(stage.tiles * blocks_of(stage) for stage in stages)
+    total = sum(stage.tiles * stage.tile_bytes for stage in stages) / BLOCK_BYTES
     layer = total * BLOCK_BYTES / workers
 
     def worth(size: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from monotape.plan.formats import TILE_ROWS
 from monotape.plan.gpu import (
     BLOCK_K,
     BLOCK_SHAPES,
@@ -14,7 +15,6 @@ from monotape.plan.gpu import (
     RowBuffer,
     RowPlan,
 )
-from monotape.plan.types import TILE_ROWS
 
 CHUNK = 2048  # rows of a pass: weights are read once for all of them, and every worker has blocks enough
 _CHUNK_STEP = 128

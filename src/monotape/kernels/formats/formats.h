@@ -1,11 +1,18 @@
 // Formats of weights. A stage's tape has a format (plan.h names those in use); `Stored` says how a block of eight rows and
 // 32 values of k lies in a page, and how it becomes the operand of a product: 16 bytes a lane, row lane / 4, values
-// 8 * (lane % 4) onwards. A new format is one header with a specialisation, and an entry in plan/gpu.py: GPU_FORMATS.
+// 8 * (lane % 4) onwards. A new format is a type in a header of its own, or one more instance of such a type, and an entry of
+// GPU_FORMATS (plan/gpu.py).
 //
 //   kFloat16        whether its operands are fp16; else bf16
-//   kBlockBytes     of a block on the tape
+//   kSub            groups of 32 values of k in a block: a lane has 16 bytes of a block, 8 / kSub * 2 values of each group
+//   kBlockBytes     of a block on the tape, scales included
 //   kAsMultiplied   whether a lane's 16 bytes of a block are the operand as they lie
-//   operand(word)   from a lane's stored bytes to its operand
+//   kInputExponent, kOutputExponent   of two: activations are multiplied by it before their product with operands of a token,
+//                   and the product by it
+//   kGroups         groups of a block's values in a row that have a scale each
+//   kScales         words of 32 bits with the scales of a row in a block, after the values; 0: none, operands are the values
+//   operand(words, group)        from a lane's stored bytes to its operand of a group
+//   row_operand(block, lane, group)   the same for products of rows, scales included; not where kAsMultiplied
 //   value(block, row, k)         one value, for an embedding that is read off the head's tape
 //   values(block, row, k, out)   eight of them; k is a multiple of eight
 #pragma once
@@ -21,8 +28,8 @@ struct Stored;
 template <bool Float16>
 struct StoredHalf {
   static constexpr bool kFloat16 = Float16, kAsMultiplied = true;
-  static constexpr int kBlockBytes = kTileRows * kBlockK * 2;
-  static __device__ __forceinline__ uint4 operand(uint4 word) { return word; }
+  static constexpr int kSub = 1, kBlockBytes = kTileRows * kBlockK * 2, kInputExponent = 0, kOutputExponent = 0, kScales = 0, kGroups = 1;
+  static __device__ __forceinline__ uint4 operand(uint4 words, int) { return words; }
   static __device__ __forceinline__ float value(const uint8_t* block, int row, int k) {
     return widen<Float16>(reinterpret_cast<const uint16_t*>(block)[row * kBlockK + k]);
   }
@@ -33,7 +40,9 @@ struct StoredHalf {
 
 }  // namespace monotape
 
+#ifdef MONOTAPE_FORMAT_0
 #include MONOTAPE_FORMAT_0
+#endif
 #ifdef MONOTAPE_FORMAT_1
 #include MONOTAPE_FORMAT_1
 #endif
@@ -46,16 +55,24 @@ struct StoredHalf {
 
 namespace monotape {
 
+MONOTAPE_STORED  // plan.h: a specialisation of Stored for each format in use
+
+// Facts of a format that is not known as a type.
+struct FormatRow {
+  bool float16;
+  int sub, block_bytes, input_exponent, output_exponent, scales;
+};
 template <int F = 0>
-__host__ __device__ constexpr int format_block_bytes(Format format) {
-  if constexpr (F + 1 == kFormats) return Stored<static_cast<Format>(F)>::kBlockBytes;
-  else return static_cast<int>(format) == F ? Stored<static_cast<Format>(F)>::kBlockBytes : format_block_bytes<F + 1>(format);
+__host__ __device__ constexpr FormatRow format_row(Format format) {
+  using Weight = Stored<static_cast<Format>(F)>;
+  constexpr FormatRow kRow = {Weight::kFloat16, Weight::kSub, Weight::kBlockBytes, Weight::kInputExponent, Weight::kOutputExponent,
+                              Weight::kScales};
+  if constexpr (F + 1 == kFormats) return kRow;
+  else return static_cast<int>(format) == F ? kRow : format_row<F + 1>(format);
 }
-template <int F = 0>
-__host__ __device__ constexpr bool format_is_float16(Format format) {
-  if constexpr (F + 1 == kFormats) return Stored<static_cast<Format>(F)>::kFloat16;
-  else return static_cast<int>(format) == F ? Stored<static_cast<Format>(F)>::kFloat16 : format_is_float16<F + 1>(format);
-}
+__host__ __device__ constexpr int format_block_bytes(Format format) { return format_row(format).block_bytes; }
+__host__ __device__ constexpr bool format_is_float16(Format format) { return format_row(format).float16; }
+__host__ __device__ constexpr FormatRow format_of(StageRow row) { return format_row(product(row.product).format); }
 // Whether products of a stage take fp16 operands; its input is packed accordingly.
 __device__ __forceinline__ bool takes_float16(Stage stage) {
   return of_stage(stage, [](StageRow row) { return format_is_float16(product(row.product).format); });
@@ -71,6 +88,33 @@ __host__ __device__ constexpr bool one_format() {
   return true;
 }
 constexpr bool kOneFormat = one_format();
+__host__ __device__ constexpr bool one_group() {
+  for (int i = 0; i < kProducts; i++)
+    if (format_row(product(i).format).sub != 1) return false;
+  return true;
+}
+// Whether blocks of all stages have 32 values of k.
+constexpr bool kOneGroup = one_group();
+__host__ __device__ constexpr bool scales_inputs() {
+  for (int i = 0; i < kProducts; i++)
+    if (format_row(product(i).format).input_exponent) return true;
+  return false;
+}
+constexpr bool kScalesInputs = scales_inputs();
+__host__ __device__ constexpr float two_to(int exponent) { return exponent == 0 ? 1 : 2 * two_to(exponent - 1); }
+// What a stage's activations are multiplied by before its product.
+__device__ __forceinline__ float input_factor(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return two_to(format_of(row).input_exponent); });
+}
+__device__ __forceinline__ float output_factor(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return two_to(format_of(row).output_exponent); });
+}
+__host__ __device__ constexpr bool scales_rows() {
+  for (int i = 0; i < kMatrixStages; i++)
+    if (stage_row(i).scale != kNoVector) return true;
+  return false;
+}
+constexpr bool kScalesRows = scales_rows();
 // Whether every stage's products take halves of the kind that activations are.
 constexpr bool kOneHalf = one_kind_of_half();
 

@@ -430,6 +430,13 @@ __device__ __forceinline__ float high_half(uint32_t pair) {
   if constexpr (!Float16) return __uint_as_float(pair & 0xffff0000u);
   return widen<Float16>(static_cast<uint16_t>(pair >> 16));
 }
+// Both halves times a power of two, exactly where the results are halves at all.
+__device__ __forceinline__ uint32_t scaled_pair(uint32_t pair, float factor) {
+  uint32_t out;
+  const uint32_t two = pack_pair<false>(factor, factor);
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(pair), "r"(two));
+  return out;
+}
 __device__ __forceinline__ float power_of_two(float exponent) {
   float value;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(exponent));

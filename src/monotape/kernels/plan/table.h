@@ -26,7 +26,7 @@ struct Product {
 
 struct StageRow {
   Buffer reads, writes;
-  Vector gain, bias;
+  Vector gain, bias, scale;  // scale: of finished rows, before the bias
   Epilogue epilogue;
   Source source;
   int k, tiles, product;

@@ -166,17 +166,23 @@ class BlockProduct {
                     product.input + (from.rows + word + i * kWarps * product.blocks * kBlockWords), bytes);
 #pragma unroll
         for (int i = 0; i < kColumnCopies; i++)
-          copy_weights(c, to + (b * kTiles + RowTiles + i * kWarps) * kBlockBytes, from.columns[i] + word, bytes);
+          copy_weights(c, to + (b * kTiles + RowTiles + i * kWarps) * kBlockBytes, from.columns[i], word, bytes);
       }
     }
     end_copy_group();
   }
 
   // A lane's 16 bytes of a block of weights. Formats that must be converted go through registers.
-  static __device__ __forceinline__ void copy_weights(Consumer& c, uint8_t* to, TapeWord word, uint32_t bytes) {
-    const uint4* from = reinterpret_cast<const uint4*>(c.params.tapes) + word;
-    if constexpr (Weight::kAsMultiplied) copy_word(to, from, bytes);
-    else *reinterpret_cast<uint4*>(to) = bytes ? Weight::operand(*from) : make_uint4(0, 0, 0, 0);
+  // `word` is where it would lie in a tile of 16-bit values.
+  static __device__ __forceinline__ void copy_weights(Consumer& c, uint8_t* to, TapeWord tile, uint32_t word, uint32_t bytes) {
+    const uint4* tapes = reinterpret_cast<const uint4*>(c.params.tapes);
+    if constexpr (Weight::kAsMultiplied) {
+      copy_word(to, tapes + (tile + word), bytes);
+    } else {
+      const uint32_t block = word / kBlockWords;
+      const uint8_t* stored = reinterpret_cast<const uint8_t*>(tapes + (tile - c.lane())) + block / Weight::kSub * Weight::kBlockBytes;
+      *reinterpret_cast<uint4*>(to) = bytes ? Weight::row_operand(stored, c.lane(), block % Weight::kSub) : make_uint4(0, 0, 0, 0);
+    }
   }
 
   static __device__ __forceinline__ void multiply_step(Consumer& c, int slot, float (&sums)[kColumns][4]) {
@@ -218,6 +224,18 @@ __device__ __forceinline__ bool take(const float* from, float (&value)[8]) {
   return nan;
 }
 
+// Multiplies eight neighbouring outputs by their scales, where the stage's format has them.
+__device__ __forceinline__ void scale_rows(Consumer& c, const RowProduct& product, int tile, float (&value)[8]) {
+  if constexpr (kScalesRows) {
+    const int vector = static_cast<int>(of_stage(product.stage, [](StageRow row) { return row.scale; }));
+    if (vector < 0) return;
+    float scale[8];
+    load8(c.params.vectors[vector] + (static_cast<int64_t>(product.layer) * product.tiles + tile) * kTileRows, scale);
+#pragma unroll
+    for (int i = 0; i < 8; i++) value[i] *= scale[i];
+  }
+}
+
 // Stores the finished block from shared memory, without rows and tiles past the end.
 __device__ __forceinline__ void finish_block(Consumer& c, const RowProduct& product, Block at) {
   const Shape shape = shape_of(product);
@@ -232,9 +250,11 @@ __device__ __forceinline__ void finish_block(Consumer& c, const RowProduct& prod
     const float* from = finished_row(c, i / across, shape.column_tiles) + i % across * each * kTileRows;
     float value[8];
     nan |= take(from, value);
+    scale_rows(c, product, tile, value);
     if (paired) {
       float up[8];
       nan |= take(from + kTileRows, up);
+      scale_rows(c, product, tile + 1, up);
       keep_activation(c, row, tile, value, up);
     } else if (product.stage == Stage::head) {
       keep_logits(c, product.chunk, row, tile, value);

@@ -15,16 +15,32 @@ struct Matrix {
   const uint4* input;   // words of the exchange, row after row
   const float* gain;    // of the norm; null: the input is not normalised
   const float* bias;    // of this worker's rows; null: none
+  const float* scale;   // likewise
   uint4* output;        // where this worker's first word goes; null: not into the exchange
 };
 
 // Warp w has the blocks w, w + 8, w + 16 ... of k. A lane polls word lane % 4 of every eighth of them.
 constexpr int kRounds = 4;  // words that a lane polls together of long inputs
-constexpr int kNormRounds = divide_up(divide_up(kWidth, kBlockK), kWarps * 8);
+__host__ __device__ constexpr int norm_rounds() {
+  int most = 1;
+  for (int i = 0; i < kProducts; i++) {
+    const int group = format_row(product(i).format).sub;
+    most = larger(most, divide_up(divide_up(divide_up(kWidth, kBlockK * group), kWarps) * group, 8));
+  }
+  return most;
+}
+constexpr int kNormRounds = norm_rounds();
 static_assert(kNormRounds <= kRounds, "words of a normalised input that registers can hold");
 
-__device__ __forceinline__ int input_word(Consumer& c, int round) {
-  return ((round * 8 + c.row()) * kWarps + c.warp()) * 4 + c.column();
+// Groups of 32 values in a block of a stage's weights: a warp has all groups of its blocks.
+__device__ __forceinline__ unsigned groups_of(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return static_cast<unsigned>(format_of(row).sub); });
+}
+__device__ __forceinline__ int input_word(Consumer& c, Stage stage, int round) {
+  const int at = round * 8 + c.row();
+  if constexpr (kOneGroup) return (at * kWarps + c.warp()) * 4 + c.column();
+  const unsigned groups = groups_of(stage), block = static_cast<unsigned>(at) / groups;  // powers of two
+  return static_cast<int>(((block * kWarps + c.warp()) * groups + at % groups) * 4 + c.column());
 }
 
 // A word in the order of products: its first and third pair, then its second and fourth.
@@ -51,7 +67,7 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
   uint4 word[Rounds];
 #pragma unroll
   for (int r = 0; r < Rounds; r++) {
-    const int at = input_word(c, first + r);
+    const int at = input_word(c, matrix.stage, first + r);
     index[r] = at < matrix.words ? at : -1;
   }
   poll(matrix.input + row * matrix.words, index, word, patience);
@@ -64,12 +80,14 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
 #pragma unroll
       for (int i = 0; i < 8; i++) squares += value[i] * value[i], value[i] *= gains[r][i];
       word[r] = pack8_for(matrix.stage, value);
-    } else if constexpr (!kOneHalf) {
+    } else if constexpr (!kOneHalf || kScalesInputs) {
       float value[8];
       unpack8(word[r], value);
+#pragma unroll
+      for (int i = 0; i < 8; i++) value[i] *= input_factor(matrix.stage);
       word[r] = pack8_for(matrix.stage, value);
     }
-    const int at = input_word(c, first + r);
+    const int at = input_word(c, matrix.stage, first + r);
     if (at < matrix.blocks * 4) c.shared.x[row][at] = in_halves(word[r]);  // past the last word there are zeros
   }
   return squares;
@@ -80,7 +98,12 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
 __device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, float (&squares)[kRows]) {
   float gains[kNormRounds][8] = {};
 #pragma unroll
-  for (int r = 0; r < kNormRounds; r++) read_gains(matrix.gain, input_word(c, r) * 8, gains[r]);
+  for (int r = 0; r < kNormRounds; r++) {
+    read_gains(matrix.gain, input_word(c, matrix.stage, r) * 8, gains[r]);
+    if constexpr (kScalesInputs)
+#pragma unroll
+      for (int i = 0; i < 8; i++) gains[r][i] *= input_factor(matrix.stage);
+  }
   Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
 #pragma unroll
   for (int row = 0; row < kRows; row++) {
@@ -103,7 +126,18 @@ __host__ __device__ constexpr int most_blocks_at_once() {
   for (int i = 0; i < kProducts; i++) most = larger(most, blocks_at_once(product(i)));
   return most;
 }
-struct Weights {
+__host__ __device__ constexpr int most_scales_at_once() {
+  int most = 0;
+  for (int i = 0; i < kProducts; i++) most = larger(most, blocks_at_once(product(i)) * format_row(product(i).format).scales);
+  return most;
+}
+template <int Count>
+struct Scales {
+  uint32_t scales[Count] = {};  // of the lane's row in each block
+};
+template <>
+struct Scales<0> {};
+struct Weights : Scales<most_scales_at_once()> {
   uint4 block[most_blocks_at_once()] = {};
 };
 
@@ -134,7 +168,7 @@ class TileProduct {
 
   __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
       : c_(c), at_(progress), count_(count),
-        input_(reinterpret_cast<const uint2*>(c.shared.x[c.row() / 2 % kRows]) + c.warp() * 8 + c.column() * 2 + c.row() % 2),
+        input_(reinterpret_cast<const uint2*>(c.shared.x[c.row() / 2 % kRows]) + c.warp() * kSub * 8 + c.column() * 2 + c.row() % 2),
         sums_out_(&c.shared.sums[c.buffer][c.column() % kRows][0][c.row()][c.warp()]) {}
 
   __device__ __forceinline__ void prepare() {
@@ -159,6 +193,7 @@ class TileProduct {
 
  private:
   using Weight = Stored<kProduct.format>;
+  static constexpr int kSub = Weight::kSub, kScales = Weight::kScales, kGroups = Weight::kGroups, kBlockWords = Weight::kBlockBytes / 16;
   static constexpr int kBlocks = kProduct.blocks, kInPage = kProduct.tiles_in_page, kRun = kProduct.page_run;
   static constexpr int kAtOnce = divide_up(kRun, kWarps);
   static constexpr int kLastRun = kBlocks - (divide_up(kBlocks, kRun) - 1) * kRun, kSure = kLastRun / kWarps;
@@ -172,28 +207,62 @@ class TileProduct {
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++)
 #pragma unroll
-      for (int t = 0; t < kTogether; t++) {
-        const uint4 w = Weight::operand(weights.block[t * kAtOnce + i]);
-        multiply_accumulate<Weight::kFloat16>(sums_[t][i % kChains], w.x, w.y, w.z, w.w, x_[i].x, x_[i].y);
-      }
+      for (int t = 0; t < kTogether; t++) multiply_block(weights, i, t);
     fetch_next(weights);
     at_.k += kRun;
     if (!kWhole && at_.k < kBlocks) return;
 #pragma unroll
     for (int t = 0; t < kTogether; t++) {
-      float y = sums_[t][0][0] + sums_[t][0][3];
-#pragma unroll
-      for (int i = 1; i < kChains; i++) y += sums_[t][i][0] + sums_[t][i][3];
+      const float y = finished(t);
       if (c_.column() < kRows) sums_out_[t * kTileRows * kWarps] = y;
     }
     sums_out_ += kTogether * kTileRows * kWarps;
     at_.k = 0, at_.tile += kTogether;
   }
 
+  // Block i of tile t. Without scales the products of a tile add up in the tensor cores; with them each group of values adds
+  // to a sum of its own first, in the order of k.
+  template <class AnyWeights>  // only some have scales
+  __device__ __forceinline__ void multiply_block(const AnyWeights& weights, int i, int t) {
+    const int at = t * kAtOnce + i;
+    if constexpr (kScales == 0) {
+#pragma unroll
+      for (int s = 0; s < kSub; s++) {
+        const uint4 w = Weight::operand(weights.block[at], s);
+        multiply_accumulate<Weight::kFloat16>(sums_[t][(i * kSub + s) % kChains], w.x, w.y, w.z, w.w, x_[i * kSub + s].x, x_[i * kSub + s].y);
+      }
+    } else {
+      Weight::add(sums_[t][0][0], weights.block[at], weights.scales + at * kScales, x_ + i * kSub, totals_ + i * kGroups);
+    }
+  }
+  __device__ __forceinline__ float finished(int t) const {
+    if constexpr (kScales > 0) return sums_[t][0][0];
+    float y = sums_[t][0][0] + sums_[t][0][3];
+#pragma unroll
+    for (int i = 1; i < kChains; i++) y += sums_[t][i][0] + sums_[t][i][3];
+    return y;
+  }
+
   // This warp's blocks of it, from k on.
   __device__ __forceinline__ void read_input() {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) x_[i] = there(at_.k, i) ? input_[(at_.k + i * kWarps) * 8] : make_uint2(0, 0);
+    for (int i = 0; i < kAtOnce; i++)
+#pragma unroll
+      for (int s = 0; s < kSub; s++)
+        x_[i * kSub + s] = there(at_.k, i) ? input_[((at_.k + i * kWarps) * kSub + s) * 8] : make_uint2(0, 0);
+    if constexpr (kScales > 0) add_up_input();
+  }
+  // The sum of the values of each group that has a scale, in the lanes that finish its products: integers with an offset need it.
+  __device__ __forceinline__ void add_up_input() {
+    const uint32_t ones = pack_pair<Weight::kFloat16>(1, 1);
+#pragma unroll
+    for (int g = 0; g < kAtOnce * kGroups; g++) {
+      float sums[4] = {0, 0, 0, 0};
+#pragma unroll
+      for (int i = g * (kSub / kGroups); i < (g + 1) * (kSub / kGroups); i++)
+        multiply_accumulate<Weight::kFloat16>(sums, ones, ones, ones, ones, x_[i].x, x_[i].y);
+      totals_[g] = sums[0] + sums[3];
+    }
   }
 
   // The blocks that were fetched before are in registers now.
@@ -210,13 +279,23 @@ class TileProduct {
     for (int t = 0; t < kTogether; t++)
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++) {
-        if (there(at_.next_k, i)) to.block[t * kAtOnce + i] = page[(t * kBlocks + i * kWarps) * kBlockWords];
+        const uint4* block = page + (t * kBlocks + i * kWarps) * kBlockWords;
+        if (there(at_.next_k, i)) fetch_block(to, t * kAtOnce + i, block);
         else if (!kWhole) to.block[i] = make_uint4(0, 0, 0, 0);  // for whole tiles it has been zero from the start
       }
     at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || at_.next_tile + kTogether >= count_;
     at_.in_page = at_.page_ends ? 0 : at_.in_page + kTogether;
     at_.next_k += kRun;
     if (kWhole || at_.next_k >= kBlocks) at_.next_k = 0, at_.next_tile += kTogether;
+  }
+
+  // `block` is where the lane's own words lie.
+  template <class AnyWeights>
+  __device__ __forceinline__ void fetch_block(AnyWeights& to, int at, const uint4* block) {
+    to.block[at] = *block;
+    if constexpr (kScales > 0) {
+      Weight::read_scales(reinterpret_cast<const uint8_t*>(block - c_.lane() + kLanes), c_.row(), to.scales + at * kScales);
+    }
   }
 
   __device__ __forceinline__ bool there(int k, int i) const { return i < kSure || k + i * kWarps + c_.warp() < kBlocks; }
@@ -233,7 +312,8 @@ class TileProduct {
   const int count_;
   const uint2* const input_;
   float* sums_out_;
-  uint2 x_[kAtOnce];
+  uint2 x_[kAtOnce * kSub];
+  float totals_[kAtOnce * kGroups];
   float sums_[kTogether][kChains][4];
 };
 
@@ -270,9 +350,13 @@ __device__ __forceinline__ void sum_squares(float (&squares)[kRows]) {
 static_assert((kBatchTiles & (kBatchTiles - 1)) == 0, "a power of two");
 __device__ __forceinline__ int own_tile(const Consumer& c, int first) { return (c.part(kTileRows) - first) & (kBatchTiles - 1); }
 
-__device__ __forceinline__ float bias_of(const Consumer& c, const Matrix& matrix, int first, int count) {
+__device__ __forceinline__ float of_own_row(const Consumer& c, const float* values, int first, int count) {
   const int tile = first + own_tile(c, first);
-  return matrix.bias && tile < count ? matrix.bias[tile * kTileRows + c.within(kTileRows)] : 0;
+  return values && tile < count ? values[tile * kTileRows + c.within(kTileRows)] : 0;
+}
+
+__device__ __forceinline__ float scale_of(const Consumer& c, const Matrix& matrix, int first, int count) {
+  return of_own_row(c, matrix.scale, first, count) * output_factor(matrix.stage);
 }
 
 // Runs the stage: ending(row of the pass, tile, row of the tile, value, whether it is real) for every row of a batch, with
@@ -284,7 +368,8 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
   if (count == 0) return true;  // all warps must learn of a failure at the same barrier
   c.begin(matrix.stage, matrix.layer);
   c.set_pace(matrix.stage == kAfterAttention ? kAttending : kPolling);
-  float bias = bias_of(c, matrix, 0, count);  // in flight while the input is polled
+  float bias = of_own_row(c, matrix.bias, 0, count);  // in flight while the input is polled
+  float scale = kScalesRows ? scale_of(c, matrix, 0, count) : 0;
   Progress progress;
   prepare_tiles(c, progress, number, count);
   float squares[kRows];
@@ -307,12 +392,15 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
       for (int p = 0; p < kRows; p++) {
         float y = sum_of_warps(c.shared.sums[c.buffer][p][mine][row]);
         if (matrix.gain) y *= inverse_root(sum_of_warps(c.shared.squares[c.buffer][p]) * (1.0f / kWidth) + kNormEps);
+        if constexpr (kScalesRows)
+          if (matrix.scale) y *= scale;
         if constexpr (kQkvBias) y += bias;
         if (mine < batch && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
         ending(p, first + mine, row, y, mine < batch);
       }
     }
-    if constexpr (kQkvBias) bias = bias_of(c, matrix, first + most, count);
+    if constexpr (kQkvBias) bias = of_own_row(c, matrix.bias, first + most, count);
+    if constexpr (kScalesRows) scale = scale_of(c, matrix, first + most, count);
   }
   c.trace.end();
   return true;

@@ -14,16 +14,24 @@ constexpr bool kTableFloat16 = Stored<kEmbeddingFormat>::kFloat16;
 
 __device__ __forceinline__ const uint8_t* embedding_block(const Params& params, int token, int k) {
   const TilePlace& place = params.places[params.first_place[static_cast<int>(Stage::head)] + token / kTileRows];
-  return params.tapes + place.start + k / kBlockK * HeadWeight::kBlockBytes;
+  return params.tapes + place.start + k / (kBlockK * HeadWeight::kSub) * HeadWeight::kBlockBytes;
+}
+__device__ __forceinline__ float embedding_scale(const Params& params, int token) {
+  constexpr Vector kScale = row_of(Stage::head).scale;
+  return kScale == kNoVector ? 1 : params.vectors[static_cast<int>(kScale)][token];
 }
 __device__ __forceinline__ float embedding_value(const Params& params, int token, int k) {
   if (params.embedding) return widen<kTableFloat16>(params.embedding[static_cast<int64_t>(token) * kWidth + k]);
-  return HeadWeight::value(embedding_block(params, token, k), token % kTileRows, k % kBlockK);
+  const float value = HeadWeight::value(embedding_block(params, token, k), token % kTileRows, k % (kBlockK * HeadWeight::kSub));
+  return kScalesRows ? value * embedding_scale(params, token) : value;
 }
 __device__ __forceinline__ void embedding_values(const Params& params, int token, int k, float (&out)[8]) {
   const uint16_t* table = params.embedding + static_cast<int64_t>(token) * kWidth + k;
-  if (params.embedding) unpack8<kTableFloat16>(*reinterpret_cast<const uint4*>(table), out);
-  else HeadWeight::values(embedding_block(params, token, k), token % kTileRows, k % kBlockK, out);
+  if (params.embedding) return unpack8<kTableFloat16>(*reinterpret_cast<const uint4*>(table), out);
+  HeadWeight::values(embedding_block(params, token, k), token % kTileRows, k % (kBlockK * HeadWeight::kSub), out);
+  if constexpr (kScalesRows)
+#pragma unroll
+    for (int i = 0; i < 8; i++) out[i] *= embedding_scale(params, token);
 }
 
 // The token's embedding becomes this worker's elements of the residual stream.
@@ -49,13 +57,18 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   if constexpr (I + 1 < kMatrixStages)
     if (stage != kStage) return matrix_of<I + 1>(c, stage, layer);
   Exchange& exchange = *c.params.exchange;
-  Matrix matrix = {kStage, layer, divide_up(kRow.k, kBlockK), divide_up(kRow.k, 8), nullptr, nullptr, nullptr, nullptr};
+  constexpr int kGroups = format_of(kRow).sub, kBlocks = divide_up(kRow.k, kBlockK * kGroups) * kGroups;
+  Matrix matrix = {kStage, layer, kBlocks, divide_up(kRow.k, 8), nullptr, nullptr, nullptr, nullptr, nullptr};
   const int first = own_first(c.span(kStage), kStage);
   matrix.input = words_of<kRow.reads>(exchange, kRow.reads == Buffer::final_residual ? c.sample_turn() : c.turn);
   if constexpr (kRow.gain != kNoVector && !(kStage == Stage::head && kHeadInput == HeadInput::mean))  // a mean is of normalised values
     matrix.gain = c.params.vectors[static_cast<int>(kRow.gain)] + (kStage == Stage::head ? 0 : layer * kWidth);
   if constexpr (kRow.bias != kNoVector)
     matrix.bias = c.params.vectors[static_cast<int>(kRow.bias)] + (layer * kRow.tiles + c.span(kStage).first) * kTileRows;
+  if constexpr (kRow.scale != kNoVector) {
+    const int in = kStage == Stage::head ? 0 : layer;
+    matrix.scale = c.params.vectors[static_cast<int>(kRow.scale)] + (static_cast<int64_t>(in) * kRow.tiles + c.span(kStage).first) * kTileRows;
+  }
   if constexpr (kRow.writes == Buffer::residual) {  // the next layer starts from it, or the head
     uint4* next = words_of<Buffer::residual>(exchange, c.turn ^ 1) + first;
     // The head's input may combine several ranks: see ranks/head.h.
