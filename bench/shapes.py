@@ -107,6 +107,9 @@ class RandomCheckpoint:
         assert halves is not None
         return (halves.astype(np.uint32) << 16).view(np.float32)
 
+    def stored_matrix(self, name: str) -> None:
+        """Its weights are floats."""
+
     def integer_rows(self, name: str, start: int, stop: int) -> None:
         return None
 

@@ -13,9 +13,20 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-READABLE = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q4_K, Kind.Q6_K)
+READABLE = (
+    Kind.F32,
+    Kind.F16,
+    Kind.BF16,
+    Kind.Q8_0,
+    Kind.Q4_0,
+    Kind.Q4_1,
+    Kind.Q5_0,
+    Kind.Q4_K,
+    Kind.Q5_K,
+    Kind.Q6_K,
+)
 #: Where the f16 scales of a K-quant block lie.
-_SCALES = {Kind.Q4_K: (0, 2), Kind.Q6_K: (208,)}
+_SCALES = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
 
 LAYERS, WIDTH, HEADS, KV_HEADS, FFN, VOCAB = 3, 96, 6, 2, 160, 37
 HEAD_DIM = WIDTH // HEADS

@@ -61,7 +61,7 @@ def test_rows_of_every_format(tmp_path: Path, kind: Kind, start: int, stop: int)
 
 def _with_finite_scales(raw: NDArray[np.uint8], kind: Kind) -> NDArray[np.uint8]:
     """Formats with 32 values a block: the leading f16 scale (and minimum) as a small number."""
-    if kind in (Kind.Q4_K, Kind.Q6_K):
+    if kind in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K):
         return raw
     size = gguf.GGML_QUANT_SIZES[kind][1]
     blocks = raw.reshape(-1, size)

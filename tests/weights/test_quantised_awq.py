@@ -60,7 +60,7 @@ def test_codes_scales_and_zero_points_come_back_bit_for_bit(
     rows, columns = 8 * words, groups * size
     codes, zeros, scales = parts(rows, columns, groups, seed)
     folder = tmp_path_factory.mktemp("awq")
-    stored = opened(folder, awq(codes, zeros, scales), {**CONFIG, "group_size": size}).matrix(NAME)
+    stored = opened(folder, awq(codes, zeros, scales), {**CONFIG, "group_size": size}).stored_matrix(NAME)
     assert stored is not None and not stored.symmetric and stored.scale_kind == "f16"
     start = seed % rows
     np.testing.assert_array_equal(stored.values(start, rows), codes[start:])

@@ -101,7 +101,7 @@ def test_packed_integers(tmp_path: Path, dtype: str, symmetric: bool, bits: int,
     ours = torch.from_numpy(found.rows(NAME, 0, rows)).to(getattr(torch, dtype))
     assert torch.equal(ours, expected)
     np.testing.assert_array_equal(found.rows(NAME, 5, 9), found.rows(NAME, 0, rows)[5:9])
-    matrix = found.matrix(NAME)
+    matrix = found.stored_matrix(NAME)
     assert matrix is not None and matrix.symmetric == symmetric
     assert matrix.scale_kind == {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[dtype]
     assert len(np.unique(matrix.values(0, rows))) > 8
@@ -157,7 +157,7 @@ def test_nvfp4(tmp_path: Path) -> None:
     }
     stored, expected = compressed({**weights, "scale_dtype": None}, "nvfp4-pack-quantized", state)
     found = write(tmp_path, stored, config(weights, "nvfp4-pack-quantized"))
-    matrix = found.matrix(NAME)
+    matrix = found.stored_matrix(NAME)
     assert matrix is not None and (matrix.label, matrix.scale_kind, matrix.divisor) == (
         "nvfp4",
         "e4m3",
@@ -205,7 +205,7 @@ def test_codes_scales_and_zero_points_come_back_bit_for_bit(
     weights = {**INT4, "num_bits": bits, "group_size": size, "symmetric": symmetric, "actorder": "group"}
     folder = tmp_path_factory.mktemp("packed")
     found = opened(folder, packed(codes, zeros, scales, bits, group_of), config(weights, "pack-quantized"))
-    matrix = found.matrix(NAME)
+    matrix = found.stored_matrix(NAME)
     assert matrix is not None
     start = seed % rows
     np.testing.assert_array_equal(matrix.values(start, rows), codes[start:])

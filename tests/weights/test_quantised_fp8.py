@@ -67,7 +67,7 @@ def test_blocks_of_128_by_128(tmp_path: Path, rows: int, columns: int) -> None:
 
 def test_the_stored_parts_of_a_block_matrix(tmp_path: Path) -> None:
     codes, scales = matrix(130, 300), block_scales(130, 300)
-    stored = opened(tmp_path, fp8_blocks(codes, scales), BLOCK).matrix(NAME)
+    stored = opened(tmp_path, fp8_blocks(codes, scales), BLOCK).stored_matrix(NAME)
     assert stored is not None
     assert (stored.rows, stored.columns, stored.groups, stored.group) == (130, 300, 3, (128, 128))
     assert stored.kind.value == "e4m3" and stored.scale_kind == "f32" and stored.order is None
@@ -83,7 +83,7 @@ def test_scales_of_other_dtypes_are_kept(tmp_path: Path, dtype: str) -> None:
     numbers = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127).astype(np.float32)
     scales = exponents if dtype == "F8_E8M0" else to_bf16(numbers)
     tensors = {"weight": ("F8_E4M3", codes), "weight_scale_inv": (dtype, scales)}
-    stored = opened(tmp_path, tensors, {**BLOCK, "scale_fmt": "ue8m0"}).matrix(NAME)
+    stored = opened(tmp_path, tensors, {**BLOCK, "scale_fmt": "ue8m0"}).stored_matrix(NAME)
     assert stored is not None and stored.scale_kind == ("e8m0" if dtype == "F8_E8M0" else "bf16")
     spread = np.repeat(np.repeat(numbers, 128, 0), 128, 1)[:130, :140]
     np.testing.assert_array_equal(stored.dequantised(0, 130), e4m3_numbers(codes) * spread)
@@ -113,7 +113,7 @@ def test_any_shape_of_blocks(
     codes = finite_e4m3(random, (rows, columns))
     scales = random.uniform(0, 2, (-(-rows // height), -(-columns // width))).astype(np.float32)
     config = {**BLOCK, "weight_block_size": [height, width]}
-    stored = opened(tmp_path_factory.mktemp("fp8"), fp8_blocks(codes, scales), config).matrix(NAME)
+    stored = opened(tmp_path_factory.mktemp("fp8"), fp8_blocks(codes, scales), config).stored_matrix(NAME)
     assert stored is not None
     np.testing.assert_array_equal(stored.values(0, rows), codes)
     for n in range(rows):

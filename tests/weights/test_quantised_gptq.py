@@ -89,7 +89,7 @@ def test_the_order_sorts_columns_by_group(tmp_path: Path) -> None:
     found = opened(
         tmp_path, gptq(codes, zeros, scales, group_of), {**CONFIG, "desc_act": True, "group_size": 32}
     )
-    stored = found.matrix(NAME)
+    stored = found.stored_matrix(NAME)
     assert stored is not None and stored.order is not None
     assert sorted(stored.order.tolist()) == list(range(192)) and stored.order.tolist() != list(range(192))
     assert [group_of[k] for k in stored.order] == [j // 32 for j in range(192)]
@@ -108,7 +108,7 @@ def test_codes_scales_and_zero_points_come_back_bit_for_bit(
     codes, zeros, scales = parts(16, 24 * groups, groups, bits, seed)
     config = {**CONFIG, "bits": bits, "group_size": 24, "format": "gptq" if version == 1 else "gptq_v2"}
     tensors = gptq(codes, zeros, scales, None, bits, version)
-    stored = opened(tmp_path_factory.mktemp("gptq"), tensors, config).matrix(NAME)
+    stored = opened(tmp_path_factory.mktemp("gptq"), tensors, config).stored_matrix(NAME)
     assert stored is not None and stored.order is None
     start = seed % 16
     np.testing.assert_array_equal(stored.values(start, 16), codes[start:])
@@ -123,7 +123,7 @@ def test_a_symmetric_file_has_no_zero_points(tmp_path: Path, bits: int, version:
     form = "gptq" if version == 1 else "gptq_v2"
     config = {**CONFIG, "bits": bits, "group_size": 32, "sym": True, "checkpoint_format": form}
     found = opened(tmp_path, gptq(codes, zeros, scales, None, bits, version), config)
-    stored = found.matrix(NAME)
+    stored = found.stored_matrix(NAME)
     assert stored is not None and stored.symmetric and stored.zeros(0, 16) is None
     group_of = [k // 32 for k in range(64)]
     expected = integers_times_scales(codes, zeros, scales, group_of)

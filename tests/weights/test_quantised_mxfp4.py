@@ -46,7 +46,7 @@ def test_matrices_are_those_that_were_written(
     exponents = random.integers(0, 250, (rows, blocks)).astype(np.uint8)
     found = opened(tmp_path_factory.mktemp("mxfp4"), mxfp4(codes, exponents))
     assert found.names == {NAME} and found.shape(NAME) == codes.shape and found.stored_as(NAME) == "mxfp4"
-    stored = found.matrix(NAME)
+    stored = found.stored_matrix(NAME)
     assert stored is not None and stored.scale_kind == "e8m0" and stored.group == (1, 32)
     start = seed % rows
     np.testing.assert_array_equal(stored.values(start, rows), codes[start:])

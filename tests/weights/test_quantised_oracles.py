@@ -45,7 +45,7 @@ def test_awq_as_the_converter_of_compressed_tensors_reads_it(tmp_path: Path, zer
     scales = RANDOM.normal(0, 0.1, (rows, 3)).astype(np.float16)
     tensors = awq(codes, zeros if zero_point else None, scales)
     settings = {"quant_method": "awq", "bits": 4, "group_size": size, "zero_point": zero_point}
-    found = _opened(tmp_path, tensors, settings).matrix(NAME)
+    found = _opened(tmp_path, tensors, settings).stored_matrix(NAME)
     assert found is not None
     theirs = AutoAWQConverter(4, size, zero_point).process(_torch(tensors))
     values = unpack_from_int32(theirs[f"{MODULE}.weight_packed"], 4, (rows, columns))

@@ -34,6 +34,7 @@ class Format(Enum):
     Q4_K = "q4_k"  # q d s - e m for each group of 32: s and m have six bits, d and e are of 256 values
     Q5_K = "q5_k"
     Q6_K = "q6_k"  # (q - 32) d s for each group of 16: s has eight bits, d is of 256 values
+    K_MIXED = "k-mixed"  # q d s - e m for each group of 16, q of six bits: holds Q4_K, Q5_K and Q6_K
     WIDE = "wide"  # q s + m, q of eight bits, float32 s and m for each group of 16: holds every format of integers
 
     @property

@@ -10,6 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from monotape.weights.quantised.k_matrix import KMatrix
+from monotape.weights.quantised.stored import StoredMatrix
+
+Quantised = StoredMatrix | KMatrix
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -61,6 +66,10 @@ class Checkpoint(Protocol):
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
         """Rows start..stop of a matrix (or values of a vector) as exact float32, dequantised if need be."""
+        ...
+
+    def stored_matrix(self, name: str) -> Quantised | None:
+        """The codes and scales that a quantised matrix is stored as; None for one of floats, and for a vector."""
         ...
 
     def integer_rows(

@@ -8,7 +8,7 @@ from monotape.errors import CheckpointError
 
 GGUF_MAGIC = b"GGUF"  # how every such file begins
 #: Names as `Checkpoint.stored_as` gives them.
-READABLE_FORMATS = frozenset({"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k"})
+READABLE_FORMATS = frozenset({"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q5_k", "q6_k"})
 #: The matrices of quantised safetensors (weights/quantised): "fp8-block", "int4-g128", "int8-channel", ...
 _QUANTISED = re.compile(r"(fp8|int4|int8)-(tensor|channel|block|g\d+)|mxfp4|nvfp4")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monotape.errors import CheckpointError
-from monotape.weights.checkpoint import TextAssets
+from monotape.weights.checkpoint import Quantised, TextAssets
 from monotape.weights.formats import require_readable
 from monotape.weights.gguf_blocks import dequantise, integers
 from monotape.weights.gguf_config import architecture_of, hugging_face_config, sampling_settings
 from monotape.weights.gguf_header import GgufTensor, read_header
+from monotape.weights.gguf_matrix import k_matrix, stored_matrix
 from monotape.weights.gguf_metadata import Metadata
 from monotape.weights.gguf_names import (
     ARCHITECTURES,
@@ -98,6 +99,14 @@ class GgufFile:
         return dequantise(self._raw_rows(entry, start, stop), tensor.kind).reshape(
             stop - start, *tensor.shape[1:]
         )
+
+    def stored_matrix(self, name: str) -> Quantised | None:
+        entry = self._entry(name)
+        tensor = entry.tensor
+        if len(tensor.shape) != 2:
+            return None
+        read = partial(self._raw_rows, entry)
+        return stored_matrix(name, tensor, read) or k_matrix(name, tensor, read)
 
     def integer_rows(
         self, name: str, start: int, stop: int

@@ -90,6 +90,9 @@ class SafetensorsFolder:
         raw = self._raw_rows(name, start, stop)
         return _as_float32(raw, tensor.stored).reshape(stop - start, *tensor.shape[1:][-1:])
 
+    def stored_matrix(self, name: str) -> None:
+        """None: quantised/folder.py reads quantised matrices."""
+
     def integer_rows(
         self, name: str, start: int, stop: int
     ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:

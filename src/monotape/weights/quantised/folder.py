@@ -70,27 +70,26 @@ class QuantisedFolder:
     def names(self) -> frozenset[str]:
         return self._contents.plain | self._contents.quantised.keys()
 
-    def matrix(self, name: str) -> StoredMatrix | None:
-        """The matrix of that name as it is stored; None for a tensor that is not quantised."""
+    def stored_matrix(self, name: str) -> StoredMatrix | None:
         entry = self._contents.quantised.get(name)
         return None if entry is None else entry.matrix
 
     def shape(self, name: str) -> tuple[int, ...]:
-        matrix = self.matrix(name)
+        matrix = self.stored_matrix(name)
         return self._folder.shape(name) if matrix is None else matrix.shape
 
     def stored_as(self, name: str) -> str:
-        matrix = self.matrix(name)
+        matrix = self.stored_matrix(name)
         return self._folder.stored_as(name) if matrix is None else matrix.label
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
-        matrix = self.matrix(name)
+        matrix = self.stored_matrix(name)
         return self._folder.rows(name, start, stop) if matrix is None else matrix.dequantised(start, stop)
 
     def integer_rows(
         self, name: str, start: int, stop: int
     ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
-        matrix = self.matrix(name)
+        matrix = self.stored_matrix(name)
         if matrix is None:
             return self._folder.integer_rows(name, start, stop)
         if name not in self._fitting:
@@ -98,10 +97,10 @@ class QuantisedFolder:
         return matrix.as_q8(start, stop) if self._fitting[name] else None
 
     def half_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint16] | None:
-        return self._folder.half_rows(name, start, stop) if self.matrix(name) is None else None
+        return self._folder.half_rows(name, start, stop) if self.stored_matrix(name) is None else None
 
     def mapped_halves(self, name: str) -> NDArray[np.uint16] | None:
-        return self._folder.mapped_halves(name) if self.matrix(name) is None else None
+        return self._folder.mapped_halves(name) if self.stored_matrix(name) is None else None
 
     def release(self, name: str) -> None:
         entry = self._contents.quantised.get(name)

@@ -5,7 +5,9 @@ The element in row n and column k is
     (value[n, k] - zero[n, g]) * (scale[n, g] / divisor)      with g = k // group[1], or group_of[k]
 
 in float32. An integer format without zero points has the middle of its range as the zero point of every group; a float
-format has none, and its value is the number that the code stands for.
+format has none, and its value is the number that the code stands for. GGUF's Q4_1 has minima instead of zero points:
+
+    value[n, k] * scale[n, g] + min[n, g]
 """
 
 from __future__ import annotations
@@ -36,12 +38,13 @@ class Kind(Enum):
     E4M3 = "e4m3"
     E2M1 = "e2m1"
     INT4 = "int4"
+    INT5 = "int5"
     INT8 = "int8"
 
     @property
     def middle(self) -> int:
-        """The zero point of an integer format that stores none: codes are 0..15 or 0..255."""
-        return {Kind.INT4: 8, Kind.INT8: 128}[self]
+        """The zero point of an integer format that stores none: codes are 0..15, 0..31 or 0..255."""
+        return {Kind.INT4: 8, Kind.INT5: 16, Kind.INT8: 128}[self]
 
     @property
     def is_float(self) -> bool:
@@ -63,6 +66,10 @@ class StoredMatrix:
     group_of: NDArray[np.int32] | None = None  # of each column; None: column k is in group k // group[1]
     divisor: float = 1.0  # of all scales
     symmetric: bool = True  # no zero points: `zeros` is None for all rows
+    read_mins: Callable[[int, int], NDArray[np.float16]] | None = (
+        None  # instead of zero points, even the middle
+    )
+    name_of_format: str = ""  # where the file has a name for it; else `label` makes one
 
     @property
     def rows(self) -> int:
@@ -85,6 +92,8 @@ class StoredMatrix:
     @property
     def label(self) -> str:
         """What `Checkpoint.stored_as` says of it."""
+        if self.name_of_format:
+            return self.name_of_format
         if self.kind is Kind.E2M1:
             return "mxfp4" if self.scale_kind == "e8m0" else "nvfp4"
         name = "fp8" if self.kind is Kind.E4M3 else self.kind.value
@@ -94,7 +103,7 @@ class StoredMatrix:
         return f"{name}-tensor" if self.group == (self.rows, self.columns) else f"{name}-block"
 
     def values(self, start: int, stop: int) -> Codes:
-        """The codes of rows start..stop, one a byte: [rows, K]. Integers are offset: 0..15 or 0..255."""
+        """The codes of rows start..stop, one a byte: [rows, K]. Integers are offset: 0..15, 0..31 or 0..255."""
         self._require(start, stop)
         values = self.read_values(start, stop)
         if self.kind is Kind.E4M3:
@@ -127,12 +136,27 @@ class StoredMatrix:
     def zeros(self, start: int, stop: int) -> Codes | None:
         """The zero points of rows start..stop: [rows, groups], in the range of the codes.
 
-        None: all are the middle, 8 or 128, or the format is one of floats. A symmetric file that stores zero points
-        all the same has them checked here.
+        None: all are the middle, 8, 16 or 128, or the format is one of floats, or there are minima. A symmetric file
+        that stores zero points all the same has them checked here.
         """
         self._require(start, stop)
         found = None if self.read_zeros is None else self.read_zeros(start, stop)
         assert (found is None) == self.symmetric, f"zero points of {self.name}"
+        return found
+
+    def mins(self, start: int, stop: int) -> NDArray[np.float16] | None:
+        """The minima of rows start..stop: [rows, groups]. None: the format has none."""
+        self._require(start, stop)
+        if self.read_mins is None:
+            return None
+        found = self.read_mins(start, stop)
+        good = np.isfinite(found)
+        if not good.all():
+            row, column = np.unravel_index(int(np.argmin(good)), good.shape)
+            raise CheckpointError(
+                f"Tensor {self.name} has a minimum of {found[row, column]} in row {start + int(row)}.",
+                DAMAGED,
+            )
         return found
 
     def float_scales(self, start: int, stop: int) -> NDArray[np.float32]:
@@ -147,6 +171,9 @@ class StoredMatrix:
             numbers = np.take(
                 E4M3 if self.kind is Kind.E4M3 else E2M1, values, mode="clip"
             )  # codes are in range
+        elif (mins := self.mins(start, stop)) is not None:
+            scales = self.spread(self.float_scales(start, stop))
+            return values.astype(np.float32) * scales + self.spread(mins.astype(np.float32))
         else:
             numbers = self.centred(values, self.zeros(start, stop)).astype(np.float32)
         with np.errstate(over="ignore"):  # check.require_finite reports the row
@@ -170,7 +197,9 @@ class StoredMatrix:
     def fits_q8(self) -> bool:
         """Are its numbers int8 with an f16 scale per 32 columns, exactly? Reads all scales where they are bf16."""
         width = self.group[1] if self.groups > 1 else self.columns
-        integers = self.kind is Kind.INT4 or (self.kind is Kind.INT8 and self.symmetric)
+        integers = self.kind in (Kind.INT4, Kind.INT5) or (self.kind is Kind.INT8 and self.symmetric)
+        if self.read_mins is not None:
+            return False
         if not integers or width % Q8_BLOCK or self.columns % Q8_BLOCK or self.group_of is not None:
             return False
         if self.scale_kind != "bf16":
