@@ -174,9 +174,21 @@ def part_rows(
     `read` reads rows of the part's tensor as they lie in the file, in whatever type.
     """
     columns = (stage.first_k, stage.first_k + stage.k)
+    first, last, order = stored_order(spec, part, start, stop)
+    found = stored_rows(spec, part.role, source, read, first, last, columns)
+    return found if order is None else np.take(found, order, axis=0)
+
+
+def stored_order(
+    spec: ModelSpec, part: Part, start: int, stop: int
+) -> tuple[int, int, NDArray[np.int64] | None]:
+    """The rows of a part's tensor to read for its rows start..stop, and which of them those are, one after another.
+
+    None: they are all of them, in order.
+    """
     start, stop = part.first + start, part.first + stop
     if not (spec.rope.interleaved and part.role in ("q", "k")):
-        return stored_rows(spec, part.role, source, read, start, stop, columns)
+        return start, stop, None
     # Kernels rotate (i, i + half). A head whose pairs are (2 i, 2 i + 1) is that head with its rows in another order,
     # and a product of q and k does not notice when both change theirs.
     dim, turning = spec.head_dim, spec.rope.dims
@@ -184,8 +196,7 @@ def part_rows(
     rows = np.arange(start, stop)
     sources = rows // dim * dim + order[rows % dim]
     first, last = start // dim * dim, -(-stop // dim) * dim
-    found = stored_rows(spec, part.role, source, read, first, last, columns)
-    return np.take(found, sources - first, axis=0)
+    return first, last, sources - first
 
 
 def rows_of(run: TileRun) -> tuple[int, int]:
