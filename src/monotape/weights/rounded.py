@@ -1,0 +1,167 @@
+"""A checkpoint some of whose matrices are quantised while they are read, because the user asked for it.
+
+They look as if the file stored them so. The error of every row that was rounded is added up, to be told after loading.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.plan.formats import Format
+from monotape.weights import rounding
+from monotape.weights.check import require_finite
+from monotape.weights.checkpoint import Checkpoint, Quantised, TextAssets
+from monotape.weights.quantised.stored import Kind, StoredMatrix
+
+Rounded = tuple[NDArray[np.uint8], NDArray[Any]]  # codes, scales
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way to round: what the codes are, and the columns that share a scale; None: all of them."""
+
+    kind: Kind
+    group: int | None
+    scale_kind: str
+    label: str
+    round: Callable[[NDArray[np.float32]], Rounded]
+    bits: int
+    scale_bits: int
+
+
+#: The formats that weights can be rounded to at load.
+WAYS = {
+    Format.FP8: _Way(Kind.E4M3, None, "f32", "fp8-channel", rounding.fp8_rows, 8, 32),
+    Format.INT4_G128: _Way(Kind.INT4, rounding.INT4_GROUP, "f16", "int4-g128", rounding.int4_groups, 4, 16),
+    Format.Q8: _Way(Kind.INT8, rounding.Q8_GROUP, "f16", "q8_0", rounding.q8_groups, 8, 16),
+}
+
+
+@dataclass(slots=True)
+class Cost:
+    """What rounding has cost so far, over all matrices of one format; relative to the numbers that were rounded."""
+
+    values: int = 0
+    bits: int = 0
+    squares: float = 0.0
+    squared_errors: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def bits_per_weight(self) -> float:
+        return self.bits / max(1, self.values)
+
+    @property
+    def relative_error(self) -> float:
+        """Frobenius norm of the error, over that of the weights."""
+        return (self.squared_errors / self.squares) ** 0.5 if self.squares else 0.0
+
+    def add(self, exact: NDArray[np.float32], rounded: NDArray[np.float32], bits: int) -> None:
+        difference = rounded - exact
+        squares, errors = float(np.vdot(exact, exact)), float(np.vdot(difference, difference))
+        with self.lock:
+            self.values += exact.size
+            self.bits += bits
+            self.squares += squares
+            self.squared_errors += errors
+
+
+class RoundedCheckpoint:
+    """A checkpoint (see checkpoint.py). `formats`: what each of some matrices is rounded to, by name."""
+
+    def __init__(self, checkpoint: Checkpoint, formats: Mapping[str, Format]) -> None:
+        self._checkpoint = checkpoint
+        self._formats = dict(formats)
+        self._matrices = {name: self._matrix(name, WAYS[fmt]) for name, fmt in formats.items()}
+        self._last = threading.local()  # codes and scales are asked for one after the other
+        self.costs = {fmt: Cost() for fmt in self._formats.values()}
+
+    @property
+    def source(self) -> str:
+        return self._checkpoint.source
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self._checkpoint.config
+
+    @property
+    def generation_config(self) -> Mapping[str, Any]:
+        return self._checkpoint.generation_config
+
+    @property
+    def text(self) -> TextAssets:
+        return self._checkpoint.text
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self._checkpoint.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._checkpoint.shape(name)
+
+    def stored_as(self, name: str) -> str:
+        matrix = self._matrices.get(name)
+        return self._checkpoint.stored_as(name) if matrix is None else matrix.label
+
+    def stored_matrix(self, name: str) -> Quantised | None:
+        matrix = self._matrices.get(name)
+        return self._checkpoint.stored_matrix(name) if matrix is None else matrix
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        matrix = self._matrices.get(name)
+        return self._checkpoint.rows(name, start, stop) if matrix is None else matrix.dequantised(start, stop)
+
+    def integer_rows(
+        self, name: str, start: int, stop: int
+    ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            return self._checkpoint.integer_rows(name, start, stop)
+        return matrix.as_q8(start, stop) if matrix.fits_q8() else None
+
+    def half_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint16] | None:
+        return None if name in self._matrices else self._checkpoint.half_rows(name, start, stop)
+
+    def mapped_halves(self, name: str) -> NDArray[np.uint16] | None:
+        return None if name in self._matrices else self._checkpoint.mapped_halves(name)
+
+    def release(self, name: str) -> None:
+        self._checkpoint.release(name)
+
+    def _matrix(self, name: str, way: _Way) -> StoredMatrix:
+        shape = self._checkpoint.shape(name)
+        return StoredMatrix(
+            name, shape, way.kind, (1, way.group or shape[-1]), way.scale_kind,
+            lambda start, stop: self._rounded(name, start, stop)[0],
+            lambda start, stop: self._rounded(name, start, stop)[1],
+            name_of_format=way.label,
+        )  # fmt: skip
+
+    def _rounded(self, name: str, start: int, stop: int) -> Rounded:
+        place = (name, start, stop)
+        if getattr(self._last, "place", None) != place:
+            self._last.rounded = self._round(name, start, stop)
+            self._last.place = place
+        rounded: Rounded = self._last.rounded
+        return rounded
+
+    def _round(self, name: str, start: int, stop: int) -> Rounded:
+        exact = self._checkpoint.rows(name, start, stop)
+        require_finite(name, exact, start)
+        fmt = self._formats[name]
+        way = WAYS[fmt]
+        codes, scales = way.round(exact)
+        matrix = self._matrices[name]
+        found = StoredMatrix(
+            name, codes.shape, way.kind, (1, matrix.group[1]), way.scale_kind,
+            lambda first, last: codes[first:last], lambda first, last: scales[first:last],
+        )  # fmt: skip
+        numbers = found.dequantised(0, len(codes))
+        self.costs[fmt].add(exact, numbers, way.bits * codes.size + way.scale_bits * scales.size)
+        return codes, scales
