@@ -20,7 +20,8 @@ from monotape.backends.cuda.driver import DeviceMemory
 from monotape.backends.cuda.e4m3 import VALUES, by_row
 from monotape.backends.reference.backend import ReferenceBackend
 from monotape.compiler.gpu import Tuning, gpu_plan
-from monotape.engine.loading import gpu_formats, load_backend
+from monotape.engine.formats import gpu_formats
+from monotape.engine.loading import load_backend
 from monotape.errors import UnsupportedModel
 from monotape.models.layer import Matrix
 from monotape.models.registry import spec_from_config
@@ -83,9 +84,9 @@ def test_a_head_of_another_format_than_the_layers(tmp_path: Path, chunk: int | N
     store_as(folder, "float16", "model.embed_tokens.weight" if tied else "lm_head.weight")
     checkpoint = open_checkpoint(folder)
     spec = spec_from_config(checkpoint.config)
-    fmt, of_stages = gpu_formats("auto", spec, checkpoint)
-    assert (fmt, of_stages) == (Format.BF16, {"head": Format.F16})
-    plan = gpu_plan(spec, 3, CONTEXT, fmt, stage_formats=of_stages)
+    formats = gpu_formats(spec, checkpoint)
+    assert (formats.default, formats.of_stages) == (Format.BF16, {"head": Format.F16})
+    plan = gpu_plan(spec, 3, CONTEXT, formats.default, stage_formats=formats.of_stages)
     tokens = TOKENS[:12]
     exact = reference_logits(folder, spec, tokens)
     with on_host(folder, tmp_path / "libraries", spec, plan) as backend:

@@ -16,10 +16,12 @@ from backends.fake_cuda import FakeCuda, fake_gpu
 from backends.quantised_cases import EVEN, WAYS, by_awq, is_linear, make_pair
 from backends.test_cuda_loading import check, gpu_plan, load_model
 from families import Case
-from monotape.engine.loading import choose_format, gpu_formats, plan_for
+from monotape.compiler.compile import compile_plan
+from monotape.engine.loading import planned
 from monotape.errors import CheckpointError
 from monotape.models.registry import spec_from_config
 from monotape.plan.formats import Format
+from monotape.plan.types import Machine
 from monotape.weights.check import check_tensors
 from monotape.weights.open import open_checkpoint
 from monotape.weights.tapes import load_tapes
@@ -88,7 +90,7 @@ def test_integers_in_groups_of_32_reach_the_8_bit_format_unrounded(
 ) -> None:
     opened = open_checkpoint(pair(name)[0])
     spec = spec_from_config(opened.config)
-    plan = plan_for(spec, opened, dtype="auto", context=160, workers=1)
+    plan = compile_plan(spec, Machine("cpu", 1), Format.Q8, context=160)
     packer = _Recording()
     load_tapes(spec, plan, opened, packer)
     matrices = sum(int(np.prod(opened.shape(tensor))) for tensor in opened.names if is_linear(tensor))
@@ -108,8 +110,10 @@ def test_a_gpu_gets_the_numbers_in_16_bits(pair: Pair, name: str) -> None:
 def test_formats_of_a_backend(pair: Pair) -> None:
     opened = open_checkpoint(pair("awq")[0])
     spec = spec_from_config(opened.config)
-    assert choose_format("auto", spec, opened) is Format.Q8
-    assert gpu_formats("auto", spec, opened) == (Format.BF16, {})
+    plan = planned("cuda", spec, opened, context=160, workers=3)
+    assert plan.plan.format is Format.BF16
+    stages = {stage.name: stage.format for stage in plan.plan.ranks[0].stages}
+    assert stages.pop("head") is Format.BF16 and set(stages.values()) == {Format.INT4_G32Z}
 
 
 def test_a_quantised_head_is_used_where_the_config_ties_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from monotape.engine.outputs import GenerationStats
 
 def backend(name: str = "cpu") -> Any:
     plan = SimpleNamespace(
-        format=SimpleNamespace(value="q8"), machine=SimpleNamespace(workers=2), ranks=(None,)
+        formats="q8", machine=SimpleNamespace(workers=2), ranks=(None,)
     )
     return SimpleNamespace(name=name, plan=plan)
 

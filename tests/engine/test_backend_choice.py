@@ -14,8 +14,10 @@ from engine.fake_backend import FakeBackend
 from families import BY_NAME, Case, make_checkpoint
 from monotape.backends.cuda import detection
 from monotape.engine import loading
+from monotape.engine.asked import Asked, formats_for
 from monotape.engine.config import EngineConfig
-from monotape.engine.loading import choose_backend, gpu_formats, load_backend, planned
+from monotape.engine.formats import Chosen
+from monotape.engine.loading import choose_backend, load_backend, planned
 from monotape.engine.startup import kv_budget_for
 from monotape.engine.wake import wake
 from monotape.errors import BackendUnavailable, UnsupportedModel, UsageError
@@ -56,19 +58,15 @@ def test_another_gpu_is_left_alone_with_a_note_said_once(gpu: Any, caplog: Any) 
 
 def test_what_only_the_cores_can_do_goes_to_them(gpu: Any) -> None:
     gpu(None)
-    assert (
-        choose_backend("auto", "q8")
-        == choose_backend("auto", "f32")
-        == choose_backend("auto", "auto", 3)
-        == "cpu"
-    )
+    assert choose_backend("auto", "f32") == choose_backend("auto", "auto", 3) == "cpu"
+    assert choose_backend("auto", "fp8") == choose_backend("auto", "int4") == "cuda"
 
 
 @pytest.mark.parametrize(
     ("settings", "woken"),
     [
         ({}, True), ({"backend": "cuda"}, True), ({"dtype": "bf16"}, True), ({"backend": "cpu"}, False),
-        ({"backend": "reference"}, False), ({"dtype": "q8"}, False), ({"workers": 3}, False),
+        ({"backend": "reference"}, False), ({"dtype": "f32"}, False), ({"workers": 3}, False),
     ],
 )  # fmt: skip
 def test_a_gpu_is_woken_where_it_may_be_needed(
@@ -148,7 +146,8 @@ def test_a_model_that_the_kernel_does_not_run_goes_to_the_cores(
 )  # fmt: skip
 def test_the_format_on_a_gpu(tmp_path: Path, stored: str, dtype: str, expected: Format) -> None:
     opened = open_checkpoint(make_checkpoint(BY_NAME["llama-tied"], tmp_path, stored))
-    assert gpu_formats(dtype, spec_from_config(opened.config), opened) == (expected, {})
+    source, chosen = formats_for("cuda", Asked(dtype), spec_from_config(opened.config), opened)
+    assert source is opened and chosen == Chosen(expected)
 
 
 def test_a_gpus_plan_needs_no_gpu(tmp_path: Path) -> None:
@@ -160,8 +159,8 @@ def test_a_gpus_plan_needs_no_gpu(tmp_path: Path) -> None:
     shared = planned("cuda", spec, opened, dtype="auto", context=64, workers=7, tp=2)
     assert isinstance(shared, GpuPlan)
     assert (shared.workers, len(shared.ranks)) == (7, 2)
-    with pytest.raises(UsageError, match="not q8"):
-        planned("cuda", spec, opened, dtype="q8", context=64, workers=7)
+    with pytest.raises(UsageError, match="no kernels for f32 weights"):
+        planned("cuda", spec, opened, dtype="f32", context=64, workers=7)
 
 
 def test_the_kv_budget_is_that_of_the_memory_where_it_lies(gpu: Any) -> None:

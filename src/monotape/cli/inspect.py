@@ -7,15 +7,15 @@ import dataclasses
 import json
 from typing import Any
 
-from monotape.cli.options import integer
+from monotape.cli.options import add_setting, integer
 from monotape.engine.config import EngineConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a name, a Hugging Face id, a folder or a GGUF file")
-    parser.add_argument(
-        "--dtype", default="auto", metavar="TYPE", help="weights in memory: auto, f32, bf16, f16, q8"
-    )
+    fields = {field.name: field for field in dataclasses.fields(EngineConfig)}
+    for name in ("dtype", "head_dtype", "kv_dtype"):
+        add_setting(parser, fields[name])
     parser.add_argument(
         "--backend",
         default="auto",
@@ -38,6 +38,7 @@ def main(options: argparse.Namespace) -> int:
     from monotape.plan.gpu_text import dump_gpu
     from monotape.plan.text import dump
     from monotape.weights.check import check_tensors
+    from monotape.weights.formats import stored_formats
     from monotape.weights.hub import resolve
     from monotape.weights.open import open_checkpoint
 
@@ -50,15 +51,21 @@ def main(options: argparse.Namespace) -> int:
     context = context_for(config, spec)
     plan = planned(
         options.backend, spec, checkpoint,
-        dtype=options.dtype, context=context, workers=options.workers, tp=options.tp,
+        dtype=options.dtype, head_dtype=options.head_dtype, kv_dtype=options.kv_dtype, context=context,
+        workers=options.workers, tp=options.tp,
     )  # fmt: skip
     memory = _memory(plan)
     if options.json:
-        facts = {"model": _facts(spec), "plan": {"digest": plan.digest, **_plain(plan)}}
+        facts = {
+            "model": {**_facts(spec), "stored_as": stored_formats(checkpoint)},
+            "plan": {"digest": plan.digest, **_plain(plan)},
+        }
         print(json.dumps({**facts, **({"memory": dataclasses.asdict(memory)} if memory else {})}))
         return 0
     for name, value in _facts(spec).items():
         print(f"{name:<16} {_shown(value)}")
+    shares = (f"{name} {100 * share:.1f} %" for name, share in stored_formats(checkpoint).items())
+    print(f"{'stored as':<16} {', '.join(shares)}")
     print()
     print(dump_gpu(plan) if isinstance(plan, GpuPlan) else dump(plan), end="")
     if memory:

@@ -85,10 +85,8 @@ def _add_vllm_flags(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"only {value}: {why}",
         )
-    parser.add_argument("--quantization", "-q", metavar="NAME", help="q8 or int8: the same as --dtype q8")
-    parser.add_argument(
-        "--kv-cache-dtype", default="auto", metavar="TYPE", help="only auto: float16, or float32 with f32"
-    )
+    parser.add_argument("--quantization", "-q", metavar="NAME", help="q8, fp8 or int4: the same as --dtype")
+    parser.add_argument("--kv-cache-dtype", default="auto", metavar="TYPE", help="the same as --kv-dtype")
     parser.add_argument(
         "--gpu-memory-utilization",
         type=real,
@@ -126,6 +124,8 @@ def main(options: argparse.Namespace) -> int:
     _check_name(options.model)
     if options.quantization:
         options.dtype = options.quantization
+    if options.kv_cache_dtype not in ("auto", "float16"):
+        options.kv_dtype = options.kv_cache_dtype
     logging.basicConfig(
         level=options.uvicorn_log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
     )
@@ -176,15 +176,17 @@ def _check(options: argparse.Namespace) -> None:
             raise UsageError(
                 f"{flag} {getattr(options, name)} is not supported: {why}.", f"Leave it out or use {value}."
             )
-    if options.quantization not in (None, "q8", "int8"):
+    if options.quantization not in (None, "q8", "int8", "fp8", "int4"):
         raise UsageError(
             f"--quantization {options.quantization} is not supported.",
-            "Use q8, or leave it out: files say what they hold.",
+            "Use fp8, int4 or q8 to quantise a 16-bit model, or leave it out: files say what they hold.",
         )
     if options.quantization and options.dtype not in ("auto", options.quantization):
         raise UsageError("--quantization and --dtype contradict each other.", "Give one of them.")
-    if options.kv_cache_dtype not in ("auto", "float16"):
-        raise UsageError(f"--kv-cache-dtype {options.kv_cache_dtype} is not supported.", "Use auto.")
+    if options.kv_cache_dtype not in ("auto", "float16", "fp8"):
+        raise UsageError(f"--kv-cache-dtype {options.kv_cache_dtype} is not supported.", "Use auto or fp8.")
+    if options.kv_cache_dtype == "fp8" and options.kv_dtype not in ("auto", "fp8"):
+        raise UsageError("--kv-cache-dtype and --kv-dtype contradict each other.", "Give one of them.")
     if options.speculative_config is not None:
         raise UsageError("--speculative-config is not supported yet.", "Leave it out.")
     if not options.enable_prefix_caching:

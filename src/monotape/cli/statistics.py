@@ -47,7 +47,7 @@ def stats_object(stats: GenerationStats, backend: Backend) -> dict[str, Any]:
     return {
         **dataclasses.asdict(stats),
         "backend": backend.name,
-        "dtype": backend.plan.format.value,
+        "dtype": backend.plan.formats,
         "ranks": len(backend.plan.ranks),
         "workers": backend.plan.machine.workers * len(backend.plan.ranks),
         "read_bandwidth": bandwidth,
@@ -72,7 +72,7 @@ def stats_line(stats: GenerationStats, backend: Backend) -> str:
     parts.append(f"{stats.bytes_per_token / 1e6:.0f} MB per token")
     workers, ranks = backend.plan.machine.workers, len(backend.plan.ranks)
     shared = f"{workers} workers" if ranks == 1 else f"{ranks} ranks of {workers} workers"
-    parts.append(f"{backend.name}, {backend.plan.format.value}, {shared}")
+    parts.append(f"{backend.name}, {backend.plan.formats}, {shared}")
     return " · ".join(parts)
 
 

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="length of the prompt before them (default: 32)",
     )
-    parser.add_argument("--dtype", default="auto", metavar="TYPE", help="weights in memory: auto, bf16, f16")
+    parser.add_argument("--dtype", default="auto", metavar="TYPE", help="weights in memory, as in run")
     parser.add_argument(
         "--out", default="trace.json", metavar="FILE", help="opens in ui.perfetto.dev (default: trace.json)"
     )

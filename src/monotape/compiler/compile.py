@@ -51,9 +51,7 @@ def compile_plan(
         ranks=of_ranks,
         small_bytes=_small_bytes(spec, split) + sum(_scale_bytes(spec, rank) for rank in of_ranks),
         table_bytes=4 * context * spec.rope.dims * lanes.count,
-        embedding_bytes=_embedding_bytes(
-            spec, machine, formats.of("head") if spec.tied else fmt, lanes.count
-        ),
+        embedding_bytes=_embedding_bytes(spec, machine, _table_format(spec, machine, formats), lanes.count),
         steps=schedule,
         slots=slots,
         head_input=_head_input(lanes),
@@ -90,6 +88,12 @@ def default_kv_format(machine: Machine, fmt: Format) -> Format:
     if machine.kind == "cuda":
         return fmt if fmt.is_half else Format.BF16
     return Format.F32 if fmt is Format.F32 else Format.F16
+
+
+def _table_format(spec: ModelSpec, machine: Machine, formats: Formats) -> Format:
+    """The format of an embedding that is no head. On a GPU it is one of 16-bit floats."""
+    fmt = formats.of("head") if spec.tied else formats.default
+    return fmt if fmt.is_half or machine.kind != "cuda" else formats.default
 
 
 def _embedding_bytes(spec: ModelSpec, machine: Machine, fmt: Format, ranks: int) -> int:

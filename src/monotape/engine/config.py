@@ -10,7 +10,7 @@ from typing import Any
 from monotape.errors import UsageError, nearest
 
 DEFAULT_MODEL = "smollm2"
-GPU_DTYPES = ("auto", "bf16", "bfloat16", "f16", "float16", "half")
+GPU_DTYPES = ("auto", "bf16", "bfloat16", "f16", "float16", "half", "fp8", "int4", "q8", "int8")
 
 #: Arguments of vLLM's LLM that change nothing here as long as they have these values.
 ONE_DEVICE = {
@@ -38,7 +38,14 @@ class EngineConfig:
     backend: str = _setting(
         "auto", "what runs the model: auto (a Hopper GPU, else the CPU), cpu, cuda, reference", metavar="NAME"
     )
-    dtype: str = _setting("auto", "weights in memory: auto, f32, bf16, f16, q8", metavar="TYPE")
+    dtype: str = _setting(
+        "auto", "weights in memory: auto (as they are stored), f32, bf16, f16, q8, fp8, int4", metavar="TYPE"
+    )
+    head_dtype: str = _setting(
+        "auto", "the head's weights: auto (as they are stored, or as --dtype f32, bf16, f16 or q8 says), or a type",
+        metavar="TYPE",
+    )  # fmt: skip
+    kv_dtype: str = _setting("auto", "keys and values in memory: auto (16 bits or more), fp8", metavar="TYPE")
     max_model_len: int | None = _setting(
         None, "longest prompt and answer together, in tokens (default: what the model and memory allow)"
     )
@@ -62,7 +69,7 @@ class EngineConfig:
     progress: bool = _setting(True, "show progress on a terminal while loading")
 
     def __post_init__(self) -> None:
-        for name in ("model", "backend", "dtype"):
+        for name in ("model", "backend", "dtype", "head_dtype", "kv_dtype"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise UsageError(f"{name} is {getattr(self, name)!r}.", "It must be a name.")
         if not isinstance(self.emulate_ranks, bool):

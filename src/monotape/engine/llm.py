@@ -41,6 +41,8 @@ class LLM:
         *,
         backend: str = _DEFAULT.backend,
         dtype: str = _DEFAULT.dtype,
+        head_dtype: str = _DEFAULT.head_dtype,
+        kv_dtype: str = _DEFAULT.kv_dtype,
         max_model_len: int | None = _DEFAULT.max_model_len,
         workers: int | None = _DEFAULT.workers,
         tp: int | None = _DEFAULT.tp,
@@ -54,9 +56,9 @@ class LLM:
     ) -> None:
         check_unknown(others, tuple(field.name for field in dataclasses.fields(EngineConfig)))
         config = EngineConfig(
-            model=str(model), backend=backend, dtype=dtype, max_model_len=max_model_len, workers=workers,
-            tp=tp, emulate_ranks=emulate_ranks, seed=seed, chat_template=chat_template,
-            max_sequences=max_sequences, kv_bytes=kv_bytes, progress=progress,
+            model=str(model), backend=backend, dtype=dtype, head_dtype=head_dtype, kv_dtype=kv_dtype,
+            max_model_len=max_model_len, workers=workers, tp=tp, emulate_ranks=emulate_ranks, seed=seed,
+            chat_template=chat_template, max_sequences=max_sequences, kv_bytes=kv_bytes, progress=progress,
         )  # fmt: skip
         wake(config)
         from monotape.engine.startup import load

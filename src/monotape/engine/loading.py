@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -10,22 +11,19 @@ from monotape.backends.protocol import Backend
 from monotape.compiler.compile import compile_plan
 from monotape.compiler.gpu import gpu_plan
 from monotape.compiler.split import lanes_for
+from monotape.engine.asked import Asked, dtype_format, formats_for, require_kernels
 from monotape.engine.config import may_use_gpu
 from monotape.engine.devices import check_devices
+from monotape.engine.formats import Chosen, has_kernels
 from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
-from monotape.plan.formats import Format
-from monotape.plan.gpu import GPU_FORMATS, GpuPlan
+from monotape.plan.gpu import GpuPlan
 from monotape.plan.types import Machine, Plan
 from monotape.weights.checkpoint import Checkpoint
-from monotape.weights.tapes import Progress, source_of, tensor_name
+from monotape.weights.rounded import RoundedCheckpoint
+from monotape.weights.tapes import Progress
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
-DTYPES = {
-    "f32": Format.F32, "float32": Format.F32, "f16": Format.F16, "float16": Format.F16, "half": Format.F16,
-    "bf16": Format.BF16, "bfloat16": Format.BF16, "q8": Format.Q8, "int8": Format.Q8,
-}  # fmt: skip
-_MATRICES = ("q", "k", "v", "output", "gate", "up", "down")
 
 
 def load_backend(
@@ -34,6 +32,8 @@ def load_backend(
     checkpoint: Checkpoint,
     *,
     dtype: str = "auto",
+    head_dtype: str = "auto",
+    kv_dtype: str = "auto",
     context: int,
     workers: int | None = None,
     tp: int | None = None,
@@ -43,26 +43,26 @@ def load_backend(
     """Loads the model onto the named backend; "auto" takes the fastest one this machine has.
 
     `tp`: ranks; None takes as many as the model has lanes, else one. `emulate_ranks` lets ranks share a GPU; on a CPU
-    they always share the machine.
+    they always share the machine. The dtypes: formats.py and rounded.py say what each does.
     """
     ranks = lanes_for(spec, tp).count
+    asked = Asked(dtype, head_dtype, kv_dtype)
     chosen = choose_backend(name, dtype, workers, ranks, emulate_ranks)
     if chosen == "cuda":
         try:
-            return _load_cuda(spec, checkpoint, dtype, context, workers, progress, ranks, emulate_ranks)
+            return _load_cuda(spec, checkpoint, asked, context, workers, progress, ranks, emulate_ranks)
         except UnsupportedModel as error:
             if name != "auto":
                 raise
             _note(f"{error.message} Using the CPU.")
-    plan = plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers, tp=tp)
     if chosen != "reference":
         try:
-            return _load_cpu(spec, plan, checkpoint, progress)
+            return _load_cpu(spec, checkpoint, asked, context, workers, tp, progress)
         except BackendUnavailable as error:
             if name != "auto":
                 raise
             _warn_about_reference(error)
-    return _load_reference(spec, plan, checkpoint)
+    return _load_reference(spec, checkpoint, asked, context, workers, tp)
 
 
 def choose_backend(
@@ -74,11 +74,11 @@ def choose_backend(
             f"There is no backend '{name}'.",
             f"Did you mean '{nearest(name, BACKENDS)}'? Known: {', '.join(BACKENDS)}.",
         )
-    if name == "cuda":
-        _require_gpu_dtype(dtype)
     if name != "auto":
+        require_kernels(name, dtype)
         return name
-    if not may_use_gpu(name, dtype, workers):
+    fmt = dtype_format(dtype)
+    if not may_use_gpu(name, dtype, workers) or not (fmt is None or has_kernels("cuda", fmt)):
         return "cpu"
     from monotape.backends.cuda.detection import why_not
 
@@ -91,24 +91,26 @@ def choose_backend(
 
 
 def planned(
-    name: str, spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str, context: int, workers: int | None,
-    tp: int | None = None,
+    name: str, spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str = "auto", head_dtype: str = "auto",
+    kv_dtype: str = "auto", context: int, workers: int | None, tp: int | None = None,
 ) -> Plan | GpuPlan:  # fmt: skip
     """The plan that the named backend would run. With a number of workers it needs no GPU to be there."""
-    if choose_backend(name, dtype, workers, lanes_for(spec, tp).count) != "cuda":
-        return plan_for(spec, checkpoint, dtype=dtype, context=context, workers=workers, tp=tp)
+    asked = Asked(dtype, head_dtype, kv_dtype)
+    backend = choose_backend(name, dtype, workers, lanes_for(spec, tp).count)
+    _, formats = formats_for(backend, asked, spec, checkpoint, tp)
+    _say(formats.notes)
+    if backend != "cuda":
+        return cpu_plan(spec, formats, context=context, workers=workers, tp=tp)
     if workers is None:
         from monotape.backends.cuda.driver import processors
 
         workers = processors()
-    fmt, of_stages = gpu_formats(dtype, spec, checkpoint)
-    return gpu_plan(spec, workers, context, fmt, tp, stage_formats=of_stages)
+    return gpu_plan(spec, workers, context, formats.default, tp, stage_formats=formats.of_stages)
 
 
-def plan_for(
-    spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str, context: int, workers: int | None,
-    tp: int | None = None,
-) -> Plan:  # fmt: skip
+def cpu_plan(
+    spec: ModelSpec, formats: Chosen, *, context: int, workers: int | None = None, tp: int | None = None
+) -> Plan:
     """The plan of this model on this machine's cores, which are shared out among the ranks."""
     from monotape.backends.cpu.bandwidth import available_cpus
 
@@ -121,7 +123,9 @@ def plan_for(
             f"Give --workers a multiple of {ranks}, or leave it out.",
         )
     machine = Machine("cpu", max(1, (workers or available_cpus()) // ranks))
-    return compile_plan(spec, machine, choose_format(dtype, spec, checkpoint), context=context, ranks=tp)
+    return compile_plan(
+        spec, machine, formats.default, context=context, ranks=tp, stage_formats=formats.of_stages
+    )
 
 
 def _why_not_ranks(ranks: int, emulated: bool) -> str | None:
@@ -141,40 +145,27 @@ def _require_gpus(ranks: int, emulated: bool) -> None:
     check_devices(ranks, device_count(), can_reach, emulated=emulated)
 
 
-def choose_format(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format:
-    """The format on the tapes. "auto" keeps float weights exactly as stored; quantised files become q8."""
-    if dtype != "auto":
-        if dtype not in DTYPES:
-            known = ("auto", *DTYPES)
-            raise UsageError(f"There is no dtype '{dtype}'.", f"Did you mean '{nearest(dtype, known)}'?")
-        return DTYPES[dtype]
-    stored = _stored_formats(spec, checkpoint)
-    if stored == {"bf16"} or stored == {"f16"}:
-        return DTYPES[stored.pop()]
-    return Format.F32 if stored <= {"f32", "f16", "bf16"} else Format.Q8
-
-
-def _stored_formats(spec: ModelSpec, checkpoint: Checkpoint) -> set[str]:
-    return {_stored(spec, checkpoint, role, layer) for layer in range(spec.layers) for role in _MATRICES}
-
-
-def _stored(spec: ModelSpec, checkpoint: Checkpoint, role: str, layer: int | None) -> str:
-    return checkpoint.stored_as(tensor_name(source_of(spec, role, layer), layer))
-
-
-def _load_cpu(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None) -> Backend:
+def _load_cpu(
+    spec: ModelSpec, checkpoint: Checkpoint, asked: Asked, context: int, workers: int | None, tp: int | None,
+    progress: Progress | None,
+) -> Backend:  # fmt: skip
     from monotape.backends.cpu.backend import CpuBackend
     from monotape.backends.cpu.bridge import library
 
+    source, formats = formats_for("cpu", asked, spec, checkpoint, tp)
+    plan = cpu_plan(spec, formats, context=context, workers=workers, tp=tp)
     library()  # a machine that cannot run it should say so before the weights are read
     _require_memory(plan.weight_bytes)
-    return CpuBackend.load(spec, plan, checkpoint, progress)
+    _say(formats.notes)
+    backend = CpuBackend.load(spec, plan, source, progress)
+    _tell_costs(source)
+    return backend
 
 
 def _load_cuda(
     spec: ModelSpec,
     checkpoint: Checkpoint,
-    dtype: str,
+    asked: Asked,
     context: int,
     workers: int | None,
     progress: Progress | None,
@@ -185,59 +176,56 @@ def _load_cuda(
         raise UsageError(
             "The CUDA backend runs on all multiprocessors.", "Leave out --workers, or use --backend cpu."
         )
-    fmt, of_stages = gpu_formats(dtype, spec, checkpoint)
+    source, formats = formats_for("cuda", asked, spec, checkpoint, ranks)
     _require_gpus(ranks, emulated)
     from monotape.backends.cuda.driver import processors
 
     workers = processors() // (ranks if emulated else 1)
-    plan = gpu_plan(spec, workers, context, fmt, ranks, stage_formats=of_stages)
+    plan = gpu_plan(spec, workers, context, formats.default, ranks, stage_formats=formats.of_stages)
+    _say(formats.notes)
+    backend: Backend
     if ranks > 1:
         from monotape.backends.cuda.ranked import RankedCudaBackend
 
         devices = [0] * ranks if emulated else list(range(ranks))
-        return RankedCudaBackend.load(spec, plan, checkpoint, progress, devices=devices)
-    from monotape.backends.cuda.backend import CudaBackend
+        backend = RankedCudaBackend.load(spec, plan, source, progress, devices=devices)
+    else:
+        from monotape.backends.cuda.backend import CudaBackend
 
-    return CudaBackend.load(spec, plan, checkpoint, progress)
-
-
-def gpu_formats(dtype: str, spec: ModelSpec, checkpoint: Checkpoint) -> tuple[Format, dict[str, Format]]:
-    """The format of activations on a GPU, and of the stages whose tapes have another.
-
-    "auto" keeps 16-bit weights exactly as they are stored, stage by stage; weights of other formats become bf16.
-    """
-    if dtype != "auto":
-        _require_gpu_dtype(dtype)
-        return choose_format(dtype, spec, checkpoint), {}
-    stored = {
-        matrix.name: {
-            _stored(spec, checkpoint, role, layer) for role in matrix.parts for layer in range(spec.layers)
-        }
-        for matrix in spec.layer
-    }
-    stored["head"] = {_stored(spec, checkpoint, "embedding" if spec.tied else "head", None)}
-    halves = {name: Format.F16 if kinds == {"f16"} else Format.BF16 for name, kinds in stored.items()}
-    activations = (
-        Format.F16 if all(halves[matrix.name] is Format.F16 for matrix in spec.layer) else Format.BF16
-    )
-    return activations, {name: fmt for name, fmt in halves.items() if fmt is not activations}
+        backend = CudaBackend.load(spec, plan, source, progress)
+    _tell_costs(source)
+    return backend
 
 
-def _require_gpu_dtype(dtype: str) -> None:
-    fmt = DTYPES.get(dtype)  # a name that means nothing is refused by choose_format
-    if fmt is not None and fmt not in GPU_FORMATS:
-        raise UsageError(
-            f"The CUDA backend runs bf16 and f16 weights, not {fmt.value}.",
-            "Leave out --dtype, or use --backend cpu.",
-        )
-
-
-def _load_reference(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> Backend:
+def _load_reference(
+    spec: ModelSpec, checkpoint: Checkpoint, asked: Asked, context: int, workers: int | None, tp: int | None
+) -> Backend:
+    """It computes in float32 whatever the format, with the numbers that the weights stand for."""
     from monotape.backends.reference.backend import ReferenceBackend
     from monotape.backends.reference.weights import load_weights
 
     _require_memory(4 * spec.parameters)
-    return ReferenceBackend(spec, plan, load_weights(spec, checkpoint), plan.context)
+    source, formats = formats_for("reference", asked, spec, checkpoint, tp)
+    plan = cpu_plan(spec, formats, context=context, workers=workers, tp=tp)
+    backend = ReferenceBackend(spec, plan, load_weights(spec, source), plan.context)
+    _tell_costs(source)
+    return backend
+
+
+def _tell_costs(source: Checkpoint) -> None:
+    """What rounding at load has cost."""
+    if not isinstance(source, RoundedCheckpoint):
+        return
+    for fmt, cost in source.costs.items():
+        logging.getLogger("monotape").warning(
+            "Rounded %.3g billion weights to %s at load: %.2f bits a weight, relative error %.2f %%.",
+            cost.values / 1e9, fmt.value, cost.bits_per_weight, 100 * cost.relative_error,
+        )  # fmt: skip
+
+
+def _say(notes: Iterable[str]) -> None:
+    for note in notes:
+        _note(note)
 
 
 @cache

@@ -58,8 +58,8 @@ def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
     with progress_bar(config.progress) as report:
         backend = load_backend(
             config.backend, spec, checkpoint,
-            dtype=config.dtype, context=context, workers=config.workers, tp=config.tp,
-            emulate_ranks=config.emulate_ranks, progress=report,
+            dtype=config.dtype, head_dtype=config.head_dtype, kv_dtype=config.kv_dtype, context=context,
+            workers=config.workers, tp=config.tp, emulate_ranks=config.emulate_ranks, progress=report,
         )  # fmt: skip
     phase("weights")
     generation = checkpoint.generation_config

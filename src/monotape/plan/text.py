@@ -20,7 +20,7 @@ def dump(plan: Plan) -> str:
         f"plan {plan.digest}",
         f"  model    {plan.model}, {plan.layers} layers, context {plan.context}",
         f"  machine  {_machines(plan)}, {plan.machine.alignment} byte alignment",
-        f"  weights  {plan.format.value}: {byte_count(plan.weight_bytes)}"
+        f"  weights  {plan.formats}: {byte_count(plan.weight_bytes)}"
         f" (tapes {byte_count(plan.tape_bytes)}, embedding {byte_count(plan.embedding_bytes)},"
         f" norms and biases {byte_count(plan.small_bytes)}, positions {byte_count(plan.table_bytes)})",
         f"  a token reads {byte_count(plan.token_bytes(0))} and {byte_count(_position_bytes(plan))} per position",

@@ -207,6 +207,14 @@ class Plan:
         return self.layers * sum(stage.writes == "residual" for stage in self.ranks[0].layer_stages)
 
     @property
+    def formats(self) -> str:
+        """The formats of the weights for a reader: those of the layers, and that of the head where it is another."""
+        stages = self.ranks[0].layer_stages
+        layers = " and ".join(dict.fromkeys(stage.format.value for stage in stages))
+        head = self.ranks[0].head.format.value
+        return layers if head == layers else f"{layers}, head {head}"
+
+    @property
     def tape_bytes(self) -> int:
         return sum(tape.bytes for rank in self.ranks for tape in rank.tapes)
 

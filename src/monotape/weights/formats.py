@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from math import prod
+from typing import TYPE_CHECKING
 
 from monotape.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from monotape.weights.checkpoint import Checkpoint
 
 GGUF_MAGIC = b"GGUF"  # how every such file begins
 #: Names as `Checkpoint.stored_as` gives them.
@@ -25,6 +30,16 @@ def require_readable(source: str, name: str, stored: str) -> None:
             f"{source}: tensor {name} is stored as {stored}, which Monotape does not read.",
             f"Convert it to one of {', '.join(sorted(READABLE_FORMATS))}.",
         )
+
+
+def stored_formats(checkpoint: Checkpoint) -> dict[str, float]:
+    """The share of the weights that each stored format has, the largest first."""
+    counts: dict[str, int] = {}
+    for name in checkpoint.names:
+        stored = checkpoint.stored_as(name)
+        counts[stored] = counts.get(stored, 0) + prod(checkpoint.shape(name))
+    total = max(1, sum(counts.values()))
+    return {name: count / total for name, count in sorted(counts.items(), key=lambda item: -item[1])}
 
 
 def shown_bytes(start: bytes) -> str:

@@ -102,7 +102,7 @@ def all_pieces(
         *((HEAD, piece) for piece in head_pieces(plan, of_heads, memories["tapes"])),
     ]
     if "embedding" in memories:
-        fmt = rank.head.format if spec.tied else plan.format
+        fmt = GPU_FORMATS[rank.head.format].half if spec.tied else plan.format
         table = table_pieces(spec, fmt, checkpoint, memories["embedding"])
         pieces += [(HEAD, piece) for piece in table]
     return pieces, max(of_layers.threads, of_heads.threads)

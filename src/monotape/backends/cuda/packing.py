@@ -22,6 +22,8 @@ from monotape.plan.gpu import GPU_FORMATS, scale_name
 from monotape.plan.types import Stage
 from monotape.weights.check import require_finite, stored_rows
 from monotape.weights.checkpoint import Checkpoint
+from monotape.weights.coded import Coded
+from monotape.weights.coded_run import coded_run
 from monotape.weights.tapes import (
     Bytes,
     TileRun,
@@ -94,22 +96,33 @@ class AnyPacking:
     def _pack_scaled(
         self, stage: Stage, run: TileRun, layer: int | None, out: Bytes, scales: NDArray[np.float32]
     ) -> None:
-        """Rounds rows to the format, each by its own scale."""
+        """Rows as they are stored, or rounded to the format, each by its own scale."""
+        coded = coded_run(self.spec, self.checkpoint, stage, run, layer)
+        if coded is None:
+            coded = self._rounded(stage, run, layer)
+        if stage.format is Format.FP8:
+            pack_fp8(coded.codes, out)
+        else:
+            assert coded.row_scales is not None
+            zeros = coded.of_groups[1] if len(coded.of_groups) > 1 else None
+            int4.pack(int4.Grouped(coded.codes, coded.of_groups[0], zeros, coded.row_scales), out)
+        assert coded.row_scales is not None
+        scales[:] = coded.row_scales.reshape(-1, TILE_ROWS)
+
+    def _rounded(self, stage: Stage, run: TileRun, layer: int | None) -> Coded:
         source, (start, stop) = source_of(self.spec, run.part.role, layer), rows_of(run)
         name = tensor_name(source, layer)
         values = part_rows(
             self.spec, stage, run.part, source, partial(self.checkpoint.rows, name), start, stop
         )
         require_finite(name, values, run.part.first + start)
+        tiles = in_tiles(values, run, stage.padded_k)
         if stage.format is Format.FP8:
-            codes, by_row = e4m3.by_row(values)
-            pack_fp8(in_tiles(codes, run, stage.padded_k), out)
-        else:
-            grouped = int4.rounded(stage.format, in_tiles(values, run, stage.padded_k))
-            int4.pack(grouped, out)
-            scales[:] = grouped.row_scales.reshape(-1, TILE_ROWS)
-            return
-        scales[:] = in_tiles(by_row[:, None], run, 1).reshape(-1, TILE_ROWS)
+            codes, by_row = e4m3.by_row(tiles)
+            return Coded(codes, row_scales=by_row)
+        grouped = int4.rounded(stage.format, tiles)
+        planes = (grouped.scales,) if grouped.zeros is None else (grouped.scales, grouped.zeros)
+        return Coded(grouped.codes, planes, row_scales=grouped.row_scales)
 
     def _part_halves(self, stage: Stage, run: TileRun, layer: int | None) -> Halves:
         """The rank's share of the rows of a run, in the format of the tapes."""

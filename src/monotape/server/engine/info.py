@@ -2,7 +2,7 @@
 
     {
       "model": "smollm2",                   the first served name
-      "dtype": "q8",                        weights in memory: f32, f16, bf16, q8
+      "dtype": "q8",                        weights in memory: "bf16", "q4_k and q6_k, head q8", ...
       "kv_dtype": "f16",
       "backend": "cpu",                     cpu, cuda, reference
       "workers": 2,                         threads, or multiprocessors
@@ -99,7 +99,7 @@ def describe(llm: Any) -> ModelInfo:
     weights = plan.token_bytes(0)
     bandwidth = _bandwidth(backend.name)
     return ModelInfo(
-        dtype=plan.format.value,
+        dtype=plan.formats,
         kv_dtype=plan.ranks[0].kv.format.value,
         backend=backend.name,
         workers=plan.machine.workers,

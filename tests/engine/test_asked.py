@@ -1,0 +1,130 @@
+"""engine/asked.py and loading.py: precision that is asked for, what is told of it, and what cannot be."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from families import BY_NAME, Case, make_checkpoint
+from lane_models import make_laneformer
+from monotape.engine.asked import Asked, formats_for
+from monotape.engine.formats import Chosen
+from monotape.engine.loading import load_backend
+from monotape.errors import UsageError
+from monotape.models.registry import spec_from_config
+from monotape.plan.formats import Format
+from monotape.weights.checkpoint import Checkpoint
+from monotape.weights.open import open_checkpoint
+from monotape.weights.rounded import RoundedCheckpoint
+from weights.gguf_models import SHAPES, write_wide_model
+
+LAYER = ("qkv", "output", "gate_up", "down")
+HEAD = "lm_head.weight"
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Checkpoint:
+    return open_checkpoint(make_checkpoint(BY_NAME["llama"], tmp_path, "bfloat16"))
+
+
+def asked(
+    opened: Checkpoint, backend: str = "cuda", ranks: int | None = None, **names: str
+) -> tuple[Checkpoint, Chosen]:
+    return formats_for(backend, Asked(**names), spec_from_config(opened.config), opened, ranks)
+
+
+def test_nothing_is_rounded_that_nobody_asked_for(opened: Checkpoint) -> None:
+    for backend in ("cuda", "cpu", "reference"):
+        source, chosen = asked(opened, backend)
+        assert source is opened and chosen == Chosen(Format.BF16)
+
+
+@pytest.mark.parametrize(("dtype", "fmt"), [("fp8", Format.FP8), ("int4", Format.INT4_G128)])
+def test_layers_are_rounded_and_the_head_stays(opened: Checkpoint, dtype: str, fmt: Format) -> None:
+    source, chosen = asked(opened, dtype=dtype)
+    assert isinstance(source, RoundedCheckpoint)
+    assert (chosen.default, chosen.of_stages) == (Format.BF16, dict.fromkeys(LAYER, fmt))
+    assert source.stored_matrix(HEAD) is None and source.stored_as(HEAD) == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("names", "layers", "head"),
+    [
+        ({"head_dtype": "fp8"}, Format.BF16, Format.FP8),
+        ({"dtype": "int4", "head_dtype": "fp8"}, Format.INT4_G128, Format.FP8),
+        ({"dtype": "f16", "head_dtype": "int4"}, Format.F16, Format.INT4_G128),
+        ({"dtype": "fp8", "head_dtype": "f16"}, Format.FP8, Format.F16),
+        ({"dtype": "bf16", "head_dtype": "f16"}, Format.BF16, Format.F16),
+    ],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_head_has_a_type_of_its_own(
+    tmp_path: Path, names: dict[str, str], layers: Format, head: Format, tied: bool
+) -> None:
+    case = Case("head", "llama", {"head_dim": 10, "tie_word_embeddings": tied})
+    opened = open_checkpoint(make_checkpoint(case, tmp_path, "bfloat16"))
+    source, chosen = asked(opened, **names)
+    assert {chosen.of_stages.get(stage, chosen.default) for stage in LAYER} == {layers}
+    assert chosen.of_stages.get("head", chosen.default) is head
+    name = "model.embed_tokens.weight" if tied else HEAD
+    assert (source.stored_matrix(name) is not None) == (head not in (Format.F16, Format.BF16))
+
+
+def test_weights_of_the_kind_that_is_asked_for_stay_as_they_are(tmp_path: Path) -> None:
+    opened = open_checkpoint(write_wide_model(tmp_path / "m.gguf", dict.fromkeys(SHAPES, Kind.Q4_0)))
+    source, chosen = asked(opened, dtype="int4")
+    assert source is opened and chosen.of_stages["down"] is Format.INT4_G32
+
+
+def test_weights_that_are_codes_already_are_not_rounded_again(tmp_path: Path) -> None:
+    opened = open_checkpoint(write_wide_model(tmp_path / "m.gguf", dict.fromkeys(SHAPES, Kind.Q4_K)))
+    with pytest.raises(UsageError, match=r"q_proj\.weight is stored as q4_k: rounding it again") as error:
+        asked(opened, dtype="int4")
+    assert error.value.hint.startswith("Leave out --dtype")
+
+
+def test_columns_that_groups_do_not_fit_are_refused(tmp_path: Path) -> None:
+    make_laneformer(tmp_path)
+    opened = open_checkpoint(tmp_path)
+    with pytest.raises(UsageError, match=r"^The matrix output cannot be read as int4"):
+        asked(opened, dtype="int4")
+
+
+@pytest.mark.parametrize(
+    ("backend", "names", "message"),
+    [
+        ("cuda", {"dtype": "f32"}, "The cuda backend has no kernels for f32 weights."),
+        ("cpu", {"dtype": "fp8"}, "The cpu backend has no kernels for fp8 weights."),
+        ("cuda", {"head_dtype": "float32"}, "The cuda backend has no kernels for float32 weights."),
+        ("cuda", {"dtype": "int5"}, "There is no dtype 'int5'."),
+        ("cuda", {"head_dtype": "fp9"}, "There is no head dtype 'fp9'."),
+        ("cuda", {"kv_dtype": "int4"}, "There is no KV dtype 'int4'."),
+        ("cpu", {"kv_dtype": "fp8"}, "The cpu backend keeps keys and values in 16 bits or more, not in fp8."),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_sentence(
+    opened: Checkpoint, backend: str, names: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        asked(opened, backend, **names)
+    assert error.value.message == message and error.value.hint
+
+
+def test_the_reference_computes_what_was_rounded_and_the_cost_is_told(
+    opened: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = spec_from_config(opened.config)
+    with caplog.at_level(logging.WARNING):
+        plain = load_backend("reference", spec, opened, context=64)
+        assert not caplog.messages
+        rounded = load_backend("reference", spec, opened, dtype="int4", head_dtype="fp8", context=64)
+    first, second = caplog.messages
+    assert first.startswith("Rounded ") and "weights to int4-g128 at load: 4." in first
+    assert "to fp8 at load: 8.59 bits a weight, relative error 2." in second
+    tokens = [5, 9, 77, 3]
+    ours, theirs = (each.logits(tokens, each.new_sequence()) for each in (rounded, plain))
+    assert 0.01 < np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) < 0.7

@@ -1,0 +1,180 @@
+"""engine/formats.py: a stage gets the smallest format that holds its weights exactly and that kernels read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from backends.quantised_cases import WAYS, make_pair
+from monotape.engine.asked import Asked, formats_for
+from monotape.engine.formats import Chosen, cpu_formats, gpu_formats
+from monotape.models.registry import spec_from_config
+from monotape.plan import formats as plan_formats
+from monotape.plan import gpu as plan_gpu
+from monotape.plan.formats import CPU_LAYOUTS, GPU_LAYOUTS, Format, Layout
+from monotape.weights.open import open_checkpoint
+from weights.gguf_models import SHAPES, write_wide_model
+
+#: Bytes of a row's block of 128 values, for a machine whose kernels read everything.
+SIZES = {
+    Format.FP8: 128, Format.FP8_BLOCK: 132, Format.INT8: 128, Format.MXFP4: 68, Format.Q8: 136, Format.Q4_1: 80,
+    Format.INT4_G32: 72, Format.INT4_G64: 68, Format.INT4_G128: 66, Format.INT4_G32Z: 80, Format.INT4_G64Z: 72,
+    Format.INT4_G128Z: 68, Format.Q5_0: 88, Format.Q4_K: 76, Format.Q5_K: 92, Format.Q6_K: 106,
+    Format.K_MIXED: 116, Format.WIDE: 192,
+}  # fmt: skip
+ROW_SCALES = {fmt for fmt in Format if fmt.value.startswith("int") or fmt is Format.FP8}
+Q4_K_M = {"ffn_down": Kind.Q6_K, "attn_v": Kind.Q6_K, "token_embd": Kind.Q6_K}
+
+
+@pytest.fixture
+def all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of both machines read every format."""
+    layouts = {fmt: Layout(128, size, row_scales=fmt in ROW_SCALES) for fmt, size in SIZES.items()}
+    half = plan_gpu.GPU_FORMATS[Format.BF16]
+    monkeypatch.setattr(plan_formats, "GPU_LAYOUTS", GPU_LAYOUTS)
+    for known, more in ((GPU_LAYOUTS, layouts), (plan_gpu.GPU_FORMATS, dict.fromkeys(SIZES, half))):
+        for fmt, value in more.items():
+            monkeypatch.setitem(known, fmt, value)  # type: ignore[arg-type]
+    for fmt in set(SIZES) - {Format.FP8, Format.FP8_BLOCK, Format.INT8, Format.MXFP4, Format.Q8}:
+        monkeypatch.setitem(CPU_LAYOUTS, fmt, Layout(128, SIZES[fmt]))
+
+
+@pytest.fixture
+def few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels read floats, and on a CPU q8."""
+    for known in (GPU_LAYOUTS, plan_gpu.GPU_FORMATS, CPU_LAYOUTS):
+        for fmt in set(known) - {Format.F32, Format.F16, Format.BF16, Format.Q8}:
+            monkeypatch.delitem(known, fmt)
+    for known in (GPU_LAYOUTS, plan_gpu.GPU_FORMATS):
+        if Format.Q8 in known:
+            monkeypatch.delitem(known, Format.Q8)
+
+
+def chosen_for(path: Path, backend: str = "cuda", ranks: int | None = None) -> Chosen:
+    opened = open_checkpoint(path)
+    choose = gpu_formats if backend == "cuda" else cpu_formats
+    return choose(spec_from_config(opened.config), opened, ranks)
+
+
+@pytest.mark.usefixtures("all_kernels")
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Kind.Q4_0, Format.INT4_G32), (Kind.Q4_1, Format.Q4_1), (Kind.Q5_0, Format.Q5_0), (Kind.Q8_0, Format.Q8),
+        (Kind.Q4_K, Format.Q4_K), (Kind.Q5_K, Format.Q5_K), (Kind.Q6_K, Format.Q6_K),
+    ],
+    ids=lambda value: value.name,
+)  # fmt: skip
+@pytest.mark.parametrize("backend", ["cuda", "cpu"])
+def test_a_gguf_of_one_format_keeps_it(tmp_path: Path, kind: Kind, expected: Format, backend: str) -> None:
+    path = write_wide_model(tmp_path / "m.gguf", dict.fromkeys(SHAPES, kind))
+    chosen = chosen_for(path, backend)
+    stages = dict.fromkeys(("qkv", "output", "gate_up", "down"), expected)
+    if backend == "cpu":
+        assert chosen.default is Format.Q8
+        stages = {name: fmt for name, fmt in stages.items() if fmt is not Format.Q8}
+    assert chosen.of_stages == {**stages, "head": Format.F16}
+    assert not chosen.notes
+
+
+@pytest.mark.usefixtures("all_kernels")
+@pytest.mark.parametrize("backend", ["cuda", "cpu"])
+def test_mixtures_have_the_smallest_format_that_holds_all(tmp_path: Path, backend: str) -> None:
+    kinds = {**dict.fromkeys(SHAPES, Kind.Q4_K), **Q4_K_M, "1.ffn_down": Kind.Q4_K, "attn_output": Kind.Q5_K}
+    path = write_wide_model(tmp_path / "m.gguf", kinds)
+    assert chosen_for(path, backend).of_stages == {
+        "qkv": Format.K_MIXED, "output": Format.Q5_K, "gate_up": Format.Q4_K, "down": Format.K_MIXED,
+        "head": Format.Q6_K,
+    }  # fmt: skip
+    kinds = {
+        "attn_q": Kind.Q4_0, "attn_k": Kind.Q8_0, "attn_v": Kind.Q5_0, "ffn_gate": Kind.Q4_1, "ffn_up": Kind.Q6_K,
+        "ffn_down": Kind.Q4_0, "0.ffn_down": Kind.Q5_0, "attn_output": Kind.Q4_0, "1.attn_output": Kind.F16,
+    }  # fmt: skip
+    chosen = chosen_for(write_wide_model(tmp_path / "other.gguf", kinds), backend)
+    stages = {
+        name: chosen.of_stages.get(name, chosen.default) for name in ("qkv", "gate_up", "down", "output")
+    }
+    unpacked = Format.BF16 if backend == "cuda" else Format.Q8
+    assert stages == {"qkv": Format.Q8, "gate_up": Format.WIDE, "down": Format.Q5_0, "output": unpacked}
+    (note,) = chosen.notes
+    assert note.startswith(f"Weights stored as f16 and q4_0 are unpacked to {unpacked.value} (output): ")
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = make_pair(WAYS[name].case, WAYS[name], tmp_path_factory.mktemp(name))[0]
+        return made[name]
+
+    return folder
+
+
+@pytest.mark.usefixtures("all_kernels")
+@pytest.mark.parametrize(
+    ("name", "gpu", "cpu"),
+    [
+        ("autofp8", Format.FP8, None), ("fp8-rows", Format.FP8, None), ("awq", Format.INT4_G32Z, Format.INT4_G32Z),
+        ("gptq", Format.INT4_G32, Format.INT4_G32), ("gptq-8-bits", Format.WIDE, Format.WIDE),
+        ("packed-4", Format.INT4_G128Z, Format.INT4_G128Z), ("packed-8-qwen2", Format.INT8, Format.Q8),
+        ("packed-4-phi3", Format.INT4_G128, Format.INT4_G128), ("mxfp4", Format.MXFP4, Format.WIDE),
+        ("fp8-blocks", None, None), ("gptq-v2-sorted", None, None),
+    ],
+)  # fmt: skip
+def test_quantised_safetensors_keep_their_format(
+    quantised: Callable[[str], Path], name: str, gpu: Format | None, cpu: Format | None
+) -> None:
+    for backend, expected in (("cuda", gpu), ("cpu", cpu)):
+        chosen = chosen_for(quantised(name), backend)
+        found = {
+            chosen.of_stages.get(stage, chosen.default) for stage in ("qkv", "output", "gate_up", "down")
+        }
+        assert found == {expected or (Format.BF16 if backend == "cuda" else Format.Q8)}
+        assert bool(chosen.notes) == (expected is None)
+    if name == "gptq-v2-sorted":
+        assert "stored as int4-g32 with columns sorted by activation are unpacked" in chosen.notes[0]
+
+
+@pytest.mark.usefixtures("all_kernels")
+def test_a_rank_that_begins_within_a_group_gets_smaller_groups(tmp_path: Path) -> None:
+    """The shares of down begin at multiples of 16 columns with 32 ranks, of 128 with 4."""
+    kinds = dict.fromkeys(SHAPES, Kind.Q4_K)
+    path = write_wide_model(tmp_path / "m.gguf", kinds)
+    assert chosen_for(path, ranks=4).of_stages["down"] is Format.Q4_K
+    assert chosen_for(path, ranks=4).of_stages["output"] is Format.WIDE  # 64 of 256 columns each
+    path = write_wide_model(tmp_path / "4.gguf", dict.fromkeys(SHAPES, Kind.Q4_0))
+    assert chosen_for(path, ranks=4).of_stages["output"] is Format.INT4_G32
+
+
+@pytest.mark.usefixtures("few_kernels")
+def test_formats_without_kernels_are_unpacked_with_a_note(tmp_path: Path) -> None:
+    path = write_wide_model(tmp_path / "m.gguf", {**dict.fromkeys(SHAPES, Kind.Q4_K), **Q4_K_M})
+    for backend, fmt in (("cuda", Format.BF16), ("cpu", Format.Q8)):
+        chosen = chosen_for(path, backend)
+        assert (chosen.default, chosen.of_stages) == (fmt, {})
+        assert len(
+            chosen.notes
+        ) == 3 and f"unpacked to {fmt.value} (output, gate_up): the {backend} backend" in "".join(
+            chosen.notes
+        )
+    exact = write_wide_model(tmp_path / "5.gguf", dict.fromkeys((*SHAPES, "token_embd"), Kind.Q5_0))
+    assert chosen_for(exact, "cpu") == Chosen(Format.Q8)
+
+
+@pytest.mark.usefixtures("all_kernels")
+def test_a_type_that_is_asked_for_is_for_all_weights(tmp_path: Path) -> None:
+    path = write_wide_model(tmp_path / "m.gguf", dict.fromkeys(SHAPES, Kind.Q4_K))
+    opened = open_checkpoint(path)
+    spec = spec_from_config(opened.config)
+    for backend, dtype, fmt in (
+        ("cuda", "bf16", Format.BF16),
+        ("cpu", "q8", Format.Q8),
+        ("cpu", "f32", Format.F32),
+    ):
+        source, chosen = formats_for(backend, Asked(dtype), spec, opened)
+        assert source is opened and chosen == Chosen(fmt)
