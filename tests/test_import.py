@@ -14,9 +14,9 @@ import monotape
 
 HEAVY = (
     "torch", "transformers", "starlette", "uvicorn", "msgspec", "gguf", "huggingface_hub", "numpy",
-    "tokenizers", "rich", "minijinja", "jinja2",
+    "tokenizers", "rich", "minijinja", "jinja2", "ray",
 )  # fmt: skip
-NEVER = ("torch", "transformers", "starlette", "uvicorn", "msgspec", "jinja2")
+NEVER = ("torch", "transformers", "starlette", "uvicorn", "msgspec", "jinja2", "ray")
 
 
 def modules_after(statement: str) -> set[str]:
@@ -48,6 +48,13 @@ def test_a_command_imports_itself_and_no_other() -> None:
     loaded = modules_after("from monotape.cli.main import main\nassert main(['run']) == 2")
     assert "monotape.cli.run" in loaded
     assert loaded.isdisjoint({"monotape.cli.serve", "monotape.cli.bench", "http.client", "numpy"})
+
+
+def test_only_a_deployment_imports_ray() -> None:
+    """Not even the flags of `deploy`, which --help and completions print."""
+    loaded = modules_after("from monotape.cli.main import build_parser\nbuild_parser()")
+    assert "monotape.cli.deploy" in loaded
+    assert "ray" not in loaded
 
 
 def test_a_folder_of_safetensors_needs_neither_a_hub_nor_gguf() -> None:

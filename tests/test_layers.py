@@ -26,13 +26,14 @@ PARTS: dict[str, set[str]] = {
     "engine": {*_ENGINE},
     "__init__": {"engine", "errors"},  # the public names
     "server": {"engine", "__init__", *_ENGINE},
-    "cli": {"server", "engine", "planner", "__init__", *_ENGINE},
+    "cluster": {"server", "engine", *_ENGINE},
+    "cli": {"cluster", "server", "engine", "planner", "__init__", *_ENGINE},
     "__main__": {"cli"},
 }
 #: What each room of the server may import of the others, from the start of the server down to its processes.
 ROOMS: dict[str, set[str]] = {
     "run": {"app", "http", "service", "engine", "config"},
-    "app": {"apis", "http", "service", "api_error"},
+    "app": {"apis", "http", "service", "config", "api_error"},
     "apis": {"http", "conversation", "requests", "service", "engine", "playground", "api_error"},
     "http": {"service", "config", "api_error"},
     "conversation": {"requests", "service", "engine", "grammar", "api_error"},

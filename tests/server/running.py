@@ -101,19 +101,19 @@ def scripted_server(source: str = "server.scripted", **settings: Any) -> Iterato
         json.dumps(engine),
         *([] if limits is None else [json.dumps(limits)]),
     ]
-    with _process(command, engine["model"]) as server:
+    with process(command, engine["model"]) as server:
         yield server
 
 
 @contextlib.contextmanager
 def real_server(model: str, *flags: str) -> Iterator[RunningServer]:
     """`monotape serve` itself."""
-    with _process([sys.executable, "-m", "monotape", "serve", model, "--port", "0", *flags], model) as server:
+    with process([sys.executable, "-m", "monotape", "serve", model, "--port", "0", *flags], model) as server:
         yield server
 
 
 @contextlib.contextmanager
-def _process(command: list[str], model: str) -> Iterator[RunningServer]:
+def process(command: list[str], model: str) -> Iterator[RunningServer]:
     folders = [str(ROOT / name) for name in ("src", "tests", "bench")]
     paths = [*folders, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

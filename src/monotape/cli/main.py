@@ -15,7 +15,7 @@ from monotape.cli.parser import Parser
 from monotape.errors import MonotapeError, UsageError, near
 
 COMMANDS = (
-    "run", "chat", "serve", "connect", "bench", "inspect", "plan", "trace", "doctor", "pull", "list", "rm",
+    "run", "chat", "serve", "deploy", "connect", "bench", "inspect", "plan", "trace", "doctor", "pull", "list", "rm",
     "completion",
 )  # fmt: skip
 #: What other tools call them.

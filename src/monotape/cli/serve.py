@@ -6,13 +6,17 @@ import argparse
 import dataclasses
 import json
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from monotape.cli.options import add_setting, engine_config, integer, names, real
 from monotape.cli.parser import Parser
 from monotape.config import api_key
 from monotape.engine.config import DEFAULT_MODEL, EngineConfig
 from monotape.errors import UsageError
+
+if TYPE_CHECKING:
+    from monotape.server.config import ServerConfig
 
 #: Flags of `vllm serve` that ask for behaviour that is so anyway, and the value with which they do.
 AS_IT_IS: dict[str, tuple[Any, str]] = {
@@ -115,10 +119,14 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(
             f"The server needs the package '{error.name}'.", "pip install 'monotape[serve]'"
         ) from None
+    options = with_file(options, "monotape serve", add_arguments)
+    return serve(*configurations(options))
+
+
+def configurations(options: argparse.Namespace) -> tuple[ServerConfig, EngineConfig]:
+    """The flags as the settings of a server and its engine; the log is set up on the way."""
     from monotape.server.config import ServerConfig
 
-    if options.config is not None:
-        options = _with_file(options)
     options.model = _model(options)
     _check(options)
     _check_name(options.model)
@@ -133,16 +141,19 @@ def main(options: argparse.Namespace) -> int:
     config = ServerConfig(
         **{field.name: getattr(options, field.name) for field in dataclasses.fields(ServerConfig)}
     )
-    engine = dataclasses.replace(engine_config(options), seed=options.seed, progress=False)
-    return serve(config, engine)
+    return config, dataclasses.replace(engine_config(options), seed=options.seed, progress=False)
 
 
-def _with_file(options: argparse.Namespace) -> argparse.Namespace:
-    """The flags read once more, with the settings of the file as their defaults."""
+def with_file(
+    options: argparse.Namespace, prog: str, add: Callable[[argparse.ArgumentParser], None]
+) -> argparse.Namespace:
+    """The flags read once more, with the settings of the file as their defaults, where a file is given."""
+    if options.config is None:
+        return options
     from monotape.cli.serve_file import read_settings
 
-    parser = Parser(prog="monotape serve", allow_abbrev=False)
-    add_arguments(parser)
+    parser = Parser(prog=prog, allow_abbrev=False)
+    add(parser)
     allowed = [action for name, action in parser.settings.items() if name != "config"]
     settings = read_settings(options.config, allowed)
     if options.positional_model is not None:

@@ -7,17 +7,29 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from monotape.server.api_error import ApiError
 from monotape.server.apis.routes import ROUTES
+from monotape.server.config import ServerConfig
 from monotape.server.http.access_log import note_error
 from monotape.server.http.bodies import Bodies
 from monotape.server.http.dialect import dialect_of
 from monotape.server.http.endpoint import Endpoint
 from monotape.server.http.replies import send_error
 from monotape.server.http.security import Security
+from monotape.server.service.metrics import Metrics
 from monotape.server.service.service import Service
 
 
 def build(service: Service) -> ASGIApp:
     """The whole server as one ASGI application."""
+    return behind_checks(routes(service), service.config, service.metrics)
+
+
+def behind_checks(app: ASGIApp, config: ServerConfig, metrics: Metrics) -> ASGIApp:
+    """An application that answers the server's routes, behind the checks of access."""
+    return Security(app, config, metrics, frozenset(route.path for route in ROUTES))
+
+
+def routes(service: Service) -> ASGIApp:
+    """The routes alone, for requests whose access was checked elsewhere."""
     bodies = Bodies(service.config.max_body_bytes)
     inner = starlette.routing.Router(
         [
@@ -38,7 +50,7 @@ def build(service: Service) -> ASGIApp:
             return await _refuse(scope, send, error)
         await inner(scope, receive, send)
 
-    return Security(app, service.config, service.metrics, frozenset(route.path for route in ROUTES))
+    return app
 
 
 def _methods() -> dict[str, set[str]]:

@@ -15,6 +15,7 @@ from monotape.server.api_error import ApiError, from_validation
 from monotape.server.http.access_log import note_error, printable
 from monotape.server.http.bodies import Bodies, Body, ClientLeft
 from monotape.server.http.dialect import dialect_of
+from monotape.server.http.leaving import unless_client_leaves
 from monotape.server.http.replies import send_body, send_error, send_json, send_part
 from monotape.server.service.failures import as_api_error
 from monotape.server.service.gate import Turn
@@ -78,7 +79,8 @@ class Endpoint:
         body = Body(self._bodies)
         try:
             request = None if self._decoder is None else self._decoded(await body.read(receive))
-            await self._unless_client_leaves(receive, self._answer(request, scope, send))
+            work = self._answer(request, scope, send)
+            await unless_client_leaves(receive, work, self._service.closing)
         except ClientLeft:
             self._service.metrics.cancelled.inc()
             scope["state"]["left"] = True
@@ -119,26 +121,6 @@ class Endpoint:
         except Exception as error:
             raise as_api_error(error, f"A request to {printable(scope['path'])}") from None
 
-    async def _unless_client_leaves(self, receive: Receive, work: Any) -> None:
-        """Does the work. Cancels it when the connection closes, or when the server must end before it is done."""
-        task = asyncio.ensure_future(work)
-        watcher = asyncio.ensure_future(_disconnected(receive))
-        closing = asyncio.ensure_future(self._service.closing.wait())
-        try:
-            await asyncio.wait({task, watcher, closing}, return_when=asyncio.FIRST_COMPLETED)
-            if closing.done() and not task.done() and not watcher.done():
-                task.cancel()  # it says so to its client, which may take a moment
-                await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ApiError):
-                    await task
-                raise ClientLeft
-            await task
-        finally:
-            for unfinished in (task, watcher, closing):
-                unfinished.cancel()
-
     async def _send_stream(self, send: Send, stream: Stream, scope: Scope) -> None:
         """Sends events as they come, and a comment when nothing has come for a while."""
 
@@ -170,11 +152,6 @@ def _closing() -> ApiError:
         503, "The server is being shut down before this answer is complete. Ask again in a moment.",
         code="server_shutdown", headers={"retry-after": "5"},
     )  # fmt: skip
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 @dataclass(slots=True)

@@ -112,8 +112,13 @@ def _refuse(request: MessagesRequest) -> None:
 def _system(system: str | list[dict[str, Any]] | None) -> str:
     if system is None or isinstance(system, str):
         return system or ""
-    texts = [_text(block, "system") for block in system]
-    return "\n\n".join(text for text in texts if not text.startswith(_BILLING))
+    return "\n\n".join(_text(block, "system") for block in system if not is_billing(block))
+
+
+def is_billing(block: Any) -> bool:
+    """Whether it is the block by which Claude Code's requests are billed; no model should read it."""
+    text = block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None
+    return isinstance(text, str) and text.startswith(_BILLING)
 
 
 def _text(block: dict[str, Any], where: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,12 @@ class Clock:
     answers: int = 1  # to each prompt
     miss: str | None = None  # why nothing of the prompt was cached
     done: list[wire.Stats] = field(default_factory=list)
+    on_start: Callable[[], None] = lambda: None  # called when the engine begins with its first completion
+
+    def started(self, time_ns: int) -> None:
+        if not self.started_ns:
+            self.started_ns = time_ns
+            self.on_start()
 
     def reserved(self) -> None:
         self.reserved_ns = time.monotonic_ns()

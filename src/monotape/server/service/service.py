@@ -193,7 +193,7 @@ class Service:
                 clock.done.append(run.done.stats)
 
     def _started(self, message: wire.Started, clock: Clock) -> None:
-        clock.started_ns = clock.started_ns or message.time_ns
+        clock.started(message.time_ns)
         if message.miss is not None:
             clock.miss = message.miss
             self.metrics.missed(message.miss)

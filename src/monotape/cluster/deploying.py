@@ -1,0 +1,135 @@
+"""Starts or updates the application, and turns what can go wrong into one sentence and a hint."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+import socket
+import threading
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+
+from monotape.cluster.application import REPLICAS, build, with_devices
+from monotape.cluster.config import DeployConfig
+from monotape.engine.config import EngineConfig, may_use_gpu
+from monotape.errors import BackendUnavailable, ResourceError, UsageError
+from monotape.server.config import ServerConfig
+from monotape.server.run import SOURCE, listen
+
+NAME = "monotape"
+_CONNECT_S = 5.0
+_SHUTDOWN_S = 10.0
+_CAUSE = re.compile(r"BackendUnavailable: (.+)")
+
+
+def connect(address: str | None) -> None:
+    """Joins a cluster, or starts Ray on this machine."""
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # a CPU replica sees no GPU: Ray's coming default
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
+        # A cluster that happens to run here is not ours unless it was asked for.
+        ray.init(address="local", include_dashboard=False, **quiet)
+        return
+    _check_reachable(address)
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ResourceError(
+            f"The Ray cluster at {address} does not answer: {str(error).splitlines()[0]}",
+            "Start one with `ray start --head`, or leave out --address.",
+        ) from None
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself waits for minutes before it says so."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if "/" in address or not host or not port.isdigit():
+        raise UsageError(
+            f"'{address}' is not the address of a Ray cluster.", "Write it like 10.0.0.1:6379, or auto."
+        )
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ResourceError(
+            f"The Ray cluster at {address} does not answer: {error}.",
+            "Start one with `ray start --head`, or leave out --address.",
+        ) from None
+
+
+def resolved(plan: DeployConfig, engine: EngineConfig) -> DeployConfig:
+    """The plan with what each replica gets of this cluster; an error when the cluster has too little."""
+    here = ray.cluster_resources()
+    gpus, cpus = int(here.get("GPU", 0)), int(here.get("CPU", 0))
+    each = plan.gpus_per_replica
+    if each is None:
+        each = int(gpus > 0 and may_use_gpu(engine.backend, engine.dtype, engine.workers))
+    if each * plan.replicas > gpus:
+        raise ResourceError(
+            f"{plan.replicas} replicas with {each} GPUs each need {each * plan.replicas}, and there are {gpus}.",
+            "Use fewer --replicas, or --gpus-per-replica 0 for replicas on cores.",
+        )
+    cores = plan.cpus_per_replica or (1 if each else max(1, cpus // (plan.max_replicas or plan.replicas)))
+    if cores * plan.replicas > cpus:
+        raise ResourceError(
+            f"{plan.replicas} replicas with {cores} cores each need {cores * plan.replicas}, and there are {cpus}.",
+            "Use fewer --replicas or --cpus-per-replica.",
+        )
+    return dataclasses.replace(plan, gpus_per_replica=each, cpus_per_replica=cores)
+
+
+def deploy(plan: DeployConfig, config: ServerConfig, engine: EngineConfig, source: str = SOURCE) -> str:
+    """Has the application run as it is described here, and returns its address once it answers.
+
+    An application that runs already is updated, one replica after another.
+    """
+    plan = resolved(plan, engine)
+    config = _listening(config)
+    serve.start(
+        proxy_location="HeadOnly" if plan.address is None else "EveryNode",
+        http_options=HTTPOptions(
+            host=config.host, port=config.port, ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile,
+        ),
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )  # fmt: skip
+    try:
+        serve.run(build(plan, config, with_devices(engine, plan), source), name=NAME, route_prefix="/")
+    except RuntimeError as error:
+        raise BackendUnavailable(*_cause(error)) from None
+    scheme = "https" if config.ssl_certfile else "http"
+    host = "localhost" if config.host in ("0.0.0.0", "::") else config.host
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"
+
+
+def _listening(config: ServerConfig) -> ServerConfig:
+    """With a port that is free, unless proxies listen already: theirs cannot be changed."""
+    if NAME in serve.status().applications:
+        return config
+    with listen(config) as listener:
+        return dataclasses.replace(config, port=listener.getsockname()[1])
+
+
+def _cause(error: RuntimeError) -> tuple[str, str]:
+    """What the replica said, which Ray Serve reports at the end of a traceback."""
+    application = serve.status().applications.get(NAME)
+    deployment = None if application is None else application.deployments.get(REPLICAS)
+    said = _CAUSE.findall(f"{error}\n{'' if deployment is None else deployment.message}")
+    if said:
+        return f"No replica could be started: {said[-1].strip()}", "Try the model with `monotape run` first."
+    return f"Ray Serve could not start the replicas: {str(error).splitlines()[0]}", "Its logs say more."
+
+
+def shut_down() -> None:
+    """Ends the application and the Ray that was started for it; answers have a moment to end by themselves."""
+    ending = threading.Thread(target=serve.shutdown, daemon=True)
+    ending.start()
+    ending.join(_SHUTDOWN_S)
+    ray.shutdown()

@@ -1,0 +1,128 @@
+"""What happens to two replicas: one is killed, clients leave, queues fill."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from processes import descendants, need_proc, wait_for_end
+from server.running import RunningServer
+
+pytestmark = pytest.mark.slow
+CHAT = "/v1/chat/completions"
+
+
+def replicas(server: RunningServer) -> list[int]:
+    found = descendants(server.process.pid).items()
+    return sorted(pid for pid, command in found if command.startswith("ray::ServeReplica:monotape:replicas"))
+
+
+def wait_for_replicas(server: RunningServer, count: int, without: int = 0) -> list[int]:
+    deadline = time.monotonic() + 60
+    while len(found := replicas(server)) != count or without in found:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return found
+
+
+def streamed(server: RunningServer, text: str, name: str = "") -> tuple[str, list[dict[str, object]]]:
+    """The text of a streamed chat and its errors."""
+    messages = [{"role": "user", "content": f"{name} {text}"}]
+    said, errors = "", []
+    with httpx.stream(
+        "POST", server.url + CHAT, json={"messages": messages, "stream": True}, timeout=120
+    ) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line.removeprefix("data: "))
+                errors += [chunk["error"]] if "error" in chunk else []
+                said += "".join(choice["delta"].get("content", "") for choice in chunk.get("choices", []))
+    return said, errors
+
+
+def wait_until(server: RunningServer, running: int, waiting: int) -> None:
+    deadline = time.monotonic() + 30
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    while tuple(server.metric(name) for name in names) != (running, waiting):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_replica_that_is_killed_loses_its_running_request_and_comes_back(scripted: RunningServer) -> None:
+    need_proc()
+    before = wait_for_replicas(scripted, 2)
+    with ThreadPoolExecutor(4) as pool:
+        text = "rate=20 repeat=30 say:tick "
+        answers = [pool.submit(streamed, scripted, text, f"c{number}") for number in range(4)]
+        wait_until(scripted, running=2, waiting=2)
+        children = descendants(before[0])
+        os.kill(before[0], signal.SIGKILL)
+        results = [answer.result(120) for answer in answers]
+    lost = [errors for _, errors in results if errors]
+    assert len(lost) == 1 and lost[0][0]["code"] == "engine_unavailable"
+    assert [said for said, errors in results if not errors] == ["tick " * 30] * 3
+    wait_for_end(*children)  # no engine stays behind
+    wait_for_replicas(scripted, 2, without=before[0])
+    with ThreadPoolExecutor(4) as pool:
+        said = list(pool.map(lambda number: scripted.say(f"say:word {number}"), range(1000)))
+    assert said == [f"word {number}" for number in range(1000)]
+
+
+def test_an_engine_that_is_killed_loses_its_running_request_alone(scripted: RunningServer) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        killed = pool.submit(streamed, scripted, "rate=20 repeat=9 kill say:tick ", "k")
+        other = pool.submit(streamed, scripted, "rate=20 repeat=30 say:tock ", "o")
+        assert killed.result(60)[1][0]["code"] == "engine_unavailable"
+        assert other.result(60) == ("tock " * 30, [])
+    assert [scripted.say(f"say:{number}") for number in range(8)] == [str(number) for number in range(8)]
+
+
+def test_a_client_that_leaves_frees_its_replica(scripted: RunningServer) -> None:
+    """Both replicas are taken by answers that would never end; a third request gets the place of one that left."""
+    lines: list[Iterator[str]] = []
+    with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=60) as client, contextlib.ExitStack() as streams:
+        for name in ("a", "b"):
+            messages = [{"role": "user", "content": f"{name} rate=10 repeat=5000 say:on "}]
+            body = {"messages": messages, "stream": True}
+            endless = streams.enter_context(client.stream("POST", scripted.url + CHAT, json=body))
+            lines.append(endless.iter_lines())  # an iterator that is let go of closes its stream
+            next(lines[-1])
+        wait_until(scripted, running=2, waiting=0)
+        third = pool.submit(scripted.say, "say:at last")
+        wait_until(scripted, running=2, waiting=1)
+        streams.close()
+        assert third.result(30) == "at last"
+    wait_until(scripted, running=0, waiting=0)
+
+
+def test_queues_that_are_full_are_answered_with_429(scripted: RunningServer) -> None:
+    """Two run and four wait for each; whatever comes then is refused, and nothing else."""
+
+    def ask(number: int) -> httpx.Response:
+        content = f"q{number} rate=20 repeat=20 say:x "
+        return scripted.post(CHAT, {"messages": [{"role": "user", "content": content}]})
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(16)))
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(refused) == 6
+    assert {answer.status_code for answer in refused} == {429}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert refused[0].json()["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_figures_count_every_replica(scripted: RunningServer) -> None:
+    before = scripted.metric("vllm:generation_tokens_total")
+    with ThreadPoolExecutor(4) as pool:
+        made = sum(
+            pool.map(lambda n: scripted.chat(f"f{n} say:abc")["usage"]["completion_tokens"], range(12))
+        )
+    assert scripted.metric("vllm:generation_tokens_total") == before + made

@@ -1,0 +1,50 @@
+"""The figures of several replicas as one."""
+
+from __future__ import annotations
+
+from monotape.cluster.figures import Figures
+from monotape.server.engine import wire
+from monotape.server.service.metrics import Metrics
+
+STATS = wire.Stats(100, 40, 11, 5_000_000, 10_000_000, None, 7)
+
+
+def measured(completions: int, running: int = 0) -> bytes:
+    metrics = Metrics()
+    metrics.watch(running=lambda: running, waiting=lambda: 0, restarts=lambda: 1)
+    for _ in range(completions):
+        metrics.completed(STATS, "stop")
+    return metrics.text()
+
+
+def values(text: bytes) -> dict[str, float]:
+    lines = [line for line in text.decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_counters_and_histograms_add_up() -> None:
+    figures = Figures()
+    figures.put("a", measured(2))
+    figures.put("b", measured(1))
+    found = values(figures.text(measured(0, running=2)))
+    assert found["vllm:prompt_tokens_total"] == 300
+    assert found['vllm:request_success_total{finished_reason="stop"}'] == 3
+    assert found["vllm:request_prefill_time_seconds_count"] == 3
+    assert found['vllm:request_prefill_time_seconds_bucket{le="0.005"}'] == 3
+    assert found["monotape_engine_restarts"] == 3
+    assert found["vllm:num_requests_running"] == 2  # the front's
+    assert found["monotape_decode_tokens_per_second"] == 1000  # not the sum of two
+
+
+def test_the_latest_figures_of_a_replica_take_the_place_of_earlier_ones() -> None:
+    figures = Figures()
+    for count in (1, 2, 3):
+        figures.put("a", measured(count))
+    assert values(figures.text(measured(0)))["vllm:prompt_tokens_total"] == 300
+
+
+def test_every_series_of_a_single_server_is_there() -> None:
+    figures = Figures()
+    figures.put("a", measured(1))
+    single = {name for name in values(measured(1)) if "_created" not in name}
+    assert single <= set(values(figures.text(measured(0))))
