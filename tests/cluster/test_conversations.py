@@ -51,13 +51,15 @@ def test_a_full_queue_sends_it_elsewhere() -> None:
     assert conversations.order(BOTH, turn("x", 1)) == ["a", "b"]
 
 
-def test_instructions_that_all_share_do_not_send_all_to_one_replica() -> None:
+def test_instructions_that_all_share_do_not_gather_all_conversations_at_one_replica() -> None:
+    """Nor does an idle cluster, in which every replica has as few requests as any other."""
     conversations = Conversations[str](places=5, most=16)
-    system = "You are helpful. " * 100
-    answered(conversations, "b", "1", turn("x", 0, system))
-    assert conversations.order(BOTH, turn("y", 0, system))[0] == "b"  # idle, and has computed them
-    busy(conversations, "b", 1)
-    assert conversations.order(BOTH, turn("y", 0, "other"))[0] == "a"
+    places = []
+    for number in range(6):
+        units = turn(f"c{number}", 0, "You are helpful. " * 100)
+        places.append(conversations.order(BOTH, units)[0])
+        answered(conversations, places[-1], str(number), units)
+    assert sorted(places) == ["a"] * 3 + ["b"] * 3
 
 
 def test_a_request_counts_from_the_moment_it_is_placed() -> None:

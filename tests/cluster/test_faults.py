@@ -71,9 +71,14 @@ def test_a_replica_that_is_killed_loses_its_running_request_and_comes_back(scrip
     assert [said for said, errors in results if not errors] == ["tick " * 30] * 3
     wait_for_end(*children)  # no engine stays behind
     wait_for_replicas(scripted, 2, without=before[0])
-    with ThreadPoolExecutor(4) as pool:
-        said = list(pool.map(lambda number: scripted.say(f"say:word {number}"), range(1000)))
+    with ThreadPoolExecutor(4) as pool, httpx.Client(timeout=60) as client:
+        said = list(pool.map(lambda number: _word(client, scripted.url, number), range(1000)))
     assert said == [f"word {number}" for number in range(1000)]
+
+
+def _word(client: httpx.Client, url: str, number: int) -> str:
+    body = {"messages": [{"role": "user", "content": f"say:word {number}"}]}
+    return str(client.post(url + CHAT, json=body).json()["choices"][0]["message"]["content"])
 
 
 def test_an_engine_that_is_killed_loses_its_running_request_alone(scripted: RunningServer) -> None:

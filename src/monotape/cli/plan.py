@@ -76,6 +76,38 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         help="the loop of an agent: a JSON file, or the built-in trace",
     )
+    add(
+        "--users",
+        type=integer,
+        metavar="N",
+        help="how many replicas these users need; each request is --request, or a step of --agent's trace",
+    )
+    add(
+        "--think",
+        type=real,
+        default=30.0,
+        metavar="S",
+        help="seconds between an answer and a user's next request (default: 30)",
+    )
+    add(
+        "--wait",
+        type=real,
+        default=2.0,
+        metavar="S",
+        help="seconds that 95 %% of the requests may wait (default: 2)",
+    )
+    add(
+        "--service-times",
+        metavar="FILE",
+        help="measured seconds of requests for --users, instead of predicted ones",
+    )
+    add(
+        "--conversation-queue",
+        type=integer,
+        default=16,
+        metavar="N",
+        help="requests that wait at a replica before its conversations go to others (default: 16)",
+    )
     add("--price", type=real, metavar="DOLLARS", help="an hour of one device")
     add(
         "--concurrency",
@@ -142,12 +174,15 @@ def _estimate(options: argparse.Namespace) -> Estimate:
 
 
 def _sections(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[str, Any]]:
-    """The answer as text and as data: the estimate, then the request, then the agent, as far as they are asked for."""
+    """The answer as text and as data: the estimate, then request, agent and users, as far as they are asked for."""
     from monotape.planner.estimate import as_json
     from monotape.planner.text import describe
 
     text, data = describe(found), as_json(found)
-    for name, asked, section in (("request", options.request, _request), ("agent", options.agent, _agent)):
+    parts = (
+        ("request", options.request, _request), ("agent", options.agent, _agent), ("users", options.users, _users)
+    )  # fmt: skip
+    for name, asked, section in parts:
         if asked is not None:
             if found.fit.fits is False:
                 more_text, more_data = (
@@ -203,6 +238,31 @@ def _agent(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[str,
     check_context(trace.final_context, found.shape, found.source.name, "--agent")
     times = simulate(trace, found.load, found.box, found.engine, _prefill(options))
     return describe_loop(trace, times), {"agent": loop_json(trace, times)}
+
+
+def _users(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[str, Any]]:
+    from monotape.planner.agent import read_trace
+    from monotape.planner.request import parse_request
+    from monotape.planner.users import measured, predicted, predicted_request, size, sizing_json
+    from monotape.planner.users_text import describe_sizing
+
+    machine = (found.load, found.box, found.engine, _prefill(options))
+    if options.service_times is not None:
+        served = measured(options.service_times)
+    elif options.request is not None:
+        served = predicted_request(parse_request(options.request), *machine)
+    else:
+        served = predicted(read_trace(options.agent or None), *machine)
+    price = None if options.price is None else options.price * options.count
+    sizing = size(
+        served,
+        users=options.users,
+        think_s=options.think,
+        target_s=options.wait,
+        price=price,
+        queue=options.conversation_queue,
+    )
+    return describe_sizing(sizing), {"users": sizing_json(sizing)}
 
 
 def _plot(options: argparse.Namespace, found: Estimate) -> None:

@@ -101,9 +101,17 @@ class HandleAnswer:
     """One answer, with Ray's errors in the front's words."""
 
     def __init__(self, response: Any) -> None:
-        self._response = response
+        self._response, self._over = response, False
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
+        try:
+            async for batch in self._translated():
+                yield batch
+        except Exception:
+            self._over = True
+            raise
+
+    async def _translated(self) -> AsyncIterator[Batch]:
         try:
             async for batch in self._response:
                 yield batch
@@ -120,7 +128,8 @@ class HandleAnswer:
             ) from None
 
     def cancel(self) -> None:
-        self._response.cancel()
+        if not self._over:  # Ray raises the same error once more
+            self._response.cancel()
 
 
 def build(
@@ -129,9 +138,10 @@ def build(
     """The application. `plan` must say how many GPUs and cores a replica gets (`deploying.resolved`)."""
     front_config = ServerConfig(**{name: getattr(config, name) for name in _FRONT_SETTINGS})
     places = 1 + config.max_queue
+    queue = config.max_queue if plan.conversation_queue is None else plan.conversation_queue
     router = RequestRouterConfig(
         request_router_class="monotape.cluster.router.ConversationRouter",
-        request_router_kwargs={"places": places, "most_conversations": engine.max_sequences},
+        request_router_kwargs={"places": 1 + queue, "most_conversations": engine.max_sequences},
     )
     scaling: dict[str, Any] = {"num_replicas": plan.replicas}
     if plan.max_replicas is not None:

@@ -23,6 +23,11 @@ class DeployConfig:
     target_requests: int = _setting(
         2, "requests a replica should have, running and waiting, before another is added"
     )
+    conversation_queue: int | None = _setting(
+        None,
+        "requests that may wait at a replica before its conversations go to others, which compute them anew "
+        "(default: --max-queue)",
+    )
     gpus_per_replica: int | None = _setting(
         None,
         "GPUs of each replica; more than one share the model, as --tp does (default: 1 where there are GPUs)",
@@ -37,7 +42,7 @@ class DeployConfig:
     def __post_init__(self) -> None:
         bounds = {
             "replicas": (1, 1000), "max_replicas": (self.replicas, 1000), "target_requests": (1, 1000),
-            "gpus_per_replica": (0, 64), "cpus_per_replica": (1, 1024),
+            "conversation_queue": (0, 10_000), "gpus_per_replica": (0, 64), "cpus_per_replica": (1, 1024),
         }  # fmt: skip
         for name, (low, high) in bounds.items():
             value = getattr(self, name)

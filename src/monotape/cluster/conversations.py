@@ -33,7 +33,8 @@ class Kept:
             shared = [unit for unit in units if unit.key in keys]
             if shared and shared[-1].end > best.size:
                 whole = shared[-1].key == last
-                best = Match(shared[-1].end, whole or 2 * shared[-1].end >= units[-1].end)
+                most = not shared[-1].common and 2 * shared[-1].end >= units[-1].end
+                best = Match(shared[-1].end, whole or most)
                 where = last if whole else None
         return best, where
 
@@ -53,8 +54,8 @@ class Conversations(Generic[R]):
     """The router's memory: conversations and running requests of every replica.
 
     A further turn goes to the replica of its conversation unless its queue is full. Any other request goes where fewest
-    requests are, and among equals where most of its prefix is: instructions that all conversations share must not send
-    all of them to one replica.
+    requests are, and among equals where fewest conversations are. Only then does a common prefix count: instructions
+    that all conversations share must not gather all of them at one replica, where they would stay.
     """
 
     def __init__(self, places: int, most: int) -> None:
@@ -74,7 +75,9 @@ class Conversations(Generic[R]):
     def order(self, replicas: Sequence[R], units: Sequence[Unit]) -> list[R]:
         """All replicas, the best first."""
         matches = {replica: self._match(replica, units) for replica in replicas}
-        ranked = sorted(replicas, key=lambda replica: (self.running(replica), -matches[replica].size))
+        ranked = sorted(
+            replicas, key=lambda one: (self.running(one), self._conversations(one), -matches[one].size)
+        )
         at_home = [
             replica for replica in ranked
             if matches[replica].continues and self.running(replica) < self._places
@@ -86,6 +89,10 @@ class Conversations(Generic[R]):
 
     def running(self, replica: R) -> int:
         return sum(place == replica for place in self._running.values())
+
+    def _conversations(self, replica: R) -> int:
+        kept = self._kept.get(replica)
+        return 0 if kept is None else len(kept.conversations)
 
     def chosen(self, replica: R, request: str) -> None:
         """A request is about to go there. It counts at once: the next one is placed before this one has arrived."""

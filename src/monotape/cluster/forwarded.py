@@ -20,6 +20,7 @@ class Unit:
 
     key: int
     end: int
+    common: bool = False  # tools and instructions, which other conversations have as well
 
 
 @dataclass(frozen=True, slots=True)

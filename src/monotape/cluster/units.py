@@ -25,6 +25,7 @@ _GROWING = {
     "/v1/messages": "messages",
 }
 _FIXED = ("tools", "system", "instructions")  # they come before the messages, in any template
+_INSTRUCTING = ("system", "developer")  # roles
 
 
 def units_of(path: str, body: bytes) -> tuple[Unit, ...]:
@@ -46,7 +47,7 @@ def _chained(request: dict[str, Any], growing: str) -> Iterator[Unit]:
         data = msgspec.json.encode(part, order="deterministic")
         chain.update(len(data).to_bytes(8, "big") + data)
         end += len(data)
-        yield Unit(int.from_bytes(chain.digest(), "big"), end)
+        yield Unit(int.from_bytes(chain.digest(), "big"), end, _is_common(part))
 
 
 def _parts(request: dict[str, Any], growing: str) -> Iterator[Any]:
@@ -64,6 +65,12 @@ def _parts(request: dict[str, Any], growing: str) -> Iterator[Any]:
             yield from _blocks(grown, _IDS)
             return
         yield from (_lasting(message) for message in grown)
+
+
+def _is_common(part: Any) -> bool:
+    return isinstance(part, dict) and (
+        part.get("role") in _INSTRUCTING or any(name in part for name in _FIXED)
+    )
 
 
 def _blocks(prompt: str | list[Any], size: int) -> Iterator[Any]:

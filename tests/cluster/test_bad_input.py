@@ -1,0 +1,77 @@
+"""What cannot be deployed: one sentence, a hint, and an end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from monotape.cli.main import main
+from processes import need_proc
+from server.running import ROOT
+
+
+def deploy(*flags: str, code: str = "") -> subprocess.CompletedProcess[str]:
+    """`monotape deploy` in a process of its own, because Ray starts processes and keeps state."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("src", "tests"))}
+    program = (
+        f"{code}\nimport sys\nfrom monotape.cli.main import main\nsys.exit(main(['deploy', *sys.argv[1:]]))"
+    )
+    command = [sys.executable, "-c", program, *flags]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+
+
+def told(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines that are ours: a sentence and its hint."""
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return [line for line in done.stderr.splitlines() if line.startswith(("monotape:", "  hint:"))]
+
+
+def test_without_ray() -> None:
+    done = deploy("smollm2", code="import sys; sys.modules['ray'] = None")
+    assert told(done) == [
+        "monotape: Replicas need the package 'ray'.", "  hint: pip install 'monotape[cluster]'"
+    ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, of its own packages
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--replicas", "0"], "--replicas is 0."),
+        (["--replicas", "two"], "'two' is not a whole number."),
+        (["--replicas", "4", "--max-replicas", "2"], "--max-replicas is 2."),
+        (["--gpus-per-replica", "-1"], "--gpus-per-replica is -1."),
+        (["--host", "0.0.0.0"], "Listening on 0.0.0.0 would let anybody on the network use this server."),
+        (["--max-connections", "99"], "--max-connections cannot be set here: Ray's proxies listen."),
+        (["--address", "ray://x:1"], "'ray://x:1' is not the address of a Ray cluster."),
+        (["--address", "127.0.0.1:1"], "The Ray cluster at 127.0.0.1:1 does not answer: "),
+    ],
+)
+def test_settings_that_cannot_be(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "smollm2", *flags]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"monotape: {sentence}")
+    assert said[1].startswith("  hint: ")
+    assert len(said) == 2
+
+
+@pytest.mark.slow
+def test_more_gpus_than_there_are() -> None:
+    done = deploy("smollm2", "--replicas", "3", "--gpus-per-replica", "40")
+    assert told(done)[0].startswith("monotape: 3 replicas with 40 GPUs each need 120, and there are ")
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_load_is_tried_once(tmp_path: Path) -> None:
+    need_proc()
+    (tmp_path / "config.json").write_text("{}")
+    done = deploy(str(tmp_path), "--port", "0", "--backend", "cpu")
+    sentence, hint = told(done)
+    assert sentence.startswith("monotape: No replica could be started: ")
+    assert "config.json" in sentence or "safetensors" in sentence
+    assert hint == "  hint: Try the model with `monotape run` first."
