@@ -111,7 +111,7 @@ def size(
     most = min(users, MOST_REPLICAS)
     sizes: list[Size] = []
     enough = None
-    # Fewer than this would be busy all the time even if nobody ever waited.
+    # Fewer than this would be busy all the time, so every table begins here.
     first = max(1, int(users * traffic.mean_s / (think_s + traffic.mean_s)))
     for replicas in range(min(first, most), most + 1):
         sizes.append(_size(traffic, served, replicas, price, queue))
