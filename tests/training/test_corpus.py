@@ -1,0 +1,322 @@
+"""Preparing a corpus: what is taken, what is dropped and why, how it is packed, and what bad input is answered."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from monotape.errors import ResourceError, UsageError
+from monotape.training.corpus import packages, pieces
+from monotape.training.corpus import prepare as preparing
+from monotape.training.corpus.cleaning import clean
+from monotape.training.corpus.duplicates import Seen
+from monotape.training.corpus.licences import is_permissive
+from monotape.training.corpus.packages import fetch, read_packages
+from monotape.training.corpus.prepare import Preparation, held_out, prepare
+from monotape.training.corpus.sequences import Packer
+from monotape.training.data import bytes_of_tokens
+from training.tiny_corpus import HOW, make_packages, make_tokenizer, source
+
+END, PREFIX, MIDDLE, SUFFIX = 0, 1, 2, 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(
+        tmp_path_factory.mktemp("tokenizer") / "tokenizer.json", [source(seed) for seed in range(20)]
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_file: Path) -> Any:
+    return Tokenizer.from_file(str(tokenizer_file))
+
+
+def words(seed: int) -> str:
+    """A file that is like no other."""
+    chosen = random.Random(seed)
+    names = ["".join(chosen.choices("abcdefghij", k=9)) for _ in range(60)]
+    return "".join(f"{one} = {two}\n" for one, two in pairwise(names))
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def packed(tokenizer: Any, texts: list[str], length: int, share: float) -> np.ndarray:
+    packer = Packer(tokenizer, length, 1, share)
+    rows = []
+    for number, encoding in enumerate(tokenizer.encode_batch(texts)):
+        packer.add(texts[number], encoding, np.array(encoding.ids, np.uint16))
+        rows += list(packer.rows())
+    return np.array([*rows, *packer.rows(last=True)])
+
+
+def unfilled(tokens: list[int], tokenizer: Any) -> str:
+    """The text of a row with its middles put back."""
+    text = ""
+    while tokens:
+        if tokens[0] != PREFIX:
+            stop = next((place for place, token in enumerate(tokens) if token in (END, PREFIX)), len(tokens))
+            text += tokenizer.decode(tokens[:stop])
+            tokens = tokens[stop + (stop < len(tokens) and tokens[stop] == END) :]
+            continue
+        suffix, middle = tokens.index(SUFFIX), tokens.index(MIDDLE)
+        end = tokens.index(END, middle)
+        parts = (tokens[1:suffix], tokens[middle + 1 : end], tokens[suffix + 1 : middle])
+        text += "".join(map(tokenizer.decode, parts))
+        tokens = tokens[end + 1 :]
+    return text
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("length", [64, 100, 333])
+def test_no_text_is_lost_in_packing(tokenizer: Any, share: float, length: int) -> None:
+    texts = [source(seed, 1 + seed % 7) for seed in range(30)]
+    rows = packed(tokenizer, texts, length, share)
+    assert rows.dtype == np.uint16 and rows.shape[1] == length
+    assert "".join(unfilled(row.tolist(), tokenizer) for row in rows) == "".join(texts)
+    marked = sum(int((row == PREFIX).sum()) for row in rows)
+    assert (marked > 0) == (share > 0)
+    for row in rows:  # a piece that is cut in three is whole in its sequence
+        assert (row == PREFIX).sum() == (row == SUFFIX).sum() == (row == MIDDLE).sum()
+
+
+def test_packing_is_repeatable_and_wastes_little(tokenizer: Any) -> None:
+    texts = [source(seed) for seed in range(40)]
+    one, two = packed(tokenizer, texts, 256, 0.5), packed(tokenizer, texts, 256, 0.5)
+    assert np.array_equal(one, two)
+    padding = ((one[:, 1:] == END) & (one[:, :-1] == END)).mean()
+    assert padding < 0.08
+
+
+def test_a_file_that_fits_exactly(tokenizer: Any) -> None:
+    text = source(1)
+    count = len(tokenizer.encode(text).ids)
+    rows = packed(tokenizer, [text, text], count, 0.0)
+    assert rows.shape == (2, count) and [unfilled(row.tolist(), tokenizer) for row in rows] == [text, text]
+
+
+@pytest.mark.parametrize(
+    ("licence", "fine"),
+    [
+        ("MIT", True), ("Apache-2.0 OR BSD-3-Clause", True), ("BSD License / Modified BSD License", True),
+        ("Python Software Foundation License", True), ("ISC License (ISCL)", True), ("GPL-3.0-only", False),
+        ("MIT AND LGPL-2.1-only", False), ("Mozilla Public License 2.0 (MPL 2.0)", False), ("", False),
+        ("Proprietary", False), ("LicenseRef-Something", False), ("GNU Affero General Public License v3", False),
+        ("EPL-2.0 OR BSD-3-Clause", False), ("limited", False),
+    ],
+)  # fmt: skip
+def test_permissive_licences(licence: str, fine: bool) -> None:
+    assert is_permissive(licence) == fine
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xfe" + b"a = 1\n" * 80, b"x = 1\0\n" * 80, b"# Generated by a tool. DO NOT EDIT.\n" + b"a = 1\n" * 80,
+     b"short = 1\n", b"a = '" + b"x" * 700 + b"'\n" + b"b = 1\n" * 80, b"1, 2, 3, 4, 5, 6,\n" * 80],
+)  # fmt: skip
+def test_files_that_no_person_wrote_as_text(data: bytes) -> None:
+    assert clean(data) is None
+
+
+def test_the_notice_is_dropped_and_nothing_else() -> None:
+    body = source(1)
+    assert (
+        clean(b"\xef\xbb\xbf# Copyright 2020 A Person\r\n# Licensed under MIT\r\n\r\n" + body.encode())
+        == body
+    )
+    commented = "# What this file is for.\n" + body
+    assert clean(commented.encode()) == commented
+
+
+def test_near_duplicates_are_found(tokenizer: Any) -> None:
+    seen, text = Seen(), source(5, 60)
+    assert not seen.same(text) and seen.same(text.replace("    ", "\t"))
+    tokens = np.array(tokenizer.encode(text).ids, np.uint16)
+    assert not seen.similar(tokens)
+    shifted = np.array(tokenizer.encode("import os\n\n" + text.replace("first", "last", 2)).ids, np.uint16)
+    assert seen.similar(shifted)
+    assert not seen.similar(np.array(tokenizer.encode("\n".join(map(repr, range(3000)))).ids, np.uint16))
+
+
+def test_the_record_says_where_every_token_came_from(tmp_path: Path, tokenizer_file: Path) -> None:
+    folder = make_packages(tmp_path / "packages")
+    (folder / "package1" / "copy.py").write_text((folder / "package2" / "module0.py").read_text())
+    (folder / "package3" / "broken.py").write_bytes(b"\xff\xfe\xfd")
+    make_packages(folder / "other", 1, licence="GPL-3.0-only")
+    (folder / "other" / "package0").rename(folder / "gnu")
+    (folder / "other").rmdir()
+    (folder / "gnu" / "METADATA").write_text("Name: gnu\nVersion: 2\nLicense-Expression: GPL-3.0-only\n")
+    record = prepare(folder, tokenizer_file, tmp_path / "prepared", HOW, quiet)
+    assert json.loads((tmp_path / "prepared" / "corpus.json").read_text()) == record
+    found = {package["name"]: package for package in record["packages"]}
+    assert [one["name"] for one in record["left_out"]] == ["gnu"]
+    assert {name for name, one in found.items() if one["held_out"]} == {
+        name for name in found if held_out(name, HOW.held_out_share)
+    }
+    dropped = {reason for one in found.values() for reason in one["dropped"]}
+    assert {"duplicate", "not a person's text"} <= dropped
+    assert all(one["licence"] == "MIT" and one["version"].startswith("1.") for one in found.values())
+    train = np.fromfile(tmp_path / "prepared" / "train.bin", "<u2").reshape(-1, HOW.sequence)
+    assert len(train) == record["files"]["train.bin"]["sequences"]
+    validation = np.fromfile(tmp_path / "prepared" / "validation.bin", "<u2")
+    assert PREFIX in train and PREFIX not in validation
+
+
+def test_a_package_gives_no_more_than_its_share(tmp_path: Path, tokenizer_file: Path) -> None:
+    folder = make_packages(tmp_path / "packages", files=4)
+    for number in range(60):
+        (folder / "package8" / f"more{number}.py").write_text(words(number))
+    limit = 20_000
+    how = Preparation(
+        sequence=64, held_out_share=0.4, least_tokens=2000, package_bytes=limit, held_out_bytes=limit
+    )
+    record = prepare(folder, tokenizer_file, tmp_path / "prepared", how, quiet)
+    found = {package["name"]: package for package in record["packages"]}["package8"]
+    assert (
+        limit <= found["bytes"] < limit + len(words(0)) and found["dropped"]["over the package's share"] > 20
+    )
+
+
+def test_a_training_file_that_repeats_a_held_out_one_is_dropped(tmp_path: Path, tokenizer_file: Path) -> None:
+    folder = make_packages(tmp_path / "packages")
+    names = [f"package{number}" for number in range(9)]
+    kept = next(name for name in names if not held_out(name, HOW.held_out_share))
+    other = next(name for name in names if held_out(name, HOW.held_out_share))
+    (folder / kept / "copied.py").write_text((folder / other / "module1.py").read_text())
+    record = prepare(folder, tokenizer_file, tmp_path / "prepared", HOW, quiet)
+    found = {package["name"]: package for package in record["packages"]}
+    assert found[kept]["dropped"] == {"duplicate": 1} and found[other]["files"] == 6
+
+
+def test_wheels_are_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "some_thing-2.1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("some_thing/a.py", "a = 1\n")
+        wheel.writestr("some_thing/data.json", "{}")
+        wheel.writestr(
+            "some_thing-2.1.dist-info/METADATA",
+            "Name: Some.Thing\nVersion: 2.1\nLicense: BSD\nClassifier: License :: OSI Approved :: BSD License\n",
+        )
+    (package,) = read_packages(tmp_path)
+    assert (package.name, package.version, package.licence) == ("some-thing", "2.1", "BSD License / BSD")
+    assert list(package.sources()) == [("some_thing/a.py", b"a = 1\n")]
+
+
+def test_packages_without_a_wheel_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    class Done:
+        def __init__(self, code: int) -> None:
+            self.returncode = code
+
+    def run(command: list[str], **more: Any) -> Done:
+        asked.append(command)
+        return Done(int(command[-1] == "missing"))
+
+    monkeypatch.setattr(packages.subprocess, "run", run)
+    (tmp_path / "al_ready-1.0-py3-none-any.whl").write_bytes(b"")
+    assert fetch(["al-ready", "missing", "found"], tmp_path) == ["missing"]
+    assert sorted(command[-1] for command in asked) == ["found", "missing"]
+    assert all("--only-binary" in command and "--no-deps" in command for command in asked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("missing", "is not a folder of packages"),
+        ("empty", "has no packages"),
+        ("files", "has no packages"),
+        ("small", "The corpus is too small: .* tokens to train on"),
+        ("not text", "The corpus is too small: .* give 0 files of Python text"),
+        ("licence", "None of the 9 packages .* names a permissive licence"),
+        ("one", "None of the 1 packages .* is held out"),
+        ("broken", "is not a wheel"),
+    ],
+)
+def test_a_corpus_that_cannot_be_is_one_sentence(
+    kind: str, said: str, tmp_path: Path, tokenizer_file: Path
+) -> None:
+    folder = tmp_path / "packages"
+    if kind != "missing":
+        folder.mkdir()
+    if kind == "files":
+        (folder / "notes.txt").write_text("no package")
+    if kind in ("small", "not text", "licence"):
+        make_packages(folder, files=1, licence="Proprietary" if kind == "licence" else "MIT")
+    if kind == "one":
+        make_packages(folder, 1)
+    if kind == "broken":
+        (folder / "a-1-py3-none-any.whl").write_bytes(b"PK but no more")
+    if kind == "not text":
+        for path in folder.rglob("*.py"):
+            path.write_bytes(bytes(range(256)) * 9)
+    share = 0.0 if kind == "one" else HOW.held_out_share
+    how = Preparation(sequence=64, held_out_share=share, least_tokens=10**6)
+    with pytest.raises(UsageError, match=said):
+        prepare(folder, tokenizer_file, tmp_path / "prepared", how, quiet)
+    assert not (tmp_path / "prepared").exists() and not list(tmp_path.glob("*.unfinished"))
+
+
+def test_a_tokenizer_that_cannot_be(tmp_path: Path, tokenizer_file: Path) -> None:
+    broken, unmarked = tmp_path / "broken.json", tmp_path / "unmarked.json"
+    broken.write_text("{}")
+    unmarked.write_text(tokenizer_file.read_text().replace("<|fim_middle|>", "<|other|>"))
+    for file, said in ((broken, "is not a tokenizer"), (unmarked, r"has no <\|fim_middle\|>")):
+        with pytest.raises(UsageError, match=said):
+            preparing.load_tokenizer(file)
+
+
+def test_a_full_disk_keeps_the_corpus_that_was_there(
+    tmp_path: Path, corpus_folder: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_packages(tmp_path / "packages")
+    prepare(folder, tokenizer_file, tmp_path / "prepared", HOW, quiet)
+    before = (tmp_path / "prepared" / "train.bin").read_bytes()
+
+    def full(*arguments: Any, **more: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(preparing._Part, "_write", full)
+    with pytest.raises(ResourceError, match="The disk is full: the corpus could not be written"):
+        prepare(folder, tokenizer_file, tmp_path / "prepared", HOW, quiet)
+    assert (tmp_path / "prepared" / "train.bin").read_bytes() == before
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_pieces_come_back_whole(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 4000)
+    monkeypatch.setattr(pieces, "CHUNK", 5000)
+    index = pieces.pack(corpus_folder, tmp_path / "pieces", say=quiet)
+    files = sorted((tmp_path / "pieces").glob("piece-*"))
+    assert len(files) == len(index["pieces"]) > 1 and all(file.stat().st_size <= 4000 for file in files)
+    later = tmp_path / "later"  # pieces travel one by one
+    later.mkdir()
+    files[-1].rename(later / files[-1].name)
+    with pytest.raises(UsageError, match=f"{files[-1].name} is missing"):
+        pieces.unpack([tmp_path / "pieces"], tmp_path / "again")
+    pieces.unpack([tmp_path / "pieces", later], tmp_path / "again")
+    for name in ("train.bin", "validation.bin", "tokenizer.json", "corpus.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (corpus_folder / name).read_bytes()
+    data = bytearray(files[0].read_bytes())
+    data[len(data) // 2] ^= 1
+    files[0].write_bytes(data)
+    with pytest.raises(UsageError, match="piece-00 differs from what was packed"):
+        pieces.unpack([tmp_path / "pieces", later], tmp_path / "third")
+
+
+def test_bytes_of_tokens_are_those_of_the_text(tokenizer_file: Path, tokenizer: Any) -> None:
+    text = source(3) + "naïve = 'größer'\n"
+    lengths = bytes_of_tokens(tokenizer_file)
+    assert len(lengths) == tokenizer.get_vocab_size()
+    assert sum(lengths[token] for token in tokenizer.encode(text).ids) == len(text.encode())
+    assert lengths[:4] == [0, 0, 0, 0]
