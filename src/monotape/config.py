@@ -27,3 +27,8 @@ def api_key() -> str | None:
 def forced_isa() -> str | None:
     """A CPU kernel set to use instead of the best one ("portable", "neon", "avx2"), for tests and comparisons."""
     return os.environ.get("MONOTAPE_ISA") or None
+
+
+def told_commit() -> str:
+    """The commit of sources that were copied without their history, with a + if they were changed; "" if not told."""
+    return os.environ.get("MONOTAPE_COMMIT", "")
