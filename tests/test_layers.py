@@ -21,7 +21,8 @@ PARTS: dict[str, set[str]] = {
     "weights": {"models", "plan", *_BASE},
     "compiler": {*_MODELS},
     "backends": {*_MODELS},
-    "training": {*_MODELS},
+    "embedded": {"errors"},
+    "training": {"embedded", *_MODELS},
     "planner": {*_MODELS},
     "engine": {*_ENGINE},
     "__init__": {"engine", "errors"},  # the public names
