@@ -1,1 +1,1 @@
-"""Models as PyTorch modules, to be trained. Needs the dev extra; nothing else in the package imports this."""
+"""Training in PyTorch: corpus, models, runs, comparison, export. Needs the train extra; nothing else imports this."""
