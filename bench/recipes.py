@@ -47,6 +47,9 @@ class Recipe:
             words.append(f"rank {self.rank} of {self.ranks}" if self.shape else f"{self.ranks} ranks")
         if self.lanes is not None:
             words.append("silent" if self.lanes.delay is None else f"delay {self.lanes.delay}")
+            words += ["ladder"] * (self.lanes.own == "with sum") + ["early sums"] * (
+                self.lanes.early == "sum"
+            )
         words += [word for word, said in (("slow links", self.link_delay), ("trace", self.trace)) if said]
         return ", ".join(words)
 

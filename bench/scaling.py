@@ -8,12 +8,16 @@ the GPU's own clock. `python bench/scaling_figure.py` draws the saved report.
 
 tp is plain tensor parallelism: two sums a layer, each waited for. dtp folds each sum two modules (one layer) later and
 reads the mean of all lanes in the head. silent never talks but in the head and the choice: no method can be faster.
+--settings measures others: dtp1 folds one module later, -sum waits for the sums of the early modules, ladder folds
+whole sums one module later. `python bench/lane_table.py` puts them beside the quality of trained models:
+
+    python bench/scaling.py --models laneformer-32m --ranks 4,8 --delays 0,2 --settings all --name lanes --save
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -28,7 +32,7 @@ from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.rank_view import rank_plan
 from monotape.backends.cuda.trace import stage_times, table
 from monotape.errors import BackendError
-from monotape.models.lanes import Lanes, delayed, silent
+from monotape.models.lanes import Lanes, delayed, ladder, silent
 from monotape.models.spec import ModelSpec
 from monotape.plan.gpu import GpuPlan
 from recipes import BANDWIDTH, Recipe
@@ -38,6 +42,18 @@ from shapes import SHAPES, RandomCheckpoint
 CONTEXT = 32
 DELAY_MODULES = 2
 SETTINGS = ("tp", "dtp", "silent")
+#: How the lanes of a setting talk, by their number; those of tp do not differ.
+LANES: dict[str, Callable[[int], Lanes | None]] = {
+    "one": lambda ranks: None,
+    "tp": lambda ranks: None,
+    "dtp": lambda ranks: delayed(ranks, DELAY_MODULES),
+    "dtp2-sum": lambda ranks: delayed(ranks, 2, "sum"),
+    "dtp1": lambda ranks: delayed(ranks, 1),
+    "dtp1-sum": lambda ranks: delayed(ranks, 1, "sum"),
+    "ladder": ladder,
+    "silent": silent,
+}
+ALL_SETTINGS = tuple(name for name in LANES if name != "one")
 ASSUMPTIONS = (
     "one rank alone on the GPU; its peers answer exactly as fast as it does itself",
     "a word arrives a fixed time after it was sent; sending takes stores into this GPU's memory, no link's bandwidth",
@@ -48,7 +64,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A shape on so many ranks in one of the SETTINGS; of one rank there is one, "one"."""
+    """A shape on so many ranks in a setting of LANES; of one rank there is one, "one"."""
 
     model: str
     ranks: int
@@ -69,9 +85,7 @@ class Setup:
 
     @property
     def lanes(self) -> Lanes | None:
-        if self.setting == "dtp":
-            return delayed(self.ranks, DELAY_MODULES)
-        return silent(self.ranks) if self.setting == "silent" else None
+        return LANES[self.setting](self.ranks)
 
     def recipe(self, workers: int, context: int, *, trace: bool = False) -> Recipe:
         """Facts of rank 0, whose kernel is measured."""
@@ -99,16 +113,27 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--delays", type=integers, default=[0, 1, 2, 3, 5], help="of the link, microseconds")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--requests", type=int, default=5)
+    parser.add_argument(
+        "--settings", type=settings, default=SETTINGS, help=f"all, or of {', '.join(ALL_SETTINGS)}"
+    )
+    parser.add_argument("--name", default="scaling", help="of the report")
     parser.add_argument("--save", action="store_true", help="keep the result under reports/")
     return parser.parse_args()
 
 
-def setups(models: Sequence[str], ranks: Sequence[int]) -> list[Setup]:
+def settings(text: str) -> tuple[str, ...]:
+    names = ALL_SETTINGS if text == "all" else tuple(text.split(","))
+    if unknown := [name for name in names if name not in ALL_SETTINGS]:
+        raise argparse.ArgumentTypeError(f"there is no setting {unknown[0]!r}")
+    return names
+
+
+def setups(models: Sequence[str], ranks: Sequence[int], chosen: Sequence[str] = SETTINGS) -> list[Setup]:
     return [
         Setup(model, count, setting)
         for model in models
         for count in ranks
-        for setting in (("one",) if count == 1 else SETTINGS)
+        for setting in (("one",) if count == 1 else chosen)
     ]
 
 
@@ -172,7 +197,7 @@ class Alone:
 def measure(options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any]]:
     workers, context = processors(), CONTEXT + options.tokens
     models = options.models.split(",")
-    wanted = setups(models, options.ranks)
+    wanted = setups(models, options.ranks, options.settings)
     compile_all(recipes(wanted, workers, context))
     rows = []
     for model in models:
@@ -250,10 +275,10 @@ def main() -> None:
     rows = measure(options, before)
     print_table(rows, options.delays)
     gpu = short_name(device_name())
-    wanted = setups(options.models.split(","), options.ranks)
+    wanted = setups(options.models.split(","), options.ranks, options.settings)
     kernels = evidence([*recipes(wanted, processors(), CONTEXT + options.tokens), BANDWIDTH])
     publish(
-        f"scaling-{gpu}",
+        f"{options.name}-{gpu}",
         {
             "gpu": gpu, **kernels, "emulation": list(ASSUMPTIONS), "bandwidth_of_one_gpu": before, "context": CONTEXT,
             "tokens": options.tokens, "delay_modules": DELAY_MODULES,

@@ -43,6 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-1.7b": _config("Qwen3ForCausalLM", 28, 2048, 16, 8, 128, 6144, 151936),
     "qwen2.5-0.5b": _config("Qwen2ForCausalLM", 24, 896, 14, 2, 64, 4864, 151936, max_position_embeddings=32768),
     "qwen2.5-1.5b": _config("Qwen2ForCausalLM", 28, 1536, 12, 2, 128, 8960, 151936, max_position_embeddings=32768),
+    "laneformer-32m": _config("LlamaForCausalLM", 8, 512, 8, 8, 64, 1280, 16384, max_position_embeddings=1024),
     "smollm2-135m": _config("LlamaForCausalLM", 30, 576, 9, 3, 64, 1536, 49152, max_position_embeddings=8192),
 }  # fmt: skip
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+import lane_table
 import scaling
 from backends.host_kernel import build, host_gpu
 from monotape.errors import BackendError
 from monotape.plan.gpu_rules import violations
 from monotape.planner.reports import own_points
+from monotape.training.settings import Settings
 from recipes import Recipe
 from scaling import SETTINGS, Setup, loss, print_table, setups
 from scaling_figure import draw
@@ -83,12 +85,13 @@ def test_a_study_of_a_tiny_shape_on_the_host(tmp_path: Path, monkeypatch: pytest
         "num_key_value_heads": 1, "intermediate_size": 64, "vocab_size": 128,
     }  # fmt: skip
     monkeypatch.setitem(SHAPES, "tiny", tiny)
-    monkeypatch.setattr(scaling, "SETTINGS", ("dtp",))
     monkeypatch.setattr(scaling, "CONTEXT", 5)
     monkeypatch.setattr(scaling, "processors", lambda: 1)
     monkeypatch.setattr(scaling, "compile_kernel", lambda text: build(text, tmp_path))
     monkeypatch.setattr(scaling, "compile_all", lambda *arguments: None)
-    options = argparse.Namespace(models="tiny", ranks=[2], delays=[0, 2], tokens=6, requests=1)
+    options = argparse.Namespace(
+        models="tiny", ranks=[2], delays=[0, 2], tokens=6, requests=1, settings=["dtp"]
+    )
     with host_gpu(tmp_path):
         (found,) = scaling.measure(options, bandwidth=1e9)
         monkeypatch.setattr(scaling.Alone, "speeds", broken)
@@ -118,3 +121,27 @@ def test_the_planner_takes_no_point_from_a_study(monkeypatch: pytest.MonkeyPatch
     assert published[0]["gpu"] == "h200"
     assert len({recipe.label for recipe in asked}) == len(asked) == 2 * (1 + 3 * 3 + 2) + 1
     assert own_points({"scaling-h200.json": published[0]}) == ()
+
+
+def test_the_settings_of_trained_lanes() -> None:
+    """Every arm of the table has a setting, and each is another schedule; tokens are the same for all."""
+    found = setups(["laneformer-32m"], [4, 8], scaling.settings("all"))
+    assert len({(setup.ranks, setup.lanes) for setup in found}) == len(found) == 14
+    assert len({setup.recipe(WORKERS, 96).label for setup in found}) == 14
+    assert set(scaling.ALL_SETTINGS) == set(lane_table.SETTING.values())
+    with pytest.raises(argparse.ArgumentTypeError, match="no setting 'dtp9'"):
+        scaling.settings("tp,dtp9")
+    plans = [setup.plan(WORKERS, 96) for setup in found if setup.ranks == 8]
+    assert all(not violations(plan) for plan in plans)
+
+
+def test_the_measured_shape_is_the_trained_one() -> None:
+    shape, trained = SHAPES["laneformer-32m"], Settings().config(16384, 0)
+    for name in (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+    ):
+        assert shape[name] == trained[name]
