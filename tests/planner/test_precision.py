@@ -35,6 +35,17 @@ def test_one_format_for_every_matrix_a_token_reads(dtype: str, bits: float) -> N
     assert load.weight_bytes == matrices * bits / 8 + vectors * 2
 
 
+def test_a_head_of_another_format() -> None:
+    load = load_of("llama-3.1-8b")
+    alike = precision_for("int4-g128", {})
+    wide = precision_for("int4-g128", {}, "bf16")
+    assert alike.matrices[HEAD] == alike.matrices[FFN] == wide.matrices[FFN] == 66 / 128
+    assert wide.matrices[HEAD] == 2.0 and wide.note.endswith("; the head as bf16")
+    (head,) = (part for part, _ in load.shape.all_parts() if part.kind == HEAD)
+    assert wide.read_bytes(head) - alike.read_bytes(head) == head.matrices * (2 - 66 / 128)
+    assert precision_for("bf16", {}, "q8").matrices[HEAD] == 34 / 32
+
+
 def test_fp8_has_a_scale_for_each_block() -> None:
     assert FORMATS["fp8"][0] == 1 + 4 / 16384
 

@@ -24,8 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu", default="h200", metavar="NAME", help="see --list (default: %(default)s)")
     add("--count", type=integer, default=1, metavar="N", help="devices (default: 1)")
     add(
-        "--dtype", default="auto", metavar="TYPE", help="weights: auto, bf16, fp16, fp8, int4, mxfp4, q8, f32"
+        "--dtype",
+        default="auto",
+        metavar="TYPE",
+        help="weights: auto, bf16, fp16, fp8, int4, mxfp4, q8, f32, int4-g128, q4_k, ...",
     )
+    add("--head-dtype", default="auto", metavar="TYPE", help="the head's weights (default: as --dtype)")
     add("--kv-dtype", default="bf16", metavar="TYPE", help="KV cache: bf16, fp16, fp8, f32")
     add(
         "--context",
@@ -160,6 +164,7 @@ def _estimate(options: argparse.Namespace) -> Estimate:
         gpu=options.gpu,
         count=options.count,
         dtype=options.dtype,
+        head_dtype=options.head_dtype,
         kv_dtype=options.kv_dtype,
         context=options.context,
         engine=options.engine,

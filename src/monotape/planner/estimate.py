@@ -20,7 +20,7 @@ from monotape.planner.engines import (
     share_engine,
 )
 from monotape.planner.load import Load
-from monotape.planner.precision import AUTO, kv_bytes_for, precision_for
+from monotape.planner.precision import AUTO, Precision, kv_bytes_for, precision_for, with_head
 from monotape.planner.runs import CPU, obstacles
 from monotape.planner.shape import ModelShape
 from monotape.planner.sources import Source, find_source
@@ -92,6 +92,7 @@ def estimate(
     gpu: str = DEFAULT_GPU,
     count: int = 1,
     dtype: str = AUTO,
+    head_dtype: str = AUTO,
     kv_dtype: str = "bf16",
     context: int = DEFAULT_CONTEXT,
     engine: str = DEFAULT_ENGINE,
@@ -108,13 +109,20 @@ def estimate(
     chosen = _engine(engine, mbu, reports, box)
     source = find_source(model)
     shape = shape_from_config(source.config)
-    stored = source.stored if dtype == AUTO else None
-    load = Load(shape, stored or precision_for(dtype, source.config), kv_bytes_for(kv_dtype))
+    load = Load(shape, _precision(source, dtype, head_dtype), kv_bytes_for(kv_dtype))
     check_context(context, shape, source.name, "--context")
     found = Estimate(source, load, box, context, chosen)
     if found.obstacles:
         return replace(found, engine=replace(chosen, title=f"{chosen.title}, if it ran there"))
     return found
+
+
+def _precision(source: Source, dtype: str, head_dtype: str) -> Precision:
+    if dtype != AUTO or source.stored is None:
+        return precision_for(dtype, source.config, head_dtype)
+    if head_dtype == AUTO:
+        return source.stored
+    return with_head(source.stored, precision_for(head_dtype, source.config))
 
 
 def check_context(context: int, shape: ModelShape, model: str, flag: str) -> None:

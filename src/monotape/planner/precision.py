@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monotape.errors import ModelError, UnsupportedModel, UsageError, nearest
+from monotape.plan.formats import GPU_LAYOUTS
 from monotape.planner.shape import (
     ATTENTION,
     EMBEDDING,
@@ -22,8 +23,16 @@ from monotape.planner.shape import (
 )
 from monotape.weights.quantised.names import listed
 
-#: Bytes of one weight, the scales it shares with its neighbours included.
+#: Bytes of one weight, the scales it shares with its neighbours included: names of the field, then a GPU's tapes' own.
 FORMATS: Mapping[str, tuple[float, str]] = {
+    **{
+        fmt.value: (
+            layout.bytes / layout.k,
+            f"{8 * layout.bytes / layout.k:.3g} bits, as {fmt.value} lies on a tape",
+        )
+        for fmt, layout in GPU_LAYOUTS.items()
+        if not fmt.is_half
+    },
     "f32": (4.0, "32 bits"),
     "bf16": (2.0, "16 bits"),
     "fp16": (2.0, "16 bits"),
@@ -65,8 +74,11 @@ class Precision:
         return part.matrices * self.matrices.get(part.kind, self.plain) + part.vectors * self.plain
 
 
-def precision_for(dtype: str, config: Mapping[str, Any]) -> Precision:
-    """The precision that the user asks for; "auto" is what the checkpoint says of itself."""
+def precision_for(dtype: str, config: Mapping[str, Any], head_dtype: str = AUTO) -> Precision:
+    """The precision that the user asks for; "auto" is what the checkpoint says of itself, and a head like the rest."""
+    if head_dtype != AUTO:
+        rest, head = precision_for(dtype, config), precision_for(head_dtype, config)
+        return with_head(rest, head)
     if dtype == AUTO:
         return _of_checkpoint(config)
     if dtype not in FORMATS:
@@ -79,6 +91,12 @@ def precision_for(dtype: str, config: Mapping[str, Any]) -> Precision:
     if size < 2:
         note += "; norms, routers and embeddings at 16 bits"
     return Precision(dtype, dict.fromkeys(_MODULES, size), max(size, 2.0), note)
+
+
+def with_head(rest: Precision, head: Precision) -> Precision:
+    """The same weights with a head of another format."""
+    matrices = {**rest.matrices, HEAD: head.matrices.get(HEAD, head.plain)}
+    return Precision(rest.name, matrices, rest.plain, f"{rest.note}; the head as {head.name}")
 
 
 def kv_bytes_for(dtype: str) -> float:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from monotape.models.registry import FAMILIES
+from monotape.plan.formats import LAYOUTS, Format
 from monotape.planner.box import Box
 from monotape.planner.load import Load
 
 CPU = "cpu"
 HOPPER = ("h100", "h200")
 RANKS = (1, 2, 4, 8)
-_CPU_FORMATS = ("f32", "bf16", "fp16", "q8")
-_GPU_FORMATS = ("bf16", "fp16")
+#: Formats of tapes that hold weights of a precision, by the first word of its name; one that kernels read is enough.
+_HELD_BY = {
+    "f32": (Format.F32,), "bf16": (Format.BF16,), "fp16": (Format.F16,), "fp8": (Format.FP8_BLOCK,),
+    "q8": (Format.Q8,), "int8": (Format.INT8, Format.WIDE), "int4": (Format.INT4_G32,),
+    "mxfp4": (Format.MXFP4, Format.WIDE), "awq": (Format.INT4_G32Z,), "gptq": (Format.INT4_G32Z,),
+}  # fmt: skip
+_AS_STORED = "as stored"  # of a GGUF file; formats that no kernel reads are unpacked when it is loaded
 _HALF, _SINGLE = 2.0, 4.0  # bytes of a KV value
 
 
@@ -26,11 +32,17 @@ def obstacles(load: Load, box: Box) -> tuple[str, ...]:
     return (*found, *_formats(load, box)) if runs_there else tuple(found)
 
 
+def _formats_of(name: str) -> tuple[Format, ...]:
+    """Of formats of tapes too: they have their own names."""
+    own = tuple(fmt for fmt in Format if fmt.value == name)
+    return own or _HELD_BY.get(name.split()[0], ())
+
+
 def _formats(load: Load, box: Box) -> list[str]:
     found = []
-    formats = _CPU_FORMATS if box.gpu.name == CPU else _GPU_FORMATS
-    if load.precision.name not in formats:
-        found.append(f"weights are kept as {' or '.join(formats)} there, not as {load.precision.name}")
+    name, layouts = load.precision.name, LAYOUTS["cpu" if box.gpu.name == CPU else "cuda"]
+    if name != _AS_STORED and not any(fmt in layouts for fmt in _formats_of(name)):
+        found.append(f"its kernels do not read {name} weights there")
     if load.kv_value_bytes != (_SINGLE if load.precision.name == "f32" else _HALF):
         found.append("KV is kept at 16 bits, or at 32 beside f32 weights")
     if box.count not in RANKS or (box.gpu.name == CPU and box.count > 1):

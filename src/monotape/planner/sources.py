@@ -15,7 +15,7 @@ from monotape.planner.shape import ATTENTION, FFN, HEAD
 #: Bits of a weight in a GGUF file, scales included.
 _GGUF_BITS = {
     "f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q6_k": 6.5625, "q5_1": 6, "q5_0": 5.5, "q5_k": 5.5, "q4_1": 5,
-    "q4_0": 4.5, "q4_k": 4.5, "q3_k": 3.4375, "q2_k": 2.625,
+    "q4_0": 4.5, "q4_k": 4.5, "q3_k": 3.4375, "q2_k": 2.625, "mxfp4": 4.25,
 }  # fmt: skip
 _KINDS = {".self_attn.": ATTENTION, ".mlp.": FFN, "lm_head": HEAD, "embed_tokens": HEAD}
 
