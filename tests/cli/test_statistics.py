@@ -14,9 +14,7 @@ from monotape.engine.outputs import GenerationStats
 
 
 def backend(name: str = "cpu") -> Any:
-    plan = SimpleNamespace(
-        formats="q8", machine=SimpleNamespace(workers=2), ranks=(None,)
-    )
+    plan = SimpleNamespace(formats="q8", machine=SimpleNamespace(workers=2), ranks=(None,))
     return SimpleNamespace(name=name, plan=plan)
 
 

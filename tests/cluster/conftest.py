@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,15 @@ import pytest
 import real_models
 from cluster.running import real_cluster, scripted_cluster
 from server.running import RunningServer
+
+
+@pytest.fixture(scope="package", autouse=True)
+def token() -> Iterator[None]:
+    """A token of these tests' own: Ray admits to a cluster only who has the token it was started with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        yield
 
 
 @pytest.fixture(scope="package")

@@ -7,6 +7,8 @@ import signal
 import sys
 import threading
 
+import ray
+
 from monotape.cluster import deploying
 from monotape.cluster.config import DeployConfig
 from monotape.engine.config import EngineConfig
@@ -22,18 +24,21 @@ def main() -> int:
         signal.signal(number, lambda *_: ended.set())
     config = DeployConfig(**plan)
     deploying.connect(config.address)
+    print(f"Ray at {ray.get_runtime_context().gcs_address}", file=sys.stderr)
     try:
         address = deploying.deploy(
             config, ServerConfig(**settings), EngineConfig(progress=False, **engine), source
         )
         print(f"Listening at {address}; all replicas", file=sys.stderr)
         print(f"{engine['model']} is ready at {address}", file=sys.stderr, flush=True)
-        ended.wait()
+        if config.address is None:
+            ended.wait()
     except MonotapeError as error:
         print(f"monotape: {error}", file=sys.stderr)
         return 2
     finally:
-        deploying.shut_down()
+        if config.address is None:
+            deploying.shut_down()
     return 0
 
 

@@ -13,24 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from cluster.running import wait_for_replicas
 from processes import descendants, need_proc, wait_for_end
 from server.running import RunningServer
 
 pytestmark = pytest.mark.slow
 CHAT = "/v1/chat/completions"
-
-
-def replicas(server: RunningServer) -> list[int]:
-    found = descendants(server.process.pid).items()
-    return sorted(pid for pid, command in found if command.startswith("ray::ServeReplica:monotape:replicas"))
-
-
-def wait_for_replicas(server: RunningServer, count: int, without: int = 0) -> list[int]:
-    deadline = time.monotonic() + 60
-    while len(found := replicas(server)) != count or without in found:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
-    return found
 
 
 def streamed(server: RunningServer, text: str, name: str = "") -> tuple[str, list[dict[str, object]]]:
@@ -70,7 +58,7 @@ def test_a_replica_that_is_killed_loses_its_running_request_and_comes_back(scrip
     assert len(lost) == 1 and lost[0][0]["code"] == "engine_unavailable"
     assert [said for said, errors in results if not errors] == ["tick " * 30] * 3
     wait_for_end(*children)  # no engine stays behind
-    wait_for_replicas(scripted, 2, without=before[0])
+    wait_for_replicas(scripted, 2, without=before[:1])
     with ThreadPoolExecutor(4) as pool, httpx.Client(timeout=60) as client:
         said = list(pool.map(lambda number: _word(client, scripted.url, number), range(1000)))
     assert said == [f"word {number}" for number in range(1000)]

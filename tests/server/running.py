@@ -112,13 +112,17 @@ def real_server(model: str, *flags: str) -> Iterator[RunningServer]:
         yield server
 
 
-@contextlib.contextmanager
-def process(command: list[str], model: str) -> Iterator[RunningServer]:
+def environment() -> dict[str, str]:
+    """With the sources of this checkout and its tests."""
     folders = [str(ROOT / name) for name in ("src", "tests", "bench")]
     paths = [*folders, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
-    server = RunningServer(process, model)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@contextlib.contextmanager
+def process(command: list[str], model: str) -> Iterator[RunningServer]:
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT)
+    server = RunningServer(started, model)
     try:
         yield server
     finally:

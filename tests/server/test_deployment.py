@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+from monotape.cli.main import build_parser
 from monotape.engine.config import EngineConfig
 from monotape.server.config import ServerConfig
 from monotape.server.service.metrics import Metrics
@@ -42,6 +43,7 @@ def test_every_metric_on_the_page_exists() -> None:
 
 def test_every_flag_of_the_server_exists() -> None:
     fields = {field.name for config in (ServerConfig, EngineConfig) for field in dataclasses.fields(config)}
+    fields |= {name for parser in build_parser(("deploy", "plan"))[1].values() for name in parser.settings}
     texts = [(DOCS / "deployment.md").read_text(), (DOCS / "deployment" / "monotape.service").read_text()]
     texts += [path.read_text() for path in sorted((DOCS / "agents").glob("*.md"))]
     found = set()

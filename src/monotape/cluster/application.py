@@ -148,7 +148,8 @@ def build(
         scaling = {
             "autoscaling_config": AutoscalingConfig(
                 min_replicas=plan.replicas, max_replicas=plan.max_replicas,
-                target_ongoing_requests=plan.target_requests,
+                target_ongoing_requests=plan.target_requests, metrics_interval_s=1.0, look_back_period_s=5.0,
+                upscale_delay_s=5.0, downscale_delay_s=300.0,
             )
         }  # fmt: skip
     replicas = serve.deployment(

@@ -42,8 +42,8 @@ def connect(address: str | None) -> None:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ResourceError(
-            f"The Ray cluster at {address} does not answer: {str(error).splitlines()[0]}",
-            "Start one with `ray start --head`, or leave out --address.",
+            f"The Ray cluster at {address} cannot be joined: {str(error).splitlines()[0]}.",
+            "Start one with `ray start --head`; where it wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN.",
         ) from None
 
 

@@ -1,0 +1,187 @@
+"""What two replicas bring, on this machine, with real Ray: throughput, kept conversations, and how soon one is free.
+
+    python bench/replicas.py --model smollm2 --save
+
+Three measurements, with one core for each replica: tokens a second of non-streamed answers with one replica and with
+two; 40 conversations of five turns, and the share of turns after the first that found the KV of the turn before; and
+the time from a client's leaving to the first byte of the answer that waited for its replica. The last is an upper
+bound: it holds a whole answer's start, which is measured beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from report import ROOT, publish, spread
+
+CHAT = "/v1/chat/completions"
+CONVERSATIONS, TURNS = 40, 5
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer of the first measurement")
+    parser.add_argument("--requests", type=int, default=8, help="for each replica, each time")
+    parser.add_argument("--times", type=int, default=3, help="that everything is measured")
+    parser.add_argument("--save", action="store_true", help="keep the result under reports/")
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def deployed(model: str, replicas: int) -> Iterator[str]:
+    """The address of a deployment on this machine."""
+    command = [
+        sys.executable, "-m", "monotape", "deploy", model, "--port", "0", "--replicas", str(replicas), "--backend",
+        "cpu", "--cpus-per-replica", "1", "--max-sequences", "32", "--any-model-name",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    try:
+        ready = next(line for line in process.stderr if " is ready at " in line)
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield ready.split()[-1]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def ask(client: httpx.Client, messages: list[dict[str, str]], tokens: int, **more: Any) -> dict[str, Any]:
+    body = {"messages": messages, "max_tokens": tokens, "temperature": 0, **more}
+    answer: dict[str, Any] = client.post(CHAT, json=body).raise_for_status().json()
+    return answer
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def throughput(url: str, users: int, requests: int, tokens: int) -> float:
+    """Tokens a second, with as many users as replicas, each asking as soon as it has an answer."""
+    with httpx.Client(base_url=url, timeout=600) as client, ThreadPoolExecutor(users) as pool:
+
+        def user(number: int) -> int:
+            return sum(
+                ask(client, said(f"{number}. {index} sheep?"), tokens, ignore_eos=True)["usage"][
+                    "completion_tokens"
+                ]
+                for index in range(requests)
+            )
+
+        began = time.perf_counter()
+        made = sum(pool.map(user, range(users)))
+        return made / (time.perf_counter() - began)
+
+
+def kept(url: str) -> float:
+    """The share of turns after the first that found the KV of the turn before."""
+    talks: list[list[dict[str, str]]] = [[] for _ in range(CONVERSATIONS)]
+    usages: list[list[dict[str, Any]]] = [[] for _ in range(CONVERSATIONS)]
+    with httpx.Client(base_url=url, timeout=600) as client, ThreadPoolExecutor(8) as pool:
+
+        def turn(number: int) -> None:
+            talks[number] += said(
+                f"{'xyz'[number % 3] * (number + 3)} is my name. What is {number} times two?"
+            )
+            answer = ask(client, talks[number], 8)
+            talks[number].append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+            usages[number].append(answer["usage"])
+
+        for _ in range(TURNS):
+            list(pool.map(turn, range(CONVERSATIONS)))
+    pairs = [pair for usage in usages for pair in itertools.pairwise(usage)]
+    found: list[bool] = [
+        later["prompt_tokens_details"]["cached_tokens"] >= earlier["prompt_tokens"] - 1
+        for earlier, later in pairs
+    ]
+    return sum(found) / len(found)
+
+
+def freed_ms(url: str) -> tuple[float, float]:
+    """From the close of one of two running streams to the first byte of the answer that waited, and the time to the
+    first byte when nothing had to wait."""
+    body = {"max_tokens": 2000, "stream": True, "ignore_eos": True, "temperature": 0}
+    short = {**body, "messages": said("Hi."), "max_tokens": 1}
+    with httpx.Client(base_url=url, timeout=600) as client:
+        began = time.perf_counter()
+        with client.stream("POST", CHAT, json=short) as response:
+            next(response.iter_raw())
+            idle_ms = 1e3 * (time.perf_counter() - began)
+        time.sleep(0.3)
+        with contextlib.ExitStack() as streams:
+            running = []
+            for name in ("one", "two"):
+                asked = {**body, "messages": said(f"Count to {name} thousand.")}
+                running.append(streams.enter_context(client.stream("POST", CHAT, json=asked)))
+            lines = [stream.iter_lines() for stream in running]
+            for line in lines:
+                for _ in range(4):  # past the head: the engine has begun
+                    next(line)
+            arrived: list[float] = []
+
+            def wait() -> None:
+                with client.stream("POST", CHAT, json=short) as response:
+                    next(response.iter_raw())
+                    arrived.append(time.perf_counter())
+
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            time.sleep(0.5)
+            assert not arrived, "it did not have to wait"
+            left = time.perf_counter()
+            for stream in running:  # it waits at one of them
+                stream.close()
+            waiting.join()
+    return 1e3 * (arrived[0] - left), idle_ms
+
+
+def main() -> None:
+    options = parse_arguments()
+    facts: dict[str, Any] = {
+        "model": options.model,
+        "tokens": options.tokens,
+        "load_average": os.getloadavg()[0],
+    }
+    with deployed(options.model, 1) as url:
+        throughput(url, 1, 1, 8)
+        one = [throughput(url, 1, options.requests, options.tokens) for _ in range(options.times)]
+    print(f"one replica: {statistics.median(one):.1f} tok/s", flush=True)
+    with deployed(options.model, 2) as url:
+        throughput(url, 2, 1, 8)
+        two = [throughput(url, 2, options.requests, options.tokens) for _ in range(options.times)]
+        print(f"two replicas: {statistics.median(two):.1f} tok/s", flush=True)
+        share = kept(url)
+        print(f"turns that found their KV: {100 * share:.1f} %", flush=True)
+        times = [freed_ms(url) for _ in range(5 * options.times)]
+    freed, idle = spread([first for first, _ in times]), spread([second for _, second in times])
+    print(
+        f"answer after a client left: {freed['median']:.1f} ms; with nothing to wait for: {idle['median']:.1f} ms"
+    )
+    ratio = statistics.median(two) / statistics.median(one)
+    print(f"two against one: {ratio:.2f}x")
+    facts |= {
+        "one_replica_tokens_per_second": spread(one), "two_replicas_tokens_per_second": spread(two), "ratio": ratio,
+        "turns_that_found_their_kv": share, "answer_after_leaving_ms": freed, "answer_when_idle_ms": idle,
+    }  # fmt: skip
+    publish("serve-replicas", facts, save=options.save, measured="server")
+
+
+if __name__ == "__main__":
+    main()
