@@ -23,8 +23,8 @@ from monotape.models.registry import spec_from_config
 from monotape.plan.formats import Format
 from monotape.plan.types import Machine
 from monotape.weights.check import check_tensors
+from monotape.weights.filling import load_tapes
 from monotape.weights.open import open_checkpoint
-from monotape.weights.tapes import load_tapes
 from weights.quantised_files import Floats, in_module
 from weights.safetensors_files import write_file
 

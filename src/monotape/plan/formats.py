@@ -68,7 +68,20 @@ CPU_LAYOUTS = {
     Format.F32: Layout(1, 4),
     Format.F16: Layout(1, 2),
     Format.BF16: Layout(1, 2),
-    Format.Q8: Layout(32, 34),
+    Format.Q8: Layout(32, 32 + 2),
+    Format.INT4_G32: Layout(32, 16 + 2),
+    Format.INT4_G64: Layout(64, 32 + 2),
+    Format.INT4_G128: Layout(128, 64 + 2),
+    Format.INT4_G32Z: Layout(32, 16 + 4),
+    Format.INT4_G64Z: Layout(64, 32 + 4),
+    Format.INT4_G128Z: Layout(128, 64 + 4),
+    Format.Q4_1: Layout(32, 16 + 4),
+    Format.Q5_0: Layout(32, 20 + 2),
+    Format.Q4_K: Layout(128, 64 + 4 + 8),
+    Format.Q5_K: Layout(128, 80 + 4 + 8),
+    Format.Q6_K: Layout(128, 96 + 2 + 8),
+    Format.K_MIXED: Layout(128, 96 + 4 + 16),
+    Format.WIDE: Layout(32, 32 + 16),
 }
 
 #: A GPU's blocks have whole groups of 32 values, of which tensor cores take one at a time, in whole words of 16 bytes.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from monotape.errors import PlanError
-from monotape.plan.formats import Format
+from monotape.plan.formats import LAYOUTS, Format
 from monotape.plan.types import Part, Plan, Stage
 
 
@@ -157,11 +157,11 @@ def _chunk_fits(plan: Plan) -> Iterator[str]:
 
 
 def _formats_that_run(plan: Plan) -> Iterator[str]:
-    """The CPU's kernels take one format for all stages; a GPU's activations are halves."""
+    """Tiles are read by the layout of their format on this kind of machine."""
     for rank in plan.ranks:
         for stage in rank.stages:
-            if plan.machine.kind != "cuda" and stage.format is not plan.format:
-                yield f"{stage.name}: is {stage.format.value} in a plan of {plan.format.value}"
+            if LAYOUTS[plan.machine.kind].get(stage.format) != stage.layout:
+                yield f"{stage.name}: {stage.format.value} does not lie like that on a {plan.machine.kind}'s tape"
 
 
 def _kv_makes_sense(plan: Plan) -> Iterator[str]:
@@ -249,7 +249,7 @@ RULES: tuple[Rule, ...] = (
     Rule("whole units", "What must stay together (a head, gate and up) has one owner.", _whole_units),
     Rule("tiles cover rows", "A stage's tiles hold all rows of its parts.", _tiles_cover_rows),
     Rule("whole blocks", "k is padded to the format's block and no further.", _whole_blocks),
-    Rule("formats", "On a CPU all stages have the plan's format.", _formats_that_run),
+    Rule("formats", "A stage's tiles have the machine's layout of its format.", _formats_that_run),
     Rule("tape holds its tiles", "A tape holds its worker's tiles, in running order.", _tape_holds_its_tiles),
     Rule("tape is one run", "A tape has no gap wider than its alignment and no overlap.", _tape_is_one_run),
     Rule("aligned", "Every segment starts on the machine's alignment.", _aligned),

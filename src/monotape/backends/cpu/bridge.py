@@ -12,7 +12,14 @@ from monotape.config import cache_dir, cxx_compiler, forced_isa
 from monotape.errors import BackendUnavailable
 from monotape.plan.formats import Format
 
-FORMAT_CODES = {Format.F32: 0, Format.F16: 1, Format.BF16: 2, Format.Q8: 3}
+#: abi.h: Format.
+FORMAT_CODES = {
+    Format.F32: 0, Format.F16: 1, Format.BF16: 2, Format.Q8: 3,
+    Format.INT4_G32: 4, Format.INT4_G64: 5, Format.INT4_G128: 6,
+    Format.INT4_G32Z: 7, Format.INT4_G64Z: 8, Format.INT4_G128Z: 9,
+    Format.Q4_1: 10, Format.Q5_0: 11, Format.Q4_K: 12, Format.Q5_K: 13, Format.Q6_K: 14, Format.K_MIXED: 15,
+    Format.WIDE: 16,
+}  # fmt: skip
 STAGE_NAMES = ("qkv", "output", "gate_up", "down", "head")
 FINISH_RUNNING, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_NUMERICAL, FINISH_DEADLINE = range(6)
 KIND_GENERATE, KIND_LOGITS = 0, 1
@@ -38,7 +45,8 @@ class ModelStruct(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab")),
         *((name, c_int32) for name in ("rope_dims", "context", "chunk", "kv_block", "workers")),
-        ("weight_format", c_int32), ("kv_format", c_int32), ("norm_eps", c_float), ("attention_scale", c_float),
+        ("formats", c_int32 * len(STAGE_NAMES)), ("embedding_format", c_int32), ("kv_format", c_int32),
+        ("norm_eps", c_float), ("attention_scale", c_float),
         ("rank", c_int32), ("first_word", c_int32), ("deadline_us", c_int64),
         *((name, c_void_p) for name in ("windows", "cosines", "sines", "attention_norm", "ffn_norm", "final_norm")),
         *((name, c_void_p) for name in ("qkv_bias", "q_norm", "k_norm", "embedding")),
@@ -87,7 +95,12 @@ _SIGNATURES = {
     "monotape_wait": (None, [c_void_p, c_int32, c_int32, POINTER(StatusStruct)]),
     "monotape_pack_tiles": (c_int64, [c_int32, c_void_p, c_int64, c_int32, c_void_p]),
     "monotape_pack_q8_tiles": (c_int64, [c_void_p, c_void_p, c_int64, c_int32, c_void_p]),
-    "monotape_pack_table": (c_int64, [c_int32, c_void_p, c_int64, c_int32, c_void_p]),
+    "monotape_pack_codes": (c_int64, [c_int32, c_int64, c_int32, *[c_void_p] * 8]),
+    "monotape_products": (
+        c_int32,
+        [c_char_p, c_int32, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_int32, c_void_p],
+    ),
+    "monotape_unpack": (c_int32, [c_char_p, c_int32, c_void_p, c_int32, c_int32, c_void_p]),
     "monotape_read_bandwidth": (c_double, [c_void_p, c_int64, c_int32, c_int32]),
 }
 

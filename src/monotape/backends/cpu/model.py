@@ -19,17 +19,18 @@ from monotape.backends.cpu.bridge import (
     StepStruct,
 )  # fmt: skip
 from monotape.backends.cpu.packer import NativePacker
-from monotape.errors import CheckpointError, UnsupportedModel
+from monotape.errors import UnsupportedModel
 from monotape.models.layer import DENSE
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
+from monotape.plan.formats import TILE_ROWS
 from monotape.plan.types import Plan, RankPlan
 from monotape.weights.checkpoint import Checkpoint
+from monotape.weights.filling import load_tapes, pack_vocabulary
 from monotape.weights.small import small_tensors
-from monotape.weights.tapes import Bytes, Progress, aligned_bytes, load_tapes, source_of
+from monotape.weights.tapes import Bytes, Progress, aligned_bytes
 
 DEADLINE_US = 60_000_000  # a worker that has not come for a minute never will
-_TABLE_CHUNK = 1 << 20  # values
 
 
 @dataclass(slots=True)
@@ -115,7 +116,9 @@ def _set_dimensions(struct: ModelStruct, spec: ModelSpec, plan: Plan, rank: Rank
     struct.rope_dims = spec.rope.dims
     struct.context, struct.chunk, struct.workers = plan.context, plan.chunk, plan.machine.workers
     struct.kv_block = rank.kv.block
-    struct.weight_format, struct.kv_format = FORMAT_CODES[plan.format], FORMAT_CODES[rank.kv.format]
+    struct.formats[:] = [FORMAT_CODES[stage.format] for stage in rank.stages]
+    struct.embedding_format = FORMAT_CODES[rank.head.format if spec.tied else plan.format]
+    struct.kv_format = FORMAT_CODES[rank.kv.format]
     struct.deadline_us = DEADLINE_US
 
 
@@ -127,23 +130,12 @@ def _point(model: LoadedModel, struct: ModelStruct, name: str, array: NDArray[An
 
 
 def _embedding_table(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: NativePacker) -> Bytes:
-    row_bytes = plan.embedding_bytes // (spec.vocab * len(plan.ranks))
-    padded_k = plan.machine.layout(plan.format).padded(spec.width)
-    table = aligned_bytes(row_bytes * spec.vocab)
-    name = source_of(spec, "embedding", None).name
-    step = max(1, _TABLE_CHUNK // padded_k)
-    for start in range(0, spec.vocab, step):
-        stop = min(spec.vocab, start + step)
-        rows = np.zeros((stop - start, padded_k), np.float32)
-        rows[:, : spec.width] = checkpoint.rows(name, start, stop)
-        bad = packer.pack_table(plan.format, rows, table[start * row_bytes : stop * row_bytes])
-        if bad >= 0:
-            raise CheckpointError(
-                f"{checkpoint.source}: row {start + bad} of tensor {name} holds a value that is not a finite "
-                f"{plan.format.value} number.",
-                "The file is damaged, or the weights need a wider --dtype such as bf16 or f32.",
-            )
-    checkpoint.release(name)
+    """The rows of the vocabulary as tiles, for ranks that do not read them off their head's tape."""
+    fmt = plan.ranks[0].head.format if spec.tied else plan.format
+    layout = plan.machine.layout(fmt)
+    padded_k, tiles = layout.padded(spec.width), -(-spec.vocab // TILE_ROWS)
+    table = aligned_bytes(tiles * layout.tile_bytes(padded_k)).reshape(tiles, -1)
+    pack_vocabulary(spec, fmt, padded_k, checkpoint, packer, table)
     return table
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from monotape.backends.cpu.bridge import FORMAT_CODES, library
 from monotape.plan.formats import CPU_LAYOUTS, Format
+from monotape.weights.coded import Coded
 from monotape.weights.tapes import Bytes
 
 
@@ -28,8 +31,43 @@ class NativePacker:
             )
         )
 
-    def pack_table(self, fmt: Format, rows: NDArray[np.float32], out: Bytes) -> int:
-        """Rows one after another, for an embedding that is no part of a tape."""
-        assert out.flags.c_contiguous and rows.flags.c_contiguous
-        code = FORMAT_CODES[fmt]
-        return int(library().monotape_pack_table(code, rows.ctypes.data, *rows.shape, out.ctypes.data))
+    def pack_codes(self, fmt: Format, rows: CodeRows, out: Bytes) -> int:
+        """Rows of codes and scales. Returns the first row with a scale that is not finite, or -1."""
+        layout = CPU_LAYOUTS[fmt]
+        count, k = rows.codes.shape
+        assert out.flags.c_contiguous and out.nbytes == count // 8 * layout.tile_bytes(k)
+        parts = (rows.codes, rows.d, rows.e, rows.s, rows.m, rows.scales, rows.minima)
+        assert all(part is None or (part.flags.c_contiguous and len(part) == count) for part in parts)
+        pointers = (None if part is None else part.ctypes.data for part in parts)
+        return int(library().monotape_pack_codes(FORMAT_CODES[fmt], count, k, *pointers, out.ctypes.data))
+
+    def pack_coded(self, fmt: Format, rows: Coded, out: Bytes) -> int:
+        return self.pack_codes(fmt, code_rows(fmt, rows), out)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeRows:
+    """Rows as native/pack_codes.h takes them. Which fields are set depends on the format: native/formats.h."""
+
+    codes: NDArray[np.uint8]  # [rows, padded k]
+    d: NDArray[np.float16] | None = None  # [rows, blocks of the layout]
+    e: NDArray[np.float16] | None = None
+    s: NDArray[np.int8] | None = None  # [rows, groups of 16 or 32]
+    m: NDArray[np.int8] | None = None
+    scales: NDArray[np.float32] | None = None  # [rows, groups of 16]
+    minima: NDArray[np.float32] | None = None
+
+
+def code_rows(fmt: Format, rows: Coded) -> CodeRows:
+    """A checkpoint's rows in the words of the packer."""
+    first, second = (*(np.ascontiguousarray(plane) for plane in rows.of_groups), None, None)[:2]
+    d, e = (*(np.ascontiguousarray(plane) for plane in rows.of_rows), None, None)[:2]
+    codes = np.ascontiguousarray(rows.codes)
+    if fmt is Format.WIDE:
+        return CodeRows(codes, scales=first, minima=second)
+    if rows.of_rows:
+        return CodeRows(codes, d, e, first, second)
+    assert rows.row_scales is None or np.isin(rows.row_scales, (0, 1)).all(), (
+        "rows that only fill a tile have 0"
+    )
+    return CodeRows(codes, first, second)

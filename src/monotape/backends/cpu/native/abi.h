@@ -6,10 +6,14 @@
 namespace monotape {
 
 constexpr int kTileRows = 8;   // plan/types.py: TILE_ROWS
-constexpr int kQ8Block = 32;   // plan/types.py: Format.Q8.block
 constexpr int kStages = 5;     // qkv, output, gate_up, down, head
 
-enum class Format : int32_t { f32 = 0, f16 = 1, bf16 = 2, q8 = 3 };
+// How weights lie on a tape: formats.h. bridge.py: FORMAT_CODES.
+enum class Format : int32_t {
+  f32 = 0, f16 = 1, bf16 = 2, q8 = 3,
+  int4_g32 = 4, int4_g64 = 5, int4_g128 = 6, int4_g32z = 7, int4_g64z = 8, int4_g128z = 9,
+  q4_1 = 10, q5_0 = 11, q4_k = 12, q5_k = 13, q6_k = 14, k_mixed = 15, wide = 16,
+};
 enum class Stage : int32_t { qkv = 0, output = 1, gate_up = 2, down = 3, head = 4 };
 enum class JobKind : int32_t { generate = 0, logits = 1 };
 enum class HeadInput : int32_t { own = 0, mean = 1, sum = 2, concatenate = 3 };  // plan/types.py: Plan.head_input
@@ -38,7 +42,8 @@ struct Group {
 struct Model {
   int32_t layers, width, heads, kv_heads, head_dim, ffn, vocab;  // as this rank has them
   int32_t rope_dims, context, chunk, kv_block, workers;
-  Format weight_format, kv_format;
+  Format formats[kStages];         // of each stage's weights
+  Format embedding_format, kv_format;
   float norm_eps, attention_scale;
   int32_t rank, first_word;        // first_word: of the vocabulary, where this rank's share begins
   int64_t deadline_us;             // how long a worker may wait for another
@@ -51,7 +56,7 @@ struct Model {
   const float* qkv_bias;           // [layers][q rows + 2 kv rows], or null
   const float* q_norm;             // [layers][head_dim], or null
   const float* k_norm;             // [layers][head_dim], or null
-  const uint8_t* embedding;        // [vocab] packed rows, or null: a single rank reads it off the head's tiles
+  const uint8_t* embedding;        // tiles of the vocabulary, or null: a single rank reads it off the head's tiles
   const uint8_t* const* tapes;     // [workers]
   const int64_t* layer_bytes;      // [workers]
   const Span* spans;               // [workers][kStages]
@@ -92,7 +97,7 @@ struct Status {
   int64_t start_ns;
 };
 
-static_assert(sizeof(Span) == 16 && sizeof(Step) == 16 && sizeof(Group) == 32 && sizeof(Model) == 184 && sizeof(Sampling) == 56 && sizeof(Job) == 176 &&
+static_assert(sizeof(Span) == 16 && sizeof(Step) == 16 && sizeof(Group) == 32 && sizeof(Model) == 208 && sizeof(Sampling) == 56 && sizeof(Job) == 176 &&
               sizeof(Status) == 48);
 
 }  // namespace monotape

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "abi.h"
+#include "formats.h"
 
 namespace monotape {
 
@@ -15,19 +16,11 @@ constexpr int kPartialHeader = 2;
 constexpr int kPanelRows = 4;
 constexpr int whole_panels(int rows) { return (rows + kPanelRows - 1) / kPanelRows * kPanelRows; }
 
-constexpr size_t kQ8BlockBytes = kTileRows * (kQ8Block + 2);
-constexpr size_t value_bytes(Format format) { return format == Format::f32 ? 4 : 2; }
-// plan/types.py: Format.tile_bytes
-constexpr size_t tile_bytes(Format format, int padded_k) {
-  return format == Format::q8 ? kTileRows * (padded_k + 2 * static_cast<size_t>(padded_k / kQ8Block))
-                              : kTileRows * padded_k * value_bytes(format);
-}
-
 struct Kernels {
   const char* name;
 
-  // Bytes of one prepared row of k values, and of a panel of kPanelRows of them: float formats keep float32, q8 keeps
-  // 16-bit integers with scales.
+  // Bytes of one prepared row of k values, and of a panel of kPanelRows of them: float formats keep float32, formats of
+  // codes keep 16-bit integers with scales.
   size_t (*prepared_bytes)(Format format, int padded_k);
   size_t (*panel_bytes)(Format format, int padded_k);
   // Turns a row of activations into what multiply() reads; values past k become zeros.
@@ -40,9 +33,8 @@ struct Kernels {
   // whole_panels(rows) rows.
   void (*multiply_panels)(Format format, const uint8_t* tiles, int count, int padded_k, const uint8_t* panels,
                           size_t panel_stride, int rows, float* y, size_t y_stride);
-  // One row of a tile matrix as float32 (a tied embedding), or of a row-major table (an untied one).
-  void (*unpack_tile_row)(Format format, const uint8_t* tile, int lane, int k, float* row);
-  void (*unpack_table_row)(Format format, const uint8_t* table, int64_t row, int k, int padded_k, float* out);
+  // One row of a tile as float32: an embedding.
+  void (*unpack_row)(Format format, const uint8_t* tile, int lane, int k, float* row);
 
   // out = x / rms(x) * gain
   void (*normalise)(const float* x, const float* gain, int count, float eps, float* out);

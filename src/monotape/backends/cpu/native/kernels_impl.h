@@ -6,25 +6,13 @@
 #include <cfloat>
 #include <cmath>
 #include <cstring>
-#include <utility>
 
 #include "half.h"
 #include "kernels.h"
+#include "repeat.h"
 
 namespace monotape::MONOTAPE_ISA {
 namespace {
-
-// body(0) to body(N - 1), written out. Arrays that loops index stay in memory, where compilers store them in each round;
-// with constant indices they become registers.
-template <class Body, int... I>
-inline __attribute__((always_inline)) void repeat(Body body, std::integer_sequence<int, I...>) {
-  (body(std::integral_constant<int, I>{}), ...);
-}
-template <int N, class Body>
-inline __attribute__((always_inline)) void repeat(Body body) {
-  repeat(body, std::make_integer_sequence<int, N>{});
-}
-#define MT_BODY(name) [&](auto name) __attribute__((always_inline))
 
 // exp(x) of N vectors to about one unit in the last place; below -87 it stays at exp(-87), which no sum notices. Each
 // step is taken for all of them before the next, so that their latencies overlap.
@@ -83,42 +71,13 @@ inline void store_lanes(float* p, f32x8 a, int left) {
 }  // namespace
 }  // namespace monotape::MONOTAPE_ISA
 
+#include "codes_impl.h"
+#include "scales_impl.h"
 #include "products_impl.h"
 #include "attend_impl.h"
 
 namespace monotape::MONOTAPE_ISA {
 namespace {
-
-inline float value_at(Format format, const uint8_t* base, size_t index) {
-  if (format == Format::f32) return reinterpret_cast<const float*>(base)[index];
-  const uint16_t half = reinterpret_cast<const uint16_t*>(base)[index];
-  return format == Format::f16 ? f16_to_f32(half) : bf16_to_f32(half);
-}
-
-void unpack_tile_row(Format format, const uint8_t* tile, int lane, int k, float* row) {
-  for (int i = 0; i < k; i++) {
-    if (format == Format::q8) {
-      const uint8_t* block = tile + i / kQ8Block * kQ8BlockBytes;
-      const int within = i % kQ8Block;
-      const auto integer = static_cast<int8_t>(block[2 * kTileRows + within / 4 * 32 + lane * 4 + within % 4]);
-      row[i] = integer * value_at(Format::f16, block, lane);
-    } else {
-      row[i] = value_at(format, tile, static_cast<size_t>(i) * kTileRows + lane);
-    }
-  }
-}
-
-// A row of a q8 table: all scales, then all integers.
-void unpack_table_row(Format format, const uint8_t* table, int64_t row, int k, int padded_k, float* out) {
-  if (format == Format::q8) {
-    const int blocks = padded_k / kQ8Block;
-    const uint8_t* base = table + row * (padded_k + 2 * blocks);
-    const auto* integers = reinterpret_cast<const int8_t*>(base + 2 * blocks);
-    for (int i = 0; i < k; i++) out[i] = integers[i] * value_at(Format::f16, base, i / kQ8Block);
-    return;
-  }
-  for (int i = 0; i < k; i++) out[i] = value_at(format, table, row * k + i);
-}
 
 void normalise(const float* x, const float* gain, int count, float eps, float* out) {
   double squares = 0;  // a double: the order of this sum cannot matter
@@ -163,7 +122,7 @@ void exponentials(const float* x, int count, float peak_value, float* out) {
 
 const Kernels kKernels = {
     MONOTAPE_ISA_NAME, prepared_bytes,   panel_bytes, prepare,    prepare_in_panel, multiply, multiply_panels,
-    unpack_tile_row,   unpack_table_row, normalise,   gate_rows,  store_kv,         widen_kv, attend,
+    unpack_row,        normalise,        gate_rows,    store_kv,         widen_kv, attend,
     combine,           exponentials,
 };
 

@@ -4,6 +4,7 @@
 #if defined(__aarch64__)
 #define MONOTAPE_ISA neon
 #define MONOTAPE_ISA_NAME "neon"
+#define MONOTAPE_OWN_DOTS  // dots_neon.h
 #include "simd_neon.h"
 
 #include "kernels_impl.h"

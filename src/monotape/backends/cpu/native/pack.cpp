@@ -33,11 +33,11 @@ bool representable(Format format, const float* row, int k) {
 // Symmetric: value = integer * scale. The scale is an f16 just large enough that no integer exceeds 127.
 uint16_t quantise(const float* x, int8_t* integers) {
   float largest = 0;
-  for (int i = 0; i < kQ8Block; i++) largest = std::fmax(largest, std::fabs(x[i]));
+  for (int i = 0; i < kPart; i++) largest = std::fmax(largest, std::fabs(x[i]));
   uint16_t scale = f32_to_f16(largest / 127.0f);
   if (largest > 127.5f * f16_to_f32(scale) && scale < 0x7bffu) scale++;
   const float inverse = scale ? 1.0f / f16_to_f32(scale) : 0.0f;
-  for (int i = 0; i < kQ8Block; i++) {
+  for (int i = 0; i < kPart; i++) {
     const float integer = std::nearbyint(x[i] * inverse);
     integers[i] = static_cast<int8_t>(integer > 127 ? 127 : integer < -127 ? -127 : integer);
   }
@@ -52,8 +52,8 @@ struct Q8Row {
 void put_q8_block(const Q8Row* rows, int block, uint8_t* out) {
   for (int lane = 0; lane < kTileRows; lane++) {
     std::memcpy(out + 2 * lane, rows[lane].scales + block, 2);
-    for (int k4 = 0; k4 < kQ8Block / 4; k4++)
-      std::memcpy(out + 2 * kTileRows + k4 * 32 + lane * 4, rows[lane].integers + block * kQ8Block + k4 * 4, 4);
+    for (int k4 = 0; k4 < kPart / 4; k4++)
+      std::memcpy(out + 2 * kTileRows + k4 * 32 + lane * 4, rows[lane].integers + block * kPart + k4 * 4, 4);
   }
 }
 
@@ -68,7 +68,7 @@ using namespace monotape;
 int64_t monotape_pack_tiles(Format format, const float* rows, int64_t count, int32_t padded_k, uint8_t* out) {
   for (int64_t r = 0; r < count; r++)
     if (!representable(format, rows + r * padded_k, padded_k)) return r;
-  const int block_bytes = kTileRows * (kQ8Block + 2);
+  const int block_bytes = static_cast<int>(layout_of(Format::q8).block_bytes());
   for (int64_t tile = 0; tile < count / kTileRows; tile++, out += tile_bytes(format, padded_k)) {
     const float* first = rows + tile * kTileRows * padded_k;
     if (format != Format::q8) {
@@ -77,12 +77,12 @@ int64_t monotape_pack_tiles(Format format, const float* rows, int64_t count, int
           put(format, first[static_cast<size_t>(lane) * padded_k + i], out + (i * kTileRows + lane) * value_bytes(format));
       continue;
     }
-    for (int block = 0; block < padded_k / kQ8Block; block++) {
-      int8_t integers[kTileRows][kQ8Block];
+    for (int block = 0; block < padded_k / kPart; block++) {
+      int8_t integers[kTileRows][kPart];
       uint16_t scales[kTileRows];
       Q8Row quantised[kTileRows];
       for (int lane = 0; lane < kTileRows; lane++) {
-        scales[lane] = quantise(first + static_cast<size_t>(lane) * padded_k + block * kQ8Block, integers[lane]);
+        scales[lane] = quantise(first + static_cast<size_t>(lane) * padded_k + block * kPart, integers[lane]);
         quantised[lane] = {integers[lane], &scales[lane]};
       }
       put_q8_block(quantised, 0, out + block * block_bytes);
@@ -94,7 +94,7 @@ int64_t monotape_pack_tiles(Format format, const float* rows, int64_t count, int
 // The same from rows that are stored as integers and scales already: no rounding at all.
 int64_t monotape_pack_q8_tiles(const int8_t* integers, const uint16_t* scales, int64_t count, int32_t padded_k,
                                uint8_t* out) {
-  const int blocks = padded_k / kQ8Block, block_bytes = kTileRows * (kQ8Block + 2);
+  const int blocks = padded_k / kPart, block_bytes = static_cast<int>(layout_of(Format::q8).block_bytes());
   for (int64_t i = 0; i < count * blocks; i++)
     if ((scales[i] & 0x7c00u) == 0x7c00u) return i / blocks;
   for (int64_t tile = 0; tile < count / kTileRows; tile++)
@@ -106,25 +106,6 @@ int64_t monotape_pack_q8_tiles(const int8_t* integers, const uint16_t* scales, i
       }
       put_q8_block(rows, block, out);
     }
-  return -1;
-}
-
-// `count` rows, one after another: an embedding that is no part of a tape.
-int64_t monotape_pack_table(Format format, const float* rows, int64_t count, int32_t padded_k, uint8_t* out) {
-  for (int64_t r = 0; r < count; r++) {
-    const float* row = rows + r * padded_k;
-    if (!representable(format, row, padded_k)) return r;
-    if (format == Format::q8) {
-      const int blocks = padded_k / kQ8Block;
-      for (int block = 0; block < blocks; block++) {
-        const uint16_t scale = quantise(row + block * kQ8Block, reinterpret_cast<int8_t*>(out + 2 * blocks + block * kQ8Block));
-        std::memcpy(out + 2 * block, &scale, 2);
-      }
-      out += padded_k + 2 * blocks;
-      continue;
-    }
-    for (int i = 0; i < padded_k; i++, out += value_bytes(format)) put(format, row[i], out);
-  }
   return -1;
 }
 

@@ -2,8 +2,7 @@
 //
 // A core such as the Neoverse-N1 accepts two vector instructions a cycle and no more, so what counts is how many
 // vector instructions a block of 32 takes: 128 dot products and 24 others here. Three things keep the 24 so few:
-//   1. Sums start as the bits of 1.5 * 2^23 instead of 0. A sum of 32 products of 8-bit integers stays below 2^22, so
-//      its bits then are the float 1.5 * 2^23 + sum, and converting it (two cycles an instruction) is not needed.
+//   1. Sums start as the bits of kSumOffset (simd_neon.h), so that none has to be converted.
 //   2. The scale of an activation block is a power of two. So scale * (256 * high + low) takes two multiply-adds, of
 //      which the first takes the offset off both halves exactly, and the second rounds as the conversion would.
 //   3. What can come from memory does (initial sums, offsets): loads have pipes of their own.
@@ -19,29 +18,37 @@
 
 namespace monotape::MONOTAPE_ISA {
 
-constexpr float kSumOffset = 12582912.0f;  // 1.5 * 2^23
-
-// 32 activations of each of four rows: [k / 4][half][row][4], where x = 256 * high + low and half 0 is high.
+// The activations of a group, of four rows: [k / 4][half][row][4], where x = 256 * high + low and half 0 is high.
+template <int Group>
 struct PanelBlock {
-  int8_t values[8][2][kPanelRows][4];
+  int8_t values[Group / 4][2][kPanelRows][4];
   float high_scales[kPanelRows];  // 256 * scale
   float scales[kPanelRows];       // powers of two
   float offsets[kPanelRows][4];   // -257 * kSumOffset * scale, four times
+  float sums[kPanelRows];         // of the values as they are
 };
-static_assert(sizeof(PanelBlock) == 352);
+static_assert(sizeof(PanelBlock<32>) == 368 && sizeof(PanelBlock<16>) == 240);
 
-static inline void put_panel_row(const int16_t* x, float scale, int row, PanelBlock& block) {
-  for (int k8 = 0; k8 < 4; k8++) {
+template <int Group>
+static inline void put_panel_row(const int16_t* x, float scale, int row, PanelBlock<Group>& block) {
+  int32_t sum = 0;
+  for (int k8 = 0; k8 < Group / 8; k8++) {
     const int16x8_t eight = vld1q_s16(x + 8 * k8);
     const int32x2_t high = vreinterpret_s32_s8(vrshrn_n_s16(eight, 8)), low = vreinterpret_s32_s8(vmovn_s16(eight));
     vst1_lane_s32(reinterpret_cast<int32_t*>(block.values[2 * k8][0][row]), high, 0);
     vst1_lane_s32(reinterpret_cast<int32_t*>(block.values[2 * k8][1][row]), low, 0);
     vst1_lane_s32(reinterpret_cast<int32_t*>(block.values[2 * k8 + 1][0][row]), high, 1);
     vst1_lane_s32(reinterpret_cast<int32_t*>(block.values[2 * k8 + 1][1][row]), low, 1);
+    sum += vaddlvq_s16(eight);
   }
   block.high_scales[row] = 256 * scale;
   block.scales[row] = scale;
+  block.sums[row] = scale * static_cast<float>(sum);
   vst1q_f32(block.offsets[row], vdupq_n_f32(-257 * kSumOffset * scale));
+}
+template <int Group>
+static inline float panel_sum(const PanelBlock<Group>& block, int row) {
+  return block.sums[row];
 }
 
 // Registers: 0-7 sums of high halves (row 0 lanes 0-3, row 0 lanes 4-7, row 1 ...), 8-15 of low halves, 16-23 results.
@@ -69,61 +76,72 @@ static inline void put_panel_row(const int16_t* x, float scale, int row, PanelBl
   MT_DOT(0, 24, 26, 0) MT_LOAD(8, c, 0) MT_DOT(2, 24, 26, 1) MT_LOAD(10, c, 0) MT_DOT(4, 24, 26, 2)   \
   MT_LOAD(12, c, 0) MT_DOT(6, 24, 26, 3) MT_LOAD(14, c, 0) MT_DOT(1, 25, 26, 0) MT_LOAD(9, c, 0)      \
   MT_DOT(3, 25, 26, 1) MT_LOAD(11, c, 0) MT_DOT(5, 25, 26, 2) MT_LOAD(13, c, 0) MT_DOT(7, 25, 26, 3)  \
-  MT_LOAD(15, c, 0) MT_DOT(8, 24, 27, 0) MT_DOT(10, 24, 27, 1) MT_LOAD(28, w, 48) MT_DOT(12, 24, 27, 2) \
-  MT_DOT(14, 24, 27, 3) MT_LOAD(30, x, 32) MT_DOT(9, 25, 27, 0) MT_DOT(11, 25, 27, 1) MT_LOAD(29, w, 64) \
+  MT_LOAD(15, c, 0) MT_DOT(8, 24, 27, 0) MT_DOT(10, 24, 27, 1) MT_LOAD(28, w, 32) MT_DOT(12, 24, 27, 2) \
+  MT_DOT(14, 24, 27, 3) MT_LOAD(30, x, 32) MT_DOT(9, 25, 27, 0) MT_DOT(11, 25, 27, 1) MT_LOAD(29, w, 48) \
   MT_DOT(13, 25, 27, 2) MT_DOT(15, 25, 27, 3) MT_LOAD(31, x, 48)
+// Results of four rows, the first loads, and initial values of the high sums.
+#define MT_ENTER                                                                                 \
+  "ldp q16, q17, [%[from]]\n add %[from], %[from], %[from_stride]\n"                             \
+  "ldp q18, q19, [%[from]]\n add %[from], %[from], %[from_stride]\n"                             \
+  "ldp q20, q21, [%[from]]\n add %[from], %[from], %[from_stride]\n"                             \
+  "ldp q22, q23, [%[from]]\n"                                                                    \
+  MT_LOAD(24, w, 0) MT_LOAD(26, x, 0) MT_LOAD(25, w, 16) MT_LOAD(27, x, 16)                      \
+  MT_LOAD(0, c, 0) MT_LOAD(2, c, 0) MT_LOAD(4, c, 0) MT_LOAD(6, c, 0)                            \
+  MT_LOAD(1, c, 0) MT_LOAD(3, c, 0) MT_LOAD(5, c, 0) MT_LOAD(7, c, 0)                            \
+  "1:\n"
+// The last step of a block, whose activations take `values` bytes of `size`. Rows 0 and 1, then 2 and 3. After the last
+// block the next one's first loads read this one again: nothing past the end is read.
+#define MT_END(values, size)                                                                              \
+  MT_STEP(28, 29, 30, 31, MT_LOAD(27, x, values), MT_LOAD(26, x, values + 16), MT_LOAD(24, s, 0), MT_LOAD(25, s, 16)) \
+  MT_LOAD(28, x, values + 32) MT_LOAD(29, x, values + 32) MT_FMA_BY(28, 0, 27, 0) MT_FMA_BY(29, 1, 27, 0) \
+  MT_LOAD(30, x, values + 48) MT_LOAD(31, x, values + 48) MT_FMA_BY(30, 2, 27, 1) MT_FMA_BY(31, 3, 27, 1) \
+  MT_FMA_BY(28, 8, 26, 0) MT_LOAD(0, c, 0) MT_FMA_BY(29, 9, 26, 0) MT_LOAD(1, c, 0)                       \
+  MT_FMA_BY(30, 10, 26, 1) MT_LOAD(2, c, 0) MT_FMA_BY(31, 11, 26, 1) MT_LOAD(3, c, 0)                     \
+  MT_FMA(16, 28, 24) MT_LOAD(28, x, values + 64) MT_FMA(17, 29, 25) MT_LOAD(29, x, values + 64)           \
+  MT_FMA(18, 30, 24) MT_LOAD(30, x, values + 80) MT_FMA(19, 31, 25) MT_LOAD(31, x, values + 80)           \
+  MT_FMA_BY(28, 4, 27, 2) "subs %w[n], %w[n], #1\n" MT_FMA_BY(29, 5, 27, 2) "add %[next], %[x], #" #size "\n" \
+  MT_FMA_BY(30, 6, 27, 3) "csel %[x], %[next], %[x], ne\n" MT_FMA_BY(31, 7, 27, 3) MT_LOAD(27, x, 16)     \
+  MT_FMA_BY(28, 12, 26, 2) MT_LOAD(4, c, 0) MT_FMA_BY(29, 13, 26, 2) "add %[next], %[w], %[w_stride]\n"   \
+  MT_FMA_BY(30, 14, 26, 3) "csel %[w], %[next], %[w], ne\n" MT_FMA_BY(31, 15, 26, 3) MT_LOAD(26, x, 0)    \
+  MT_FMA(20, 28, 24) MT_LOAD(6, c, 0) MT_FMA(22, 30, 24) MT_LOAD(24, w, 0) MT_LOAD(5, c, 0)               \
+  MT_FMA(21, 29, 25) MT_LOAD(7, c, 0) MT_FMA(23, 31, 25) MT_LOAD(25, w, 16)                               \
+  "add %[s], %[s], #32\n"                                                                                 \
+  "b.ne 1b\n"                                                                                             \
+  "stp q16, q17, [%[to]]\n add %[to], %[to], %[to_stride]\n"                                              \
+  "stp q18, q19, [%[to]]\n add %[to], %[to], %[to_stride]\n"                                              \
+  "stp q20, q21, [%[to]]\n add %[to], %[to], %[to_stride]\n"                                              \
+  "stp q22, q23, [%[to]]\n"
+#define MT_OPERANDS                                                                                                 \
+  : [w] "+r"(codes), [x] "+r"(panel), [s] "+r"(scales), [n] "+r"(blocks), [next] "+r"(next), [from] "+r"(from),     \
+    [to] "+r"(to)                                                                                                   \
+  : [c] "r"(kInitial), [w_stride] "r"(stride), [from_stride] "r"(from_stride), [to_stride] "r"(to_stride)           \
+  : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",  \
+    "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", \
+    "v31"
 
-// Adds `blocks` blocks to the results at `from` and stores them at `to`, kPanelRows rows of eight floats; strides in
-// floats. `scales`: eight a block, the tile's.
-static inline void q8_panel(const uint8_t* tile, int blocks, const PanelBlock* panel, const float* scales,
-                            const float* from, size_t from_stride, float* to, size_t to_stride) {
+// Adds `blocks` blocks of int8 ([k / 4][row][4], `stride` bytes apart) to the results at `from` and stores them at `to`,
+// kPanelRows rows of eight floats; strides of results in floats. `scales`: eight a block, the tile's.
+template <int Group>
+static inline void panel_product(const uint8_t* codes, size_t stride, int blocks, const PanelBlock<Group>* panel,
+                                 const float* scales, const float* from, size_t from_stride, float* to, size_t to_stride) {
   alignas(16) static const float kInitial[4] = {kSumOffset, kSumOffset, kSumOffset, kSumOffset};
   const void* next = nullptr;
   from_stride *= sizeof(float);
   to_stride *= sizeof(float);
-  asm volatile(
-      "ldp q16, q17, [%[from]]\n add %[from], %[from], %[from_stride]\n"
-      "ldp q18, q19, [%[from]]\n add %[from], %[from], %[from_stride]\n"
-      "ldp q20, q21, [%[from]]\n add %[from], %[from], %[from_stride]\n"
-      "ldp q22, q23, [%[from]]\n"
-      MT_LOAD(24, w, 16) MT_LOAD(26, x, 0) MT_LOAD(25, w, 32) MT_LOAD(27, x, 16)
-      MT_LOAD(0, c, 0) MT_LOAD(2, c, 0) MT_LOAD(4, c, 0) MT_LOAD(6, c, 0)
-      MT_LOAD(1, c, 0) MT_LOAD(3, c, 0) MT_LOAD(5, c, 0) MT_LOAD(7, c, 0)
-      "1:\n"
-      MT_FIRST
-      MT_ODD(80, 96, 64, 80) MT_AHEAD(1408)
-      MT_EVEN(112, 128, 96, 112) MT_AHEAD(1472)
-      MT_ODD(144, 160, 128, 144) MT_AHEAD(1536)
-      MT_EVEN(176, 192, 160, 176) MT_AHEAD(1600)
-      MT_ODD(208, 224, 192, 208) MT_AHEAD(1664)
-      MT_EVEN(240, 256, 224, 240) MT_AHEAD(1728)
-      MT_STEP(28, 29, 30, 31, MT_LOAD(27, x, 256), MT_LOAD(26, x, 272), MT_LOAD(24, s, 0), MT_LOAD(25, s, 16))
-      // Rows 0 and 1.
-      MT_LOAD(28, x, 288) MT_LOAD(29, x, 288) MT_FMA_BY(28, 0, 27, 0) MT_FMA_BY(29, 1, 27, 0)
-      MT_LOAD(30, x, 304) MT_LOAD(31, x, 304) MT_FMA_BY(30, 2, 27, 1) MT_FMA_BY(31, 3, 27, 1)
-      MT_FMA_BY(28, 8, 26, 0) MT_LOAD(0, c, 0) MT_FMA_BY(29, 9, 26, 0) MT_LOAD(1, c, 0)
-      MT_FMA_BY(30, 10, 26, 1) MT_LOAD(2, c, 0) MT_FMA_BY(31, 11, 26, 1) MT_LOAD(3, c, 0)
-      MT_FMA(16, 28, 24) MT_LOAD(28, x, 320) MT_FMA(17, 29, 25) MT_LOAD(29, x, 320)
-      MT_FMA(18, 30, 24) MT_LOAD(30, x, 336) MT_FMA(19, 31, 25) MT_LOAD(31, x, 336)
-      // Rows 2 and 3. After the last block the next one's first loads read this one again: nothing past the end is read.
-      MT_FMA_BY(28, 4, 27, 2) "subs %w[n], %w[n], #1\n" MT_FMA_BY(29, 5, 27, 2) "add %[next], %[x], #352\n"
-      MT_FMA_BY(30, 6, 27, 3) "csel %[x], %[next], %[x], ne\n" MT_FMA_BY(31, 7, 27, 3) MT_LOAD(27, x, 16)
-      MT_FMA_BY(28, 12, 26, 2) MT_LOAD(4, c, 0) MT_FMA_BY(29, 13, 26, 2) "add %[next], %[w], #272\n"
-      MT_FMA_BY(30, 14, 26, 3) "csel %[w], %[next], %[w], ne\n" MT_FMA_BY(31, 15, 26, 3) MT_LOAD(26, x, 0)
-      MT_FMA(20, 28, 24) MT_LOAD(6, c, 0) MT_FMA(22, 30, 24) MT_LOAD(24, w, 16) MT_LOAD(5, c, 0)
-      MT_FMA(21, 29, 25) MT_LOAD(7, c, 0) MT_FMA(23, 31, 25) MT_LOAD(25, w, 32)
-      "add %[s], %[s], #32\n"
-      "b.ne 1b\n"
-      "stp q16, q17, [%[to]]\n add %[to], %[to], %[to_stride]\n"
-      "stp q18, q19, [%[to]]\n add %[to], %[to], %[to_stride]\n"
-      "stp q20, q21, [%[to]]\n add %[to], %[to], %[to_stride]\n"
-      "stp q22, q23, [%[to]]\n"
-      : [w] "+r"(tile), [x] "+r"(panel), [s] "+r"(scales), [n] "+r"(blocks), [next] "+r"(next), [from] "+r"(from),
-        [to] "+r"(to)
-      : [c] "r"(kInitial), [from_stride] "r"(from_stride), [to_stride] "r"(to_stride)
-      : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",
-        "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30",
-        "v31");
+  if constexpr (Group == 32)
+    asm volatile(MT_ENTER MT_FIRST
+      MT_ODD(64, 80, 64, 80) MT_AHEAD(1472)
+      MT_EVEN(96, 112, 96, 112) MT_AHEAD(1536)
+      MT_ODD(128, 144, 128, 144) MT_AHEAD(1600)
+      MT_EVEN(160, 176, 160, 176) MT_AHEAD(1664)
+      MT_ODD(192, 208, 192, 208) MT_AHEAD(1728)
+      MT_EVEN(224, 240, 224, 240) MT_AHEAD(1792)
+      MT_END(256, 368) MT_OPERANDS);
+  else
+    asm volatile(MT_ENTER MT_FIRST
+      MT_ODD(64, 80, 64, 80) MT_AHEAD(960) MT_AHEAD(1024)
+      MT_EVEN(96, 112, 96, 112) MT_AHEAD(1088) MT_AHEAD(1152)
+      MT_END(128, 240) MT_OPERANDS);
 }
 
 #undef MT_LOAD
@@ -135,5 +153,8 @@ static inline void q8_panel(const uint8_t* tile, int blocks, const PanelBlock* p
 #undef MT_ODD
 #undef MT_AHEAD
 #undef MT_FIRST
+#undef MT_ENTER
+#undef MT_END
+#undef MT_OPERANDS
 
 }  // namespace monotape::MONOTAPE_ISA

@@ -1,39 +1,46 @@
 // A tile times a panel of four activation rows, for instruction sets that multiply 16-bit integers: the rows of a block
-// lie one after another, and each weight that is widened serves all of them.
+// lie one after another, and each register of weights serves all of them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels.h"
+#include "repeat.h"
 
 namespace monotape::MONOTAPE_ISA {
 
+template <int Group>
 struct PanelBlock {
-  Q8Block rows[kPanelRows];
+  InputBlock<Group> rows[kPanelRows];
 };
 
-static inline void put_panel_row(const int16_t* x, float scale, int row, PanelBlock& block) {
-  put_row(x, scale, block.rows[row]);
+template <int Group>
+static inline void put_panel_row(const int16_t* x, float scale, int row, PanelBlock<Group>& block) {
+  put_row<Group>(x, scale, 0, 0, block.rows[row]);
+}
+template <int Group>
+static inline float panel_sum(const PanelBlock<Group>& block, int row) {
+  return block.rows[row].sum;
 }
 
-// Adds `blocks` blocks to the results at `from` and stores them at `to`, kPanelRows rows of eight floats; strides in
-// floats. `scales`: eight a block, the tile's.
-static inline void q8_panel(const uint8_t* tile, int blocks, const PanelBlock* panel, const float* scales,
-                            const float* from, size_t from_stride, float* to, size_t to_stride) {
-  f32x8 y[kPanelRows], dots[kPanelRows];
+// Adds `blocks` blocks of int8 ([k / 4][row][4], `stride` bytes apart) to the results at `from` and stores them at `to`,
+// kPanelRows rows of eight floats; strides of results in floats. `scales`: eight a block, the tile's.
+template <int Group>
+static inline void panel_product(const uint8_t* codes, size_t stride, int blocks, const PanelBlock<Group>* panel,
+                                 const float* scales, const float* from, size_t from_stride, float* to, size_t to_stride) {
+  f32x8 y[kPanelRows];
   for (int r = 0; r < kPanelRows; r++) y[r] = load(from + r * from_stride);
-  for (int b = 0; b < blocks; b++, tile += kQ8BlockBytes, scales += kTileRows) {
-    q8_block<kPanelRows>(reinterpret_cast<const int8_t*>(tile + 2 * kTileRows), panel[b].rows, dots);
+  for (int b = 0; b < blocks; b++, codes += stride, scales += kTileRows) {
+    const InputBlock<Group>* x = panel[b].rows;
+    Dots<Group> dots[kPanelRows] = {Dots<Group>(x[0]), Dots<Group>(x[1]), Dots<Group>(x[2]), Dots<Group>(x[3])};
+    repeat<Group / 2>(MT_BODY(i) {
+      const bytes16 w = load_bytes(codes + 16 * i);
+      repeat<kPanelRows>(MT_BODY(r) { dots[r].template step<i>(w, x[r]); });
+    });
     const f32x8 weights = load(scales);
-    for (int r = 0; r < kPanelRows; r++) y[r] = fma(mul(dots[r], broadcast(panel[b].rows[r].scale)), weights, y[r]);
+    for (int r = 0; r < kPanelRows; r++) y[r] = fma(dots[r].total(x[r]), weights, y[r]);
   }
   for (int r = 0; r < kPanelRows; r++) store(to + r * to_stride, y[r]);
-}
-
-static inline f32x8 q8_block(const int8_t* w, const Q8Block& x) {
-  f32x8 dots;
-  q8_block<1>(w, &x, &dots);
-  return dots;
 }
 
 }  // namespace monotape::MONOTAPE_ISA

@@ -3,19 +3,20 @@
 namespace monotape::MONOTAPE_ISA {
 namespace {
 
-constexpr int kSliceBlocks = 64;  // blocks along k for which a panel goes over a tile: 17 KB of it stay in the L1 cache
-
 constexpr size_t kLineBytes = 64;
 
 size_t round_to_lines(size_t bytes) { return (bytes + kLineBytes - 1) / kLineBytes * kLineBytes; }
 
 size_t prepared_bytes(Format format, int padded_k) {
-  return round_to_lines(format == Format::q8 ? padded_k / kQ8Block * sizeof(Q8Block) : sizeof(float) * padded_k);
+  if (is_float(format)) return round_to_lines(sizeof(float) * padded_k);
+  return layout_of(format).group == 32 ? round_to_lines(padded_k / 32 * sizeof(InputBlock<32>))
+                                       : round_to_lines(padded_k / 16 * sizeof(InputBlock<16>));
 }
 
 size_t panel_bytes(Format format, int padded_k) {
-  return format == Format::q8 ? round_to_lines(padded_k / kQ8Block * sizeof(PanelBlock))
-                              : kPanelRows * prepared_bytes(format, padded_k);
+  if (is_float(format)) return kPanelRows * prepared_bytes(format, padded_k);
+  return layout_of(format).group == 32 ? round_to_lines(padded_k / 32 * sizeof(PanelBlock<32>))
+                                       : round_to_lines(padded_k / 16 * sizeof(PanelBlock<16>));
 }
 
 // The scale of 32 values as integers: the smallest power of two for which no integer exceeds 127 * 256 + 127, the largest
@@ -23,9 +24,10 @@ size_t panel_bytes(Format format, int padded_k) {
 // after they are converted. A NaN where a value is not finite: integers cannot carry it, so the scale does.
 float integer_scale(const float* x) {
   constexpr float kRoom = 1.004f;  // 2^15 / 32639, rounded up
-  constexpr uint32_t kLowest = 15, kHighest = 237;  // exponents for which scales and offsets of sums are normal numbers
+  // Exponents for which scales, even divided by 2^4, and offsets of sums are normal numbers.
+  constexpr uint32_t kLowest = 19, kHighest = 237;
   f32x8 largest = broadcast(0), probe = broadcast(0);  // zero times what is not finite is a NaN
-  for (int i = 0; i < kQ8Block; i += 8) {
+  for (int i = 0; i < kPart; i += 8) {
     const f32x8 v = load(x + i);
     largest = max(largest, max(v, sub(broadcast(0), v)));
     probe = fma(v, broadcast(0), probe);
@@ -37,57 +39,75 @@ float integer_scale(const float* x) {
 
 void to_integers(const float* x, float scale, int16_t* integers) {
   if (scale != scale) {
-    std::memset(integers, 0, sizeof(int16_t) * kQ8Block);
+    std::memset(integers, 0, sizeof(int16_t) * kPart);
     return;
   }
   const f32x8 inverse = broadcast(bits_to_f32((254u << 23) - f32_to_bits(scale)));
-  for (int i = 0; i < kQ8Block; i += 8) store_integers(integers + i, mul(load(x + i), inverse));
+  for (int i = 0; i < kPart; i += 8) store_integers(integers + i, mul(load(x + i), inverse));
 }
 
-// put(block, integers, scale) for every block of 32 of a row. The scales of some blocks come first and then their
-// integers, because a scale takes long to find and does not depend on the one before.
+// put(part, integers, scale) for every 32 values of a row; values past k are zeros. The scales of some parts come first
+// and then their integers, because a scale takes long to find and does not depend on the one before.
 template <class Put>
 inline void quantise(const float* x, int k, int padded_k, Put put) {
   constexpr int kAhead = 16;
-  float scales[kAhead], last[kQ8Block] = {};
-  if (k < padded_k) std::memcpy(last, x + padded_k - kQ8Block, sizeof(float) * (k - (padded_k - kQ8Block)));
-  const int blocks = padded_k / kQ8Block, whole = k / kQ8Block;
-  const auto values = [&](int block) { return block < whole ? x + block * kQ8Block : last; };
-  for (int first = 0; first < blocks; first += kAhead) {
-    const int end = first + kAhead < blocks ? first + kAhead : blocks;
-    for (int b = first; b < end; b++) scales[b - first] = integer_scale(values(b));
-    for (int b = first; b < end; b++) {
-      int16_t integers[kQ8Block];
-      to_integers(values(b), scales[b - first], integers);
-      put(b, integers, scales[b - first]);
+  static constexpr float kZeros[kPart] = {};
+  float scales[kAhead], last[kPart] = {};
+  const int parts = padded_k / kPart, whole = k / kPart;
+  if (k % kPart) std::memcpy(last, x + whole * kPart, sizeof(float) * (k % kPart));
+  const auto values = [&](int part) { return part < whole ? x + part * kPart : part == whole ? last : kZeros; };
+  for (int first = 0; first < parts; first += kAhead) {
+    const int end = first + kAhead < parts ? first + kAhead : parts;
+    for (int p = first; p < end; p++) scales[p - first] = integer_scale(values(p));
+    for (int p = first; p < end; p++) {
+      int16_t integers[kPart];
+      to_integers(values(p), scales[p - first], integers);
+      put(p, integers, scales[p - first]);
     }
   }
 }
 
+template <int Group>
+void prepare_codes(const Layout& layout, const float* x, int k, int padded_k, uint8_t* prepared) {
+  auto* blocks = reinterpret_cast<InputBlock<Group>*>(prepared);
+  const int lacks = layout.centred ? 0 : 128;
+  quantise(x, k, padded_k, [&](int part, const int16_t* integers, float scale) {
+    for (int g = 0; g < kPart / Group; g++)
+      put_row<Group>(integers + g * Group, scale, 8 - layout.bits, lacks, blocks[part * (kPart / Group) + g]);
+  });
+}
+
 void prepare(Format format, const float* x, int k, int padded_k, uint8_t* prepared) {
-  if (format != Format::q8) {
+  if (is_float(format)) {
     std::memcpy(prepared, x, sizeof(float) * k);
     return;
   }
-  auto* blocks = reinterpret_cast<Q8Block*>(prepared);
-  quantise(x, k, padded_k, [&](int b, const int16_t* integers, float scale) { put_row(integers, scale, blocks[b]); });
+  const Layout layout = layout_of(format);
+  (layout.group == 32 ? prepare_codes<32> : prepare_codes<16>)(layout, x, k, padded_k, prepared);
+}
+
+template <int Group>
+void prepare_codes_in_panel(const float* x, int k, int padded_k, int row, uint8_t* panel) {
+  auto* blocks = reinterpret_cast<PanelBlock<Group>*>(panel);
+  if (!x) {
+    constexpr int16_t kZeros[Group] = {};
+    for (int b = 0; b < padded_k / Group; b++) put_panel_row<Group>(kZeros, 1.0f, row, blocks[b]);
+    return;
+  }
+  quantise(x, k, padded_k, [&](int part, const int16_t* integers, float scale) {
+    for (int g = 0; g < kPart / Group; g++)
+      put_panel_row<Group>(integers + g * Group, scale, row, blocks[part * (kPart / Group) + g]);
+  });
 }
 
 void prepare_in_panel(Format format, const float* x, int k, int padded_k, int row, uint8_t* panel) {
-  if (format != Format::q8) {
-    float* out = reinterpret_cast<float*>(panel + row * prepared_bytes(format, padded_k));
-    if (x) std::memcpy(out, x, sizeof(float) * k);
-    else std::memset(out, 0, sizeof(float) * k);
-    return;
+  if (!is_float(format)) {
+    const auto run = layout_of(format).group == 32 ? prepare_codes_in_panel<32> : prepare_codes_in_panel<16>;
+    return run(x, k, padded_k, row, panel);
   }
-  auto* blocks = reinterpret_cast<PanelBlock*>(panel);
-  if (!x) {
-    constexpr int16_t kZeros[kQ8Block] = {};
-    for (int b = 0; b < padded_k / kQ8Block; b++) put_panel_row(kZeros, 1.0f, row, blocks[b]);
-    return;
-  }
-  quantise(x, k, padded_k,
-           [&](int b, const int16_t* integers, float scale) { put_panel_row(integers, scale, row, blocks[b]); });
+  float* out = reinterpret_cast<float*>(panel + row * prepared_bytes(format, padded_k));
+  if (x) std::memcpy(out, x, sizeof(float) * k);
+  else std::memset(out, 0, sizeof(float) * k);
 }
 
 // One tile times R rows; two interleaved sums along k keep both multipliers of a core busy.
@@ -109,61 +129,127 @@ inline void float_tile(const uint8_t* tile, int k, const float* const* x, f32x8*
   for (int r = 0; r < R; r++) y[r] = add(even[r], odd[r]);
 }
 
-// A block is 8 scales (f16), then 32 k values of 8 rows as [k / 4][row][4] int8.
-inline f32x8 q8_tile(const uint8_t* tile, int k, const Q8Block* x) {
-  f32x8 y = broadcast(0);
-  for (int b = 0; b < k / kQ8Block; b++, tile += kQ8BlockBytes) {
-    const f32x8 scales = load_f16(reinterpret_cast<const uint16_t*>(tile));
-    const f32x8 dots = q8_block(reinterpret_cast<const int8_t*>(tile + 2 * kTileRows), x[b]);
-    y = fma(mul(dots, broadcast(x[b].scale)), scales, y);
-  }
-  return y;
-}
-
+// One tile of codes times a row. Products with codes and sums with minima are added up apart: one order for decode, where
+// they alternate, and prefill, where they do not.
 template <Format F>
-void multiply_as(const uint8_t* tiles, int count, int k, const uint8_t* prepared, float* y) {
-  for (int t = 0; t < count; t++, tiles += tile_bytes(F, k), y += kTileRows) {
-    f32x8 sums;
-    if constexpr (F == Format::q8) {
-      sums = q8_tile(tiles, k, reinterpret_cast<const Q8Block*>(prepared));
-    } else {
-      const float* x = reinterpret_cast<const float*>(prepared);
-      float_tile<F, 1>(tiles, k, &x, &sums);
+inline __attribute__((always_inline)) f32x8 code_tile(const uint8_t* tile, int k, const uint8_t* prepared) {
+  static constexpr Layout layout = layout_of(F);
+  static constexpr int kGroups = kPart / layout.group;
+  const auto* x = reinterpret_cast<const InputBlock<layout.group>*>(prepared);
+  f32x8 products = broadcast(0), minima = broadcast(0);
+  for (int b = 0; b < k / layout.block; b++) {
+    const Scales<F> scales(tile);
+    tile += layout.head_bytes;
+    for (int p = 0; p < layout.block / kPart; p++, tile += layout.part_bytes(), x += kGroups) {
+      repeat<kGroups>(MT_BODY(g) {
+        const uint8_t* codes = tile + layout.scale_bytes + g * (layout.code_bytes() / kGroups);
+        products = fma(dots_of<layout.bits>(codes, x[g]), scales.scale(tile, g), products);
+        if constexpr (layout.has_minimum) minima = add_sum_by(x[g], scales.minimum(tile, g), minima);
+      });
     }
-    store(y, sums);
   }
+  return layout.has_minimum ? add(products, minima) : products;
 }
 
 void multiply(Format format, const uint8_t* tiles, int count, int padded_k, const uint8_t* prepared, float* y) {
-  switch (format) {
-    case Format::f32: return multiply_as<Format::f32>(tiles, count, padded_k, prepared, y);
-    case Format::f16: return multiply_as<Format::f16>(tiles, count, padded_k, prepared, y);
-    case Format::bf16: return multiply_as<Format::bf16>(tiles, count, padded_k, prepared, y);
-    case Format::q8: return multiply_as<Format::q8>(tiles, count, padded_k, prepared, y);
+  if (is_float(format))
+    return with_floats(format, [&](auto f) {
+      const float* x = reinterpret_cast<const float*>(prepared);
+      for (int t = 0; t < count; t++, tiles += tile_bytes(f, padded_k), y += kTileRows) {
+        f32x8 sums;
+        float_tile<f, 1>(tiles, padded_k, &x, &sums);
+        store(y, sums);
+      }
+    });
+  with_codes(format, [&](auto f) {
+    for (int t = 0; t < count; t++, tiles += tile_bytes(f, padded_k), y += kTileRows)
+      store(y, code_tile<f>(tiles, padded_k, prepared));
+  });
+}
+
+constexpr int kSlice = 2048;  // values of k for which a panel goes over a tile: 16 KB of codes stay in the L1 cache
+
+// A slice of a tile: where its codes are, int8 in blocks of a group, and its scales and minima as floats.
+template <int Group>
+struct Slice {
+  const uint8_t* codes;
+  size_t stride;
+  float scales[kSlice / Group * kTileRows], minima[kSlice / Group * kTileRows];
+  int8_t unpacked[kSlice * kTileRows];
+};
+
+template <Format F>
+inline void unpack_slice(const uint8_t* tile, int k, Slice<layout_of(F).group>& slice) {
+  static constexpr Layout layout = layout_of(F);
+  static constexpr int kGroups = kPart / layout.group;
+  slice.codes = reinterpret_cast<const uint8_t*>(slice.unpacked);
+  slice.stride = layout.group * kTileRows;
+  if (F == Format::q8) slice.codes = tile + layout.head_bytes, slice.stride = layout.block_bytes();
+  int8_t* out = slice.unpacked;
+  for (int b = 0, at = 0; b < k / layout.block; b++) {
+    const Scales<F> scales(tile);
+    tile += layout.head_bytes;
+    for (int p = 0; p < layout.block / kPart; p++, tile += layout.part_bytes()) {
+      for (int g = 0; g < kGroups; g++, at += kTileRows) {
+        store(slice.scales + at, scales.scale(tile, g));
+        if constexpr (layout.has_minimum) store(slice.minima + at, scales.minimum(tile, g));
+      }
+      if constexpr (F != Format::q8)
+        each_register<layout.bits, kPart>(
+            tile + layout.scale_bytes,
+            MT_BODY_OF(i, w) { store_bytes(out + 16 * i, aligned<layout.bits, layout.centred>(w)); });
+      out += kPart * kTileRows;
+    }
   }
 }
 
-// A tile goes over k in slices. All panels use a slice while it lies in the L1 cache, and its scales are widened once
-// for all of them; sums wait in y for the next slice. Each panel brings its share of the next slice.
-void q8_tile_panels(const uint8_t* tile, int k, const uint8_t* panels, size_t stride, int rows, float* y,
-                    size_t y_stride) {
+// minima[row] += minimum * sum of the activations, group by group.
+template <int Group>
+inline void add_minima(const Slice<Group>& slice, int blocks, const PanelBlock<Group>* panel, float* minima) {
+  f32x8 sums[kPanelRows];
+  repeat<kPanelRows>(MT_BODY(r) { sums[r] = load(minima + r * kTileRows); });
+  for (int b = 0; b < blocks; b++) {
+    const f32x8 minimum = load(slice.minima + b * kTileRows);
+    repeat<kPanelRows>(MT_BODY(r) { sums[r] = fma(minimum, broadcast(panel_sum(panel[b], r)), sums[r]); });
+  }
+  repeat<kPanelRows>(MT_BODY(r) { store(minima + r * kTileRows, sums[r]); });
+}
+
+// A tile goes over k in slices. All panels use a slice while it lies in the L1 cache, and it is unpacked once for all of
+// them; sums wait in y for the next slice. Each panel brings its share of the next slice.
+template <Format F>
+void code_tile_panels(const uint8_t* tile, int k, const uint8_t* panels, size_t stride, int rows, float* y,
+                      size_t y_stride) {
+  static constexpr Layout layout = layout_of(F);
+  static constexpr int kGroup = layout.group;
   static constexpr float kZeros[kTileRows] = {};
-  float scales[kSliceBlocks * kTileRows];
-  const int blocks = k / kQ8Block;
-  for (int first = 0; first < blocks; first += kSliceBlocks) {
-    const int count = blocks - first < kSliceBlocks ? blocks - first : kSliceBlocks;
-    const uint8_t* slice = tile + first * kQ8BlockBytes;
-    for (int b = 0; b < count; b++)
-      store(scales + b * kTileRows, load_f16(reinterpret_cast<const uint16_t*>(slice + b * kQ8BlockBytes)));
-    const uint8_t* next = slice + count * kQ8BlockBytes;  // the tape goes on with the next slice, or the next tile
-    const size_t share = (count * kQ8BlockBytes * kPanelRows / rows + kLineBytes) / kLineBytes * kLineBytes;
+  static thread_local Slice<kGroup> slice;
+  constexpr int kMost = 256;  // rows whose minima are kept here
+  float minima[layout.has_minimum ? kMost * kTileRows : 1];
+  if constexpr (layout.has_minimum) {
+    for (; rows > kMost; rows -= kMost, panels += kMost / kPanelRows * stride, y += kMost * y_stride)
+      code_tile_panels<F>(tile, k, panels, stride, kMost, y, y_stride);
+    std::memset(minima, 0, sizeof(float) * kTileRows * whole_panels(rows));
+  }
+  for (int first = 0; first < k; first += kSlice) {
+    const int count = k - first < kSlice ? k - first : kSlice;
+    const uint8_t* from = tile + tile_bytes(F, first);
+    unpack_slice<F>(from, count, slice);
+    const size_t bytes = tile_bytes(F, count);
+    const uint8_t* next = from + bytes;  // the tape goes on with the next slice, or the next tile
+    const size_t share = (bytes * kPanelRows / rows + kLineBytes) / kLineBytes * kLineBytes;
     for (int r = 0; r < rows; r += kPanelRows, next += share) {
       for (size_t at = 0; at < share; at += kLineBytes) __builtin_prefetch(next + at);
-      const auto* panel = reinterpret_cast<const PanelBlock*>(panels + r / kPanelRows * stride) + first;
+      const auto* panel = reinterpret_cast<const PanelBlock<kGroup>*>(panels + r / kPanelRows * stride) + first / kGroup;
       float* out = y + r * y_stride;
-      q8_panel(slice, count, panel, scales, first ? out : kZeros, first ? y_stride : 0, out, y_stride);
+      panel_product<kGroup>(slice.codes, slice.stride, count / kGroup, panel, slice.scales, first ? out : kZeros,
+                            first ? y_stride : 0, out, y_stride);
+      if constexpr (layout.has_minimum) add_minima<kGroup>(slice, count / kGroup, panel, minima + r * kTileRows);
     }
   }
+  if constexpr (layout.has_minimum)
+    for (int r = 0; r < whole_panels(rows); r++)
+      store(y + r * y_stride, add(load(y + r * y_stride), load(minima + r * kTileRows)));
 }
 
 template <Format F>
@@ -181,12 +267,51 @@ void float_tile_panels(const uint8_t* tile, int k, const uint8_t* panels, size_t
 
 void multiply_panels(Format format, const uint8_t* tiles, int count, int padded_k, const uint8_t* panels,
                      size_t panel_stride, int rows, float* y, size_t y_stride) {
-  const auto run = format == Format::f32    ? float_tile_panels<Format::f32>
-                   : format == Format::f16  ? float_tile_panels<Format::f16>
-                   : format == Format::bf16 ? float_tile_panels<Format::bf16>
-                                            : q8_tile_panels;
-  for (int t = 0; t < count; t++, tiles += tile_bytes(format, padded_k), y += kTileRows)
-    run(tiles, padded_k, panels, panel_stride, rows, y, y_stride);
+  const auto each = [&](auto run) {
+    for (int t = 0; t < count; t++, tiles += tile_bytes(format, padded_k), y += kTileRows)
+      run(tiles, padded_k, panels, panel_stride, rows, y, y_stride);
+  };
+  if (is_float(format)) return with_floats(format, [&](auto f) { each(float_tile_panels<f>); });
+  with_codes(format, [&](auto f) { each(code_tile_panels<f>); });
+}
+
+// One row of a tile. Codes are unpacked 32 at a time, eight rows of them.
+template <Format F>
+void unpack_codes_row(const uint8_t* tile, int lane, int k, float* row) {
+  static constexpr Layout layout = layout_of(F);
+  for (int first = 0; first < k; tile += layout.head_bytes + layout.block / kPart * layout.part_bytes()) {
+    const Scales<F> scales(tile);
+    const uint8_t* part = tile + layout.head_bytes;
+    for (int p = 0; p < layout.block / kPart && first < k; p++, part += layout.part_bytes(), first += kPart) {
+      int8_t codes[kPart * kTileRows];
+      each_register<layout.bits, kPart>(
+          part + layout.scale_bytes,
+          MT_BODY_OF(i, w) { store_bytes(codes + 16 * i, aligned<layout.bits, layout.centred>(w)); });
+      float factors[2][kTileRows], minima[2][kTileRows] = {};
+      for (int g = 0; g < kPart / layout.group; g++) {
+        store(factors[g], scales.scale(part, g));
+        if constexpr (layout.has_minimum) store(minima[g], scales.minimum(part, g));
+      }
+      for (int i = 0; i < kPart && first + i < k; i++) {
+        const int g = i / layout.group;
+        row[first + i] = codes[i / 4 * 32 + lane * 4 + i % 4] * factors[g][lane] + minima[g][lane];
+      }
+    }
+  }
+}
+
+template <Format F>
+void unpack_float_row(const uint8_t* tile, int lane, int k, float* row) {
+  for (int i = 0; i < k; i++) {
+    float lanes[kTileRows];
+    store(lanes, load_as<F>(tile + i * kTileRows * value_bytes(F)));
+    row[i] = lanes[lane];
+  }
+}
+
+void unpack_row(Format format, const uint8_t* tile, int lane, int k, float* row) {
+  if (is_float(format)) return with_floats(format, [&](auto f) { unpack_float_row<f>(tile, lane, k, row); });
+  with_codes(format, [&](auto f) { unpack_codes_row<f>(tile, lane, k, row); });
 }
 
 }  // namespace

@@ -64,40 +64,84 @@ static inline void store_integers(int16_t* p, f32x8 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow);
 }
 
-// 32 activations as 16-bit integers and their scale.
-struct Q8Block {
-  int16_t x[32];
-  float scale;
-  float unused[3];
-};
-static inline void put_row(const int16_t* x, float scale, Q8Block& block) {
-  std::memcpy(block.x, x, sizeof block.x);
-  block.scale = scale;
+// Eight int8 with 128 added to them, as floats.
+static inline f32x8 load_int8(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return {_mm256_cvtepi32_ps(_mm256_sub_epi32(wide, _mm256_set1_epi32(128)))};
 }
 
-// Integer dot products of a block of 8 rows with the same block of R activation rows. Rows 0-3 and 4-7 of four k
-// values widen to 16 bits; a pairwise multiply-add leaves two partial sums a row.
-template <int R>
-static inline void q8_block(const int8_t* w, const Q8Block* x, f32x8* dots) {
-  __m256i low[R], high[R];
-  for (int r = 0; r < R; r++) low[r] = high[r] = _mm256_setzero_si256();
-  for (int k4 = 0; k4 < 8; k4++) {
-    const __m128i* quad = reinterpret_cast<const __m128i*>(w + 32 * k4);
-    const __m256i rows_low = _mm256_cvtepi8_epi16(_mm_loadu_si128(quad));
-    const __m256i rows_high = _mm256_cvtepi8_epi16(_mm_loadu_si128(quad + 1));
-    for (int r = 0; r < R; r++) {
-      long long four;
-      std::memcpy(&four, x[r].x + 4 * k4, 8);
-      const __m256i values = _mm256_set1_epi64x(four);
-      low[r] = _mm256_add_epi32(low[r], _mm256_madd_epi16(rows_low, values));
-      high[r] = _mm256_add_epi32(high[r], _mm256_madd_epi16(rows_high, values));
-    }
-  }
-  for (int r = 0; r < R; r++) {
-    const __m256i pairs = _mm256_hadd_epi32(low[r], high[r]);  // rows 0 1 4 5 | 2 3 6 7
-    dots[r] = {_mm256_cvtepi32_ps(_mm256_permute4x64_epi64(pairs, 0xd8))};
+// Sixteen bytes of codes: codes_impl.h. There are no shifts of bytes, so those of 16 bits are masked.
+using bytes16 = __m128i;
+static inline bytes16 load_bytes(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+static inline void store_bytes(int8_t* p, bytes16 a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), a); }
+static inline bytes16 masked(bytes16 a, uint8_t mask) { return _mm_and_si128(a, _mm_set1_epi8(static_cast<char>(mask))); }
+template <int N>
+static inline bytes16 shifted(bytes16 a) {
+  return masked(_mm_slli_epi16(a, N), static_cast<uint8_t>(0xff << N));
+}
+// Bits N and above are those of `high`, shifted there; the others stay.
+template <int N>
+static inline bytes16 inserted(bytes16 low, bytes16 high) {
+  return _mm_or_si128(masked(low, (1 << N) - 1), shifted<N>(high));
+}
+// Codes in the lowest bits: as they are, or less their centre.
+template <int Bits, bool Centred>
+static inline bytes16 aligned(bytes16 a) {
+  if constexpr (Bits == 8) {
+    return a;  // always centred
+  } else {
+    const bytes16 codes = masked(_mm_srli_epi16(_mm_xor_si128(a, _mm_set1_epi8(-128)), 8 - Bits), static_cast<uint8_t>((1 << Bits) - 1));
+    return Centred ? _mm_sub_epi8(codes, _mm_set1_epi8(static_cast<char>(1 << (Bits - 1)))) : codes;
   }
 }
+
+// Activations of a group as 16-bit integers, and their scale.
+template <int Group>
+struct InputBlock {
+  int16_t x[Group];
+  float scale;      // divided by 2^shift
+  float sum;        // of the values as they are
+  int32_t initial;  // of a sum of products: what codes lack
+  float unused;
+};
+
+// `shift`: codes are in the highest bits of their bytes, so products are too large by 2^shift. `lacks`: what all of them
+// lack, a centre, times 2^shift.
+template <int Group>
+static inline void put_row(const int16_t* x, float scale, int shift, int lacks, InputBlock<Group>& block) {
+  int32_t sum = 0;
+  for (int i = 0; i < Group; i++) sum += x[i];
+  std::memcpy(block.x, x, sizeof block.x);
+  block.scale = scale / static_cast<float>(1 << shift);
+  block.sum = scale * static_cast<float>(sum);
+  block.initial = lacks * sum;
+}
+
+template <int Group>
+static inline f32x8 add_sum_by(const InputBlock<Group>& x, f32x8 minima, f32x8 y) {
+  return fma(minima, broadcast(x.sum), y);
+}
+
+// Dot products of 8 rows with a group of activations; step<I>() takes register I of each_register(), four rows of four
+// k. They widen to 16 bits; a pairwise multiply-add leaves two partial sums a row.
+template <int Group>
+struct Dots {
+  __m256i sums[2];
+
+  explicit Dots(const InputBlock<Group>&) { sums[0] = sums[1] = _mm256_setzero_si256(); }
+  template <int I>
+  inline __attribute__((always_inline)) void step(bytes16 codes, const InputBlock<Group>& x) {
+    long long four;
+    std::memcpy(&four, x.x + I / 2 * 4, 8);
+    const __m256i products = _mm256_madd_epi16(_mm256_cvtepi8_epi16(codes), _mm256_set1_epi64x(four));
+    sums[I % 2] = _mm256_add_epi32(sums[I % 2], products);
+  }
+  f32x8 total(const InputBlock<Group>& x) const {
+    const __m256i pairs = _mm256_hadd_epi32(sums[0], sums[1]);  // rows 0 1 4 5 | 2 3 6 7
+    const __m256i rows = _mm256_add_epi32(_mm256_permute4x64_epi64(pairs, 0xd8), _mm256_set1_epi32(x.initial));
+    return mul({_mm256_cvtepi32_ps(rows)}, broadcast(x.scale));
+  }
+};
 
 }  // namespace monotape::MONOTAPE_ISA
 

@@ -64,45 +64,93 @@ static inline void store_integers(int16_t* p, f32x8 a) {
   vst1q_s16(p, vcombine_s16(vmovn_s32(lo), vmovn_s32(hi)));
 }
 
-// 32 activations as 16-bit integers, x = 256 * high + low with both in int8 range, and their scale. Two 8-bit dot
-// products then give the exact 16-bit one.
-struct Q8Block {
-  int8_t high[32], low[32];
-  float scale;
-  float unused[3];
+// Eight int8 with 128 added to them, as floats. A conversion blocks a pipe for two cycles; instead a byte becomes the
+// lowest of the float 2^23, which then is 2^23 + byte.
+static inline f32x8 load_int8(const uint8_t* p) {
+  alignas(16) static const uint8_t kFirst[16] = {0, 255, 255, 255, 1, 255, 255, 255, 2, 255, 255, 255, 3, 255, 255, 255};
+  alignas(16) static const uint8_t kSecond[16] = {4, 255, 255, 255, 5, 255, 255, 255, 6, 255, 255, 255, 7, 255, 255, 255};
+  alignas(16) static const float kTwo23[4] = {8388608.0f, 8388608.0f, 8388608.0f, 8388608.0f};
+  const uint8x16_t found = vcombine_u8(vld1_u8(p), vdup_n_u8(0));
+  uint8x16_t lo, hi;
+  // Loaded twice: compilers would copy a register, which takes a vector pipe.
+  asm("ldr %q0, %1" : "=w"(lo) : "m"(kTwo23));
+  asm("ldr %q0, %1" : "=w"(hi) : "m"(kTwo23));
+  lo = vqtbx1q_u8(lo, found, vld1q_u8(kFirst));
+  hi = vqtbx1q_u8(hi, found, vld1q_u8(kSecond));
+  const float32x4_t offset = vdupq_n_f32(8388608.0f + 128.0f);
+  return {vsubq_f32(vreinterpretq_f32_u8(lo), offset), vsubq_f32(vreinterpretq_f32_u8(hi), offset)};
+}
+
+// Sixteen bytes of codes: codes_impl.h.
+using bytes16 = uint8x16_t;
+static inline bytes16 load_bytes(const uint8_t* p) { return vld1q_u8(p); }
+static inline void store_bytes(int8_t* p, bytes16 a) { vst1q_u8(reinterpret_cast<uint8_t*>(p), a); }
+static inline bytes16 masked(bytes16 a, uint8_t mask) { return vandq_u8(a, vdupq_n_u8(mask)); }
+template <int N>
+static inline bytes16 shifted(bytes16 a) {
+  return vshlq_n_u8(a, N);
+}
+// Bits N and above are those of `high`, shifted there; the others stay.
+template <int N>
+static inline bytes16 inserted(bytes16 low, bytes16 high) {
+  return vsliq_n_u8(low, high, N);
+}
+// Codes in the lowest bits: as they are, or less their centre.
+template <int Bits, bool Centred>
+static inline bytes16 aligned(bytes16 a) {
+  if constexpr (Bits == 8) {
+    return a;  // always centred
+  } else if constexpr (Centred) {
+    return vreinterpretq_u8_s8(vshrq_n_s8(vreinterpretq_s8_u8(a), 8 - Bits));
+  } else {
+    return vshrq_n_u8(veorq_u8(a, vdupq_n_u8(0x80)), 8 - Bits);
+  }
+}
+
+// A sum of products of 8-bit integers starts as the bits of this instead of 0. It stays below 2^22, so its bits then are
+// the float kSumOffset + sum, and converting it (two cycles an instruction) is not needed.
+constexpr float kSumOffset = 12582912.0f;  // 1.5 * 2^23
+
+// Activations of a group as 16-bit integers, x = 256 * high + low with both in int8 range: two 8-bit dot products give
+// the exact 16-bit one.
+template <int Group>
+struct InputBlock {
+  int8_t high[Group], low[Group];
+  float factors[4];                // 256 * scale, scale, the sum of the values as they are
+  float offset[4];                 // takes kSumOffset off both sums, four times
+  int32_t initial[2][4];           // sums of high and of low products: the bits of kSumOffset, plus what codes lack
 };
-static inline void put_row(const int16_t* x, float scale, Q8Block& block) {
-  for (int i = 0; i < 32; i += 8) {
-    vst1_s8(block.high + i, vrshrn_n_s16(vld1q_s16(x + i), 8));
-    vst1_s8(block.low + i, vmovn_s16(vld1q_s16(x + i)));
+
+// `shift`: codes are in the highest bits of their bytes, so products are too large by 2^shift. `lacks`: what all of them
+// lack, a centre, times 2^shift.
+template <int Group>
+static inline void put_row(const int16_t* x, float scale, int shift, int lacks, InputBlock<Group>& block) {
+  int32_t highs = 0, lows = 0;
+  for (int i = 0; i < Group; i += 8) {
+    const int8x8_t high = vrshrn_n_s16(vld1q_s16(x + i), 8), low = vmovn_s16(vld1q_s16(x + i));
+    vst1_s8(block.high + i, high);
+    vst1_s8(block.low + i, low);
+    highs += vaddlv_s8(high);
+    lows += vaddlv_s8(low);
   }
-  block.scale = scale;
+  const float unit = scale / static_cast<float>(1 << shift);
+  block.factors[0] = 256 * unit;
+  block.factors[1] = unit;
+  block.factors[2] = scale * static_cast<float>(256 * highs + lows);
+  block.factors[3] = 0;
+  vst1q_f32(block.offset, vdupq_n_f32(-257 * kSumOffset * unit));
+  const int32_t start = vgetq_lane_s32(vreinterpretq_s32_f32(vdupq_n_f32(kSumOffset)), 0);
+  vst1q_s32(block.initial[0], vdupq_n_s32(start + lacks * highs));
+  vst1q_s32(block.initial[1], vdupq_n_s32(start + lacks * lows));
 }
 
-template <int J>
-static inline void q8_quad(const int8_t* w, int8x16_t high, int8x16_t low, int32x4_t* acc) {
-  const int8x16_t w0 = vld1q_s8(w), w1 = vld1q_s8(w + 16);
-  acc[0] = vdotq_laneq_s32(acc[0], w0, high, J);
-  acc[1] = vdotq_laneq_s32(acc[1], w1, high, J);
-  acc[2] = vdotq_laneq_s32(acc[2], w0, low, J);
-  acc[3] = vdotq_laneq_s32(acc[3], w1, low, J);
-}
-
-// Integer dot products of a block of 8 rows ([k / 4][row][4] int8) with the same block of an activation row.
-static inline f32x8 q8_block(const int8_t* w, const Q8Block& x) {
-  int32x4_t acc[4];
-  for (int i = 0; i < 4; i++) acc[i] = vdupq_n_s32(0);
-  for (int half = 0; half < 2; half++) {
-    const int8x16_t high = vld1q_s8(x.high + 16 * half), low = vld1q_s8(x.low + 16 * half);
-    q8_quad<0>(w + 128 * half, high, low, acc);
-    q8_quad<1>(w + 128 * half + 32, high, low, acc);
-    q8_quad<2>(w + 128 * half + 64, high, low, acc);
-    q8_quad<3>(w + 128 * half + 96, high, low, acc);
-  }
-  return {vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(acc[0], 8), acc[2])),
-          vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(acc[1], 8), acc[3]))};
+template <int Group>
+static inline f32x8 add_sum_by(const InputBlock<Group>& x, f32x8 minima, f32x8 y) {
+  const float32x4_t factors = vld1q_f32(x.factors);
+  return {vfmaq_laneq_f32(y.lo, minima.lo, factors, 2), vfmaq_laneq_f32(y.hi, minima.hi, factors, 2)};
 }
 
 }  // namespace monotape::MONOTAPE_ISA
 
+#include "dots_neon.h"
 #include "panel_neon.h"

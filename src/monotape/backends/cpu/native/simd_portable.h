@@ -62,28 +62,96 @@ static inline void store_integers(int16_t* p, f32x8 a) {
   for (int i = 0; i < 8; i++) p[i] = static_cast<int16_t>(std::nearbyint(a.v[i]));
 }
 
-// 32 activations as 16-bit integers and their scale.
-struct Q8Block {
-  int16_t x[32];
-  float scale;
-  float unused[3];
-};
-static inline void put_row(const int16_t* x, float scale, Q8Block& block) {
-  std::memcpy(block.x, x, sizeof block.x);
-  block.scale = scale;
-}
+// Eight int8 with 128 added to them, as floats.
+static inline f32x8 load_int8(const uint8_t* p) { return lanes([&](int i) { return static_cast<float>(p[i] - 128); }); }
 
-// Integer dot products of a block of 8 rows ([k / 4][row][4] int8) with the same block of R activation rows.
-template <int R>
-static inline void q8_block(const int8_t* w, const Q8Block* x, f32x8* dots) {
-  for (int r = 0; r < R; r++) {
-    int32_t acc[8] = {};
-    for (int k4 = 0; k4 < 8; k4++)
-      for (int row = 0; row < 8; row++)
-        for (int j = 0; j < 4; j++) acc[row] += w[k4 * 32 + row * 4 + j] * x[r].x[k4 * 4 + j];
-    dots[r] = lanes([&](int i) { return static_cast<float>(acc[i]); });
+// Sixteen bytes of codes, as two words: codes_impl.h.
+struct bytes16 {
+  uint64_t v[2];
+};
+static inline uint64_t each_byte(uint8_t value) { return value * 0x0101010101010101u; }
+static inline bytes16 load_bytes(const uint8_t* p) {
+  bytes16 r;
+  std::memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+static inline void store_bytes(int8_t* p, bytes16 a) { std::memcpy(p, a.v, sizeof a.v); }
+static inline bytes16 masked(bytes16 a, uint8_t mask) { return {{a.v[0] & each_byte(mask), a.v[1] & each_byte(mask)}}; }
+template <int N>
+static inline bytes16 shifted(bytes16 a) {
+  return masked({{a.v[0] << N, a.v[1] << N}}, static_cast<uint8_t>(0xff << N));
+}
+// Bits N and above are those of `high`, shifted there; the others stay.
+template <int N>
+static inline bytes16 inserted(bytes16 low, bytes16 high) {
+  const bytes16 a = masked(low, (1 << N) - 1), b = shifted<N>(high);
+  return {{a.v[0] | b.v[0], a.v[1] | b.v[1]}};
+}
+// Codes in the lowest bits: as they are, or less their centre.
+template <int Bits, bool Centred>
+static inline bytes16 aligned(bytes16 a) {
+  if constexpr (Bits == 8) {
+    return a;  // always centred
+  } else {
+    const uint64_t sign = each_byte(0x80), centre = each_byte(1 << (Bits - 1));
+    const bytes16 codes = masked({{(a.v[0] ^ sign) >> (8 - Bits), (a.v[1] ^ sign) >> (8 - Bits)}}, (1 << Bits) - 1);
+    if constexpr (!Centred) return codes;
+    return {{((codes.v[0] | sign) - centre) ^ sign, ((codes.v[1] | sign) - centre) ^ sign}};
   }
 }
+
+// Activations of a group as 16-bit integers, and their scale.
+template <int Group>
+struct InputBlock {
+  int16_t x[Group];
+  float scale;      // divided by 2^shift
+  float sum;        // of the values as they are
+  int32_t initial;  // of a sum of products: what codes lack
+  float unused;
+};
+
+// `shift`: codes are in the highest bits of their bytes, so products are too large by 2^shift. `lacks`: what all of them
+// lack, a centre, times 2^shift.
+template <int Group>
+static inline void put_row(const int16_t* x, float scale, int shift, int lacks, InputBlock<Group>& block) {
+  int32_t sum = 0;
+  for (int i = 0; i < Group; i++) sum += x[i];
+  std::memcpy(block.x, x, sizeof block.x);
+  block.scale = scale / static_cast<float>(1 << shift);
+  block.sum = scale * static_cast<float>(sum);
+  block.initial = lacks * sum;
+}
+
+template <int Group>
+static inline f32x8 add_sum_by(const InputBlock<Group>& x, f32x8 minima, f32x8 y) {
+  return fma(minima, broadcast(x.sum), y);
+}
+
+// Of four rows, four values of k each. A function of its own, because written out at each of its many places it takes
+// compilers minutes.
+static __attribute__((noinline)) void add_products(bytes16 codes, const int16_t* x, int32_t* sums) {
+  int8_t w[16];
+  store_bytes(w, codes);
+  for (int row = 0; row < 4; row++)
+    for (int j = 0; j < 4; j++) sums[row] += w[4 * row + j] * x[j];
+}
+
+// Dot products of 8 rows with a group of activations; step<I>() takes register I of each_register().
+template <int Group>
+struct Dots {
+  int32_t sums[8];
+
+  explicit Dots(const InputBlock<Group>& x) {
+    for (int32_t& sum : sums) sum = x.initial;
+  }
+  template <int I>
+  void step(bytes16 codes, const InputBlock<Group>& x) {
+    add_products(codes, x.x + I / 2 * 4, sums + I % 2 * 4);
+  }
+  f32x8 total(const InputBlock<Group>& x) const {
+    return lanes([&](int i) { return static_cast<float>(sums[i]) * x.scale; });
+  }
+};
 
 }  // namespace monotape::MONOTAPE_ISA
 

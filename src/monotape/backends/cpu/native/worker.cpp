@@ -24,9 +24,12 @@ Shared::Shared(const Model& m, const Kernels& k, Collective* c, Patience patienc
   query_stride = round_up(q_rows, kTileRows);
   ffn_stride = round_up(m.ffn, kTileRows);
   const int head_width = c && c->head_input() == HeadInput::concatenate ? m.width * c->ranks() : m.width;
-  const int widest = static_cast<int>(round_up(std::max({head_width, q_rows, m.ffn}), kQ8Block));
-  prepared_stride = k.prepared_bytes(m.weight_format, widest);
-  panel_stride = k.panel_bytes(m.weight_format, widest);
+  const int widest = static_cast<int>(round_up(std::max({head_width, q_rows, m.ffn}), kWidestBlock));
+  prepared_stride = panel_stride = 0;
+  for (const Format format : m.formats) {
+    prepared_stride = std::max(prepared_stride, k.prepared_bytes(format, widest));
+    panel_stride = std::max(panel_stride, k.panel_bytes(format, widest));
+  }
   partial_stride = m.head_dim + kPartialHeader;
   blocks = (m.context + m.kv_block - 1) / m.kv_block;
   residual.resize(m.chunk * width_stride);
@@ -69,10 +72,6 @@ bool Worker::meet(Stage stage) {
                                  static_cast<int>(Finish::deadline_fault));
 }
 
-int Worker::padded(int k) const {
-  return model_.weight_format == Format::q8 ? static_cast<int>(round_up(k, kQ8Block)) : k;
-}
-
 const uint8_t* Worker::tiles(Stage stage, int layer) const {
   return model_.tapes[index_] + layer * model_.layer_bytes[index_] + span(stage).offset;
 }
@@ -112,20 +111,21 @@ bool Worker::last_layer(const Rows& rows, Wanted wanted) {
 bool Worker::embed(const Rows& rows) {
   for (int r = index_; r < rows.count; r += model_.workers) {
     float* out = shared_.residual.data() + r * shared_.width_stride;
-    const int32_t token = rows.tokens[r], width = model_.width;
+    const int32_t token = rows.tokens[r], width = model_.width, tile = token / kTileRows;
+    const Format format = model_.embedding_format;
+    const size_t bytes = tile_bytes(format, padded_to(format, width));
+    const uint8_t* found = nullptr;
     if (model_.embedding) {
-      kernels_.unpack_table_row(model_.weight_format, model_.embedding, token, width, padded(width), out);
-      continue;
+      found = model_.embedding + tile * bytes;
+    } else {
+      int owner = 0;
+      const auto head_of = [&](int worker) -> const Span& {
+        return model_.spans[worker * kStages + static_cast<int>(Stage::head)];
+      };
+      while (tile >= head_of(owner).first + head_of(owner).count) owner++;
+      found = model_.tapes[owner] + head_of(owner).offset + (tile - head_of(owner).first) * bytes;
     }
-    const int tile = token / kTileRows;
-    int owner = 0;
-    const auto head_of = [&](int worker) -> const Span& {
-      return model_.spans[worker * kStages + static_cast<int>(Stage::head)];
-    };
-    while (tile >= head_of(owner).first + head_of(owner).count) owner++;
-    const uint8_t* base = model_.tapes[owner] + head_of(owner).offset +
-                          (tile - head_of(owner).first) * tile_bytes(model_.weight_format, padded(width));
-    kernels_.unpack_tile_row(model_.weight_format, base, token % kTileRows, width, out);
+    kernels_.unpack_row(format, found, token % kTileRows, width, out);
   }
   return meet(Stage::qkv);
 }
@@ -137,25 +137,26 @@ const float* Worker::normalised(const float* x, const float* gain, int k) {
 }
 
 bool Worker::prepare(Stage stage, const float* x, size_t stride, const float* gain, int k, int rows, Input& input) {
-  input.padded_k = padded(k);
+  input.format = model_.formats[static_cast<int>(stage)];
+  input.padded_k = padded_to(input.format, k);
   if (rows == 1) {
     input.rows = prepared_.data();
-    kernels_.prepare(model_.weight_format, normalised(x, gain, k), k, input.padded_k, prepared_.data());
+    kernels_.prepare(input.format, normalised(x, gain, k), k, input.padded_k, prepared_.data());
     return true;
   }
   input.rows = shared_.panels.data();
   for (int first = index_ * kPanelRows; first < rows; first += model_.workers * kPanelRows)
     for (int r = 0; r < kPanelRows; r++) {
       const float* row = first + r < rows ? normalised(x + (first + r) * stride, gain, k) : nullptr;
-      kernels_.prepare_in_panel(model_.weight_format, row, k, input.padded_k, r,
+      kernels_.prepare_in_panel(input.format, row, k, input.padded_k, r,
                                 shared_.panels.data() + first / kPanelRows * shared_.panel_stride);
     }
   return meet(stage);
 }
 
 void Worker::product(const uint8_t* tiles, int count, const Input& input, int rows) {
-  if (rows == 1) return kernels_.multiply(model_.weight_format, tiles, count, input.padded_k, input.rows, product_.data());
-  kernels_.multiply_panels(model_.weight_format, tiles, count, input.padded_k, input.rows, shared_.panel_stride, rows,
+  if (rows == 1) return kernels_.multiply(input.format, tiles, count, input.padded_k, input.rows, product_.data());
+  kernels_.multiply_panels(input.format, tiles, count, input.padded_k, input.rows, shared_.panel_stride, rows,
                            product_.data(), count * kTileRows);
 }
 
@@ -168,7 +169,7 @@ bool Worker::qkv(int layer, const Rows& rows, int first_unit) {
   const int head_tiles = (model_.head_dim + kTileRows - 1) / kTileRows;
   const Span& owned = span(Stage::qkv);
   const uint8_t* tape = tiles(Stage::qkv, layer);
-  const size_t unit_bytes = head_tiles * tile_bytes(model_.weight_format, input.padded_k);
+  const size_t unit_bytes = head_tiles * tile_bytes(input.format, input.padded_k);
   for (int unit = owned.first / head_tiles; unit < (owned.first + owned.count) / head_tiles; unit++, tape += unit_bytes) {
     if (unit < first_unit) continue;
     if (quits()) return false;
@@ -219,7 +220,7 @@ bool Worker::add_to_residual(Stage stage, int layer, const Input& input, int row
   const uint8_t* tape = tiles(stage, layer);
   const int module = 2 * layer + (stage == Stage::down);
   if (shared_.collective && stopped()) return false;
-  for (int t = 0; t < owned.count; t++, tape += tile_bytes(model_.weight_format, input.padded_k)) {
+  for (int t = 0; t < owned.count; t++, tape += tile_bytes(input.format, input.padded_k)) {
     if (quits()) return false;
     product(tape, 1, input, rows);
     if (shared_.collective) {
@@ -249,7 +250,7 @@ bool Worker::gate_up(int layer, const Rows& rows) {
     return false;
   const Span& owned = span(Stage::gate_up);
   const uint8_t* tape = tiles(Stage::gate_up, layer);
-  const size_t pair_bytes = 2 * tile_bytes(model_.weight_format, input.padded_k);
+  const size_t pair_bytes = 2 * tile_bytes(input.format, input.padded_k);
   for (int pair = owned.first / 2; pair < (owned.first + owned.count) / 2; pair++, tape += pair_bytes) {
     if (quits()) return false;
     product(tape, 2, input, rows.count);
@@ -278,7 +279,7 @@ bool Worker::head(int row, float* out) {
   if (!prepare(Stage::head, x, 0, gain, k, 1, input)) return false;
   const Span& owned = span(Stage::head);
   const uint8_t* tape = model_.tapes[index_] + owned.offset;
-  kernels_.multiply(model_.weight_format, tape, owned.count, input.padded_k, input.rows, out + owned.first * kTileRows);
+  kernels_.multiply(input.format, tape, owned.count, input.padded_k, input.rows, out + owned.first * kTileRows);
   return (!shared_.collective || gather_logits(out)) && meet(Stage::head);
 }
 

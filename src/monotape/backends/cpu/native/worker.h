@@ -79,6 +79,7 @@ class Worker {
  private:
   struct Input {
     const uint8_t* rows;  // one row alone, or panels
+    Format format;        // of the weights that they are prepared for
     int padded_k;
   };
 
@@ -110,7 +111,6 @@ class Worker {
   bool quits();
   const Span& span(Stage stage) const { return shared_.model.spans[index_ * kStages + static_cast<int>(stage)]; }
   const uint8_t* tiles(Stage stage, int layer) const;
-  int padded(int k) const;
 
   // Several ranks: ranks.cpp.
   bool take(const Word& word, uint32_t tag, int from, Stage stage, uint32_t& payload, int patience = 1);
