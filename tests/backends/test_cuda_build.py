@@ -19,7 +19,7 @@ from monotape.models.lanes import Lanes, delayed, ladder
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
-from monotape.plan.gpu import BLOCKS_AT_ONCE, SHARED_MEMORY
+from monotape.plan.gpu import SHARED_MEMORY, WORDS_AT_ONCE
 from monotape.weights.open import open_checkpoint
 from shapes import SHAPES
 
@@ -105,7 +105,8 @@ def test_the_ring_takes_all_shared_memory_that_is_left(name: str, tmp_path: Path
         '#include "token/matrix.h"\nusing namespace monotape;\n'
         f'static_assert(sizeof(Shared) <= {SHARED_MEMORY}, "too many pages");\n'
         f'static_assert(sizeof(Shared) + 2 * kPageBytes > {SHARED_MEMORY}, "too few pages");\n'
-        f'static_assert(most_blocks_at_once() <= {BLOCKS_AT_ONCE}, "more than registers hold");\n'
+        "constexpr int kWords = 4 * most_vectors_at_once() + most_extra_at_once();\n"
+        f'static_assert(kWords <= {WORDS_AT_ONCE}, "more than registers hold");\n'
     )
     core = cuda_core()
     options = core.ProgramOptions(arch=ARCHITECTURE, std=STANDARD, include_path=[str(tmp_path), str(KERNELS)])

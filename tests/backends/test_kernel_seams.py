@@ -17,7 +17,6 @@ from backends.host_setups import CONTEXT, DEADLINE_NS, SMALL, TOLERANCE, VOCAB, 
 from families import Case, make_checkpoint
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.driver import DeviceMemory
-from monotape.backends.cuda.e4m3 import VALUES, by_row
 from monotape.backends.reference.backend import ReferenceBackend
 from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.engine.formats import gpu_formats
@@ -30,7 +29,6 @@ from monotape.models.tensors import LAYER
 from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan
 from monotape.weights.open import open_checkpoint
-from monotape.weights.tapes import source_of, tensor_name
 
 pytestmark = pytest.mark.long
 
@@ -105,46 +103,6 @@ def test_any_stage_may_have_a_format_of_its_own(tmp_path: Path, formats: dict[st
         rows, tokens = (backend.logits(TOKENS[:10], backend.new_sequence(), chunk) for chunk in (None, 0))
     assert distance(rows, exact) < TOLERANCE
     assert distance(tokens, exact) < TOLERANCE
-
-
-def rounded_to_fp8(folder: Path, names: Sequence[str]) -> None:
-    """Rewrites tensors of a checkpoint as the values that fp8 with a scale a row has for them."""
-    import torch
-
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    for name in names:
-        codes, scales = by_row(tensors[name].float().numpy())
-        values = VALUES[codes & 0x7F] * np.where(codes >> 7, np.float32(-1), np.float32(1)) * scales[:, None]
-        tensors[name] = torch.from_numpy(values.astype(np.float32))
-    save_file(tensors, path, {"format": "pt"})
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("stages", [("qkv", "down"), ("qkv", "output", "gate_up", "down", "head")])
-def test_fp8_weights_with_a_scale_a_row(tmp_path: Path, tied: bool, stages: tuple[str, ...]) -> None:
-    """As good as bf16 weights that hold the same values; a tied embedding is read off the packed head."""
-    fields = {**NARROW, "hidden_size": 72, "intermediate_size": 300, "tie_word_embeddings": tied}
-    folder = make_checkpoint(Case("fp8", "qwen2", fields), tmp_path / "fp8")
-    spec = spec_from_config(open_checkpoint(folder).config)
-    plan = gpu_plan(spec, 3, CONTEXT, stage_formats=dict.fromkeys(stages, Format.FP8))
-    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
-        rows, tokens = (logits_of(backend, TOKENS[:20], chunk) for chunk in (None, 0))
-    plain = reference_logits(folder, spec, TOKENS[:20])
-    parts = [part for stage in plan.plan.ranks[0].stages if stage.name in stages for part in stage.parts]
-    rounded_to_fp8(
-        folder,
-        [
-            tensor_name(source_of(spec, part.role, layer), layer)
-            for part in parts
-            for layer in ([None] if part.role in spec.model_tensors else range(spec.layers))
-        ],
-    )
-    exact = reference_logits(folder, spec, TOKENS[:20])
-    for seen in (rows, tokens):
-        assert distance(seen[0], exact) < TOLERANCE
-        assert 2 * distance(seen[0], exact) < distance(exact, plain)  # the format makes a difference
-        assert np.array_equal(*seen)
 
 
 def windows_of(name: str, folder: Path) -> tuple[Path, ModelSpec]:

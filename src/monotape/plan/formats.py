@@ -19,7 +19,7 @@ class Format(Enum):
     F16 = "f16"
     BF16 = "bf16"
     FP8 = "fp8"  # e4m3, a scale a row
-    FP8_BLOCK = "fp8-block"  # e4m3, a float32 scale for each 128 along k
+    FP8_BLOCK = "fp8-block"  # e4m3, a float32 scale for each group of 128
     INT8 = "int8"  # q - 128, a scale a row
     INT4_G32 = "int4-g32"  # (q - 8) d for each group of 32 along k: GGUF's Q4_0
     INT4_G64 = "int4-g64"
@@ -88,13 +88,24 @@ CPU_LAYOUTS = {
 GPU_LAYOUTS = {
     Format.F16: Layout(32, 64),
     Format.BF16: Layout(32, 64),
-    Format.FP8: Layout(64, 64, row_scales=True),
+    Format.FP8: Layout(128, 128, row_scales=True),
+    Format.FP8_BLOCK: Layout(128, 128 + 4),
+    Format.INT8: Layout(128, 128, row_scales=True),
     Format.INT4_G32: Layout(128, 64 + 8, row_scales=True),
     Format.INT4_G64: Layout(128, 64 + 4, row_scales=True),
     Format.INT4_G128: Layout(128, 64 + 2, row_scales=True),
     Format.INT4_G32Z: Layout(128, 64 + 16, row_scales=True),
     Format.INT4_G64Z: Layout(128, 64 + 8, row_scales=True),
     Format.INT4_G128Z: Layout(128, 64 + 4, row_scales=True),
+    Format.MXFP4: Layout(128, 64 + 4),
+    Format.Q8: Layout(128, 128 + 8),
+    Format.Q4_1: Layout(128, 64 + 16),
+    Format.Q5_0: Layout(128, 64 + 16 + 8),
+    Format.Q4_K: Layout(128, 64 + 12),
+    Format.Q5_K: Layout(128, 64 + 16 + 12),
+    Format.Q6_K: Layout(128, 64 + 32 + 10),
+    Format.K_MIXED: Layout(128, 64 + 32 + 20),
+    Format.WIDE: Layout(128, 128 + 64),
 }
 
 LAYOUTS = {"cpu": CPU_LAYOUTS, "cuda": GPU_LAYOUTS}

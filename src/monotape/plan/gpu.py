@@ -23,7 +23,8 @@ from monotape.plan.types import Stage as PlannedStage
 WARPS = 8  # consumer warps of a worker
 BLOCK_K = 32  # values along k of a block, the unit of everything that tensor cores multiply
 BATCH_TILES = 16  # tiles whose partial sums are kept before warps add them up
-BLOCKS_AT_ONCE = 12  # blocks of weights that fit a warp's registers
+WORDS_AT_ONCE = 48  # words of 32 bits of weights that fit a lane's registers
+CODED_WORDS_AT_ONCE = 40  # where they are codes, which take further registers
 WORD_BYTES, WORD_VALUES = 16, 8  # of the exchange
 UNIT_POSITIONS = 32  # positions of a unit of KV
 CUT_ROWS = 8  # row counts of a chunk are rounded up to a multiple of this before a cut is chosen
@@ -46,6 +47,7 @@ class GpuFormat:
     name: str  # in the kernel's enumeration
     half: Format  # the 16-bit float that a block's values become
     stored: str  # the C++ type that reads it
+    words: int  # of 32 bits that a lane has of a block
     header: str | None = None  # of kernels/formats/, that has the type
 
 
@@ -54,17 +56,42 @@ def scale_name(stage: PlannedStage) -> str:
     return f"{stage.name}_scale"
 
 
+#: Words of 32 bits that a lane has of a block.
+_CODE_WORDS = {"Nibbles<0>": 4, "Nibbles<1>": 5, "Nibbles<2>": 6, "Bytes": 8, "E4m3": 8, "E2m1": 4}
+_SCALE_WORDS = {
+    "HalfScales": 1, "PairScales": 1, "KScales": 2, "SixBitScales": 2, "MixedKScales": 2, "WideScales": 4,
+    "PowerScales": 1, "FloatScales": 1, "RowScales": 0,
+}  # fmt: skip
+
+
+def _groups(name: str, codes: str, scales: str) -> GpuFormat:
+    """Codes with scales along k: types of kernels/formats/codes.h and scales.h."""
+    words = _CODE_WORDS[codes] + _SCALE_WORDS[scales.split("<")[0]]
+    return GpuFormat(name, Format.BF16, f"StoredGroups<{codes}, {scales}>", words, "groups")
+
+
 #: Every format that a stage's tape may have on a GPU.
 GPU_FORMATS = {
-    Format.BF16: GpuFormat("bf16", Format.BF16, "StoredHalf<false>"),
-    Format.F16: GpuFormat("f16", Format.F16, "StoredHalf<true>"),
-    Format.FP8: GpuFormat("fp8", Format.BF16, "StoredFp8", "fp8"),
-    Format.INT4_G32: GpuFormat("int4_g32", Format.BF16, "StoredInt4<32, false>", "int4"),
-    Format.INT4_G64: GpuFormat("int4_g64", Format.BF16, "StoredInt4<64, false>", "int4"),
-    Format.INT4_G128: GpuFormat("int4_g128", Format.BF16, "StoredInt4<128, false>", "int4"),
-    Format.INT4_G32Z: GpuFormat("int4_g32z", Format.BF16, "StoredInt4<32, true>", "int4"),
-    Format.INT4_G64Z: GpuFormat("int4_g64z", Format.BF16, "StoredInt4<64, true>", "int4"),
-    Format.INT4_G128Z: GpuFormat("int4_g128z", Format.BF16, "StoredInt4<128, true>", "int4"),
+    Format.BF16: GpuFormat("bf16", Format.BF16, "StoredHalf<false>", 4),
+    Format.F16: GpuFormat("f16", Format.F16, "StoredHalf<true>", 4),
+    Format.FP8: _groups("fp8", "E4m3", "RowScales<0>"),
+    Format.FP8_BLOCK: _groups("fp8_block", "E4m3", "FloatScales"),
+    Format.INT8: _groups("int8", "Bytes", "RowScales<128>"),
+    Format.INT4_G32: _groups("int4_g32", "Nibbles<0>", "HalfScales<32, 8>"),
+    Format.INT4_G64: _groups("int4_g64", "Nibbles<0>", "HalfScales<64, 8>"),
+    Format.INT4_G128: _groups("int4_g128", "Nibbles<0>", "HalfScales<128, 8>"),
+    Format.INT4_G32Z: _groups("int4_g32z", "Nibbles<0>", "PairScales<32, true>"),
+    Format.INT4_G64Z: _groups("int4_g64z", "Nibbles<0>", "PairScales<64, true>"),
+    Format.INT4_G128Z: _groups("int4_g128z", "Nibbles<0>", "PairScales<128, true>"),
+    Format.MXFP4: _groups("mxfp4", "E2m1", "PowerScales"),
+    Format.Q8: _groups("q8", "Bytes", "HalfScales<32, 128>"),
+    Format.Q4_1: _groups("q4_1", "Nibbles<0>", "PairScales<32, false>"),
+    Format.Q5_0: _groups("q5_0", "Nibbles<1>", "HalfScales<32, 16>"),
+    Format.Q4_K: _groups("q4_k", "Nibbles<0>", "KScales"),
+    Format.Q5_K: _groups("q5_k", "Nibbles<1>", "KScales"),
+    Format.Q6_K: _groups("q6_k", "Nibbles<2>", "SixBitScales"),
+    Format.K_MIXED: _groups("k_mixed", "Nibbles<2>", "MixedKScales"),
+    Format.WIDE: _groups("wide", "Bytes", "WideScales"),
 }
 
 

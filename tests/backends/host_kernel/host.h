@@ -285,6 +285,7 @@ inline uint32_t scaled_pair(uint32_t pair, float factor) {
   return pack_pair<false>(low_half<false>(pair) * factor, high_half<false>(pair) * factor);
 }
 inline float power_of_two(float exponent) { return exp2f(exponent); }
+inline float float_of(uint32_t bits) { return __uint_as_float(bits); }
 inline float infinity() { return INFINITY; }
 
 // The product of a whole warp, from the fragments that mma.sync.m16n8k16 documents: lane l has rows l / 4 and l / 4 + 8

@@ -15,7 +15,6 @@ from monotape.weights.tapes import Bytes
 
 BLOCK_K = 32
 Halves = NDArray[np.uint16]
-Codes = NDArray[np.uint8]
 _BLOCK_ROW = np.dtype(f"V{2 * BLOCK_K}")  # one row of a block as one item: twice as fast to move as 32 values
 _SIGN = 0x8000
 #: The exponent of an infinity or a NaN, which no finite number has.
@@ -35,19 +34,6 @@ PACKERS: dict[Format, Callable[[Halves, Bytes], None]] = {
     Format.BF16: pack_blocks,
     Format.F16: pack_blocks,
 }
-
-
-def pack_fp8(codes: Codes, out: Bytes) -> None:
-    """e4m3 codes of rows to tiles, eight values of each of two groups a lane: kernels/formats/fp8.h."""
-    tiles, blocks = out.shape[0], codes.shape[1] // (2 * BLOCK_K)
-    # [tile, row, block, group, column, word, pair, half]: values 4 w + 2 p + h of the lane's eight
-    values = codes.reshape(tiles, TILE_ROWS, blocks, 2, 4, 2, 2, 2).astype(np.uint16)
-    first, second = values[..., 0, :], values[..., 1, :]
-    bits = (first & 0x80) << 8 | (first & 0x7F) << 4
-    bits |= (second & 0x80) << 4 | (second & 0x70) << 8 | (second & 0x0F)
-    # to [tile, block, row, column, group, word, half]
-    packed = bits.transpose(0, 2, 1, 4, 3, 5, 6)
-    out.view(np.uint16).reshape(tiles, blocks, TILE_ROWS, 4, 2, 2, 2)[:] = packed
 
 
 def first_not_finite(fmt: Format, halves: Halves) -> int:

@@ -13,16 +13,15 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from monotape.backends.cuda import e4m3, int4
-from monotape.backends.cuda.blocks import PACKERS, Halves, first_not_finite, pack_fp8, to_halves
-from monotape.backends.cuda.cuts import Cut
+from monotape.backends.cuda.blocks import PACKERS, Halves, first_not_finite, to_halves
+from monotape.backends.cuda.cuts import Cut, TileSpan
+from monotape.backends.cuda.tiles import pack
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS, Format
 from monotape.plan.gpu import GPU_FORMATS, scale_name
 from monotape.plan.types import Stage
-from monotape.weights.check import require_finite, stored_rows
+from monotape.weights.check import stored_rows
 from monotape.weights.checkpoint import Checkpoint
-from monotape.weights.coded import Coded
 from monotape.weights.coded_run import coded_run
 from monotape.weights.tapes import (
     Bytes,
@@ -79,50 +78,30 @@ class AnyPacking:
             tiles = out[item.at : item.at + item.span.count * tile_bytes].reshape(item.span.count, tile_bytes)
             for run in tile_runs(item.stage, item.span):
                 target = tiles[run.at : run.at + (run.count - 1) * run.step + 1 : run.step]
-                if item.stage.layout.row_scales:
-                    scales = self._scales_of(item.stage, layer)[item.span.first :][run.at :: run.step][
-                        : run.count
-                    ]
-                    self._pack_scaled(item.stage, run, layer, target, scales)
-                else:
+                if item.stage.format in PACKERS:
                     halves = self._part_halves(item.stage, run, layer)
                     PACKERS[item.stage.format](in_tiles(halves, run, item.stage.padded_k), target)
+                else:
+                    scales = self._scales_of(item, run, layer)
+                    self._pack_coded(item.stage, run, layer, target, scales)
 
-    def _scales_of(self, stage: Stage, layer: int | None) -> NDArray[np.float32]:
-        """Of each row of each tile."""
-        scales: NDArray[np.float32] = self.scales[scale_name(stage)][layer or 0].reshape(-1, TILE_ROWS)
-        return scales
+    def _scales_of(self, item: TileSpan, run: TileRun, layer: int | None) -> NDArray[np.float32] | None:
+        """The places of the scales of a run's rows, [tiles][rows of a tile], where the format has such scales."""
+        if not item.stage.layout.row_scales:
+            return None
+        scales: NDArray[np.float32] = self.scales[scale_name(item.stage)][layer or 0].reshape(-1, TILE_ROWS)
+        return scales[item.span.first :][run.at :: run.step][: run.count]
 
-    def _pack_scaled(
-        self, stage: Stage, run: TileRun, layer: int | None, out: Bytes, scales: NDArray[np.float32]
+    def _pack_coded(
+        self, stage: Stage, run: TileRun, layer: int | None, out: Bytes, scales: NDArray[np.float32] | None
     ) -> None:
-        """Rows as they are stored, or rounded to the format, each by its own scale."""
+        """Rows as they are stored: codes, and the numbers of their groups."""
         coded = coded_run(self.spec, self.checkpoint, stage, run, layer)
-        if coded is None:
-            coded = self._rounded(stage, run, layer)
-        if stage.format is Format.FP8:
-            pack_fp8(coded.codes, out)
-        else:
-            assert coded.row_scales is not None
-            zeros = coded.of_groups[1] if len(coded.of_groups) > 1 else None
-            int4.pack(int4.Grouped(coded.codes, coded.of_groups[0], zeros, coded.row_scales), out)
-        assert coded.row_scales is not None
-        scales[:] = coded.row_scales.reshape(-1, TILE_ROWS)
-
-    def _rounded(self, stage: Stage, run: TileRun, layer: int | None) -> Coded:
-        source, (start, stop) = source_of(self.spec, run.part.role, layer), rows_of(run)
-        name = tensor_name(source, layer)
-        values = part_rows(
-            self.spec, stage, run.part, source, partial(self.checkpoint.rows, name), start, stop
-        )
-        require_finite(name, values, run.part.first + start)
-        tiles = in_tiles(values, run, stage.padded_k)
-        if stage.format is Format.FP8:
-            codes, by_row = e4m3.by_row(tiles)
-            return Coded(codes, row_scales=by_row)
-        grouped = int4.rounded(stage.format, tiles)
-        planes = (grouped.scales,) if grouped.zeros is None else (grouped.scales, grouped.zeros)
-        return Coded(grouped.codes, planes, row_scales=grouped.row_scales)
+        assert coded is not None, f"{run.part.role} is stored as floats, and {stage.format.value} is wanted"
+        pack(stage.format, coded, out)
+        if scales is not None:
+            assert coded.row_scales is not None, f"scales of {run.part.role}"
+            scales[:] = coded.row_scales.reshape(-1, TILE_ROWS)
 
     def _part_halves(self, stage: Stage, run: TileRun, layer: int | None) -> Halves:
         """The rank's share of the rows of a run, in the format of the tapes."""

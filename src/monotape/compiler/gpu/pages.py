@@ -8,9 +8,11 @@ from monotape.plan.formats import TILE_ROWS
 from monotape.plan.gpu import (
     BATCH_TILES,
     BLOCK_K,
-    BLOCKS_AT_ONCE,
+    CODED_WORDS_AT_ONCE,
+    GPU_FORMATS,
     SHARED_MEMORY,
     WARPS,
+    WORDS_AT_ONCE,
     Dimensions,
     Pages,
     Product,
@@ -23,7 +25,9 @@ _FAIR_BYTES_PER_TICK = 21.8  # one worker's share of the bandwidth, of an H200's
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes per worker
 _FINISHED_BLOCK = 135168  # kernels/rows/matrix.h: the largest block of a product, staged for the store
 _SELECT_SHARED = 9056  # kernels/sampling/cut.h: SelectScratch
-_INPUTS_AT_ONCE = 16  # groups of 32 inputs that fit a warp's registers beside its weights
+_WHOLE_CODED = (
+    6  # blocks of codes of a whole tile in a warp: their inputs stay in registers, eight words each
+)
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 
 
@@ -64,13 +68,24 @@ def product_of(stage: Stage, page: int) -> Product:
     k = stage.layout.k
     size = page * BLOCK_BYTES // stage.layout.block_bytes
     blocks = stage.padded_k // k
-    longest = min(size, WARPS * _INPUTS_AT_ONCE * BLOCK_K // k)  # of what a step multiplies
-    in_page, pages = max(1, size // blocks), -(-blocks // longest)
-    part = -(-blocks // pages)
-    run = blocks if pages == 1 else -(-part // WARPS) * WARPS  # whole blocks for every warp
-    most = min(in_page, BATCH_TILES // 2, max(1, BLOCKS_AT_ONCE // -(-run // WARPS)))
+    half, words = stage.format.is_half, GPU_FORMATS[stage.format].words
+    at_once = (WORDS_AT_ONCE if half else CODED_WORDS_AT_ONCE) // words  # blocks in a warp's registers
+    in_page, pages = max(1, size // blocks), -(-blocks // min(size, WARPS * at_once))
+    if not half and blocks > WARPS * _WHOLE_CODED:
+        pages = max(2, pages)
+    run = blocks if pages == 1 else _whole_warps(blocks, pages)
+    while run > size:  # whole blocks for every warp may be too many
+        pages += 1
+        run = _whole_warps(blocks, pages)
+    most = min(in_page, BATCH_TILES // 2, max(1, at_once // -(-run // WARPS)))
     together = max(tiles for tiles in range(1, most + 1) if in_page % tiles == 0)
     return Product(stage.format, blocks, in_page, run, together)
+
+
+def _whole_warps(blocks: int, pages: int) -> int:
+    """Blocks of one of so many pages of a tile, as many for every warp."""
+    each = -(-blocks // pages)
+    return -(-each // WARPS) * WARPS
 
 
 def page_blocks(rank: RankPlan, room: Room) -> int:
@@ -122,12 +137,14 @@ def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int) -> Pages:
     """About 96 KB in flight of pages that are needed now; later pages come at a worker's share of the bandwidth.
 
     A rank of several reads so little that words queueing behind pages cost it more than late pages do. Long layers keep
-    the memory busy at all times, so they need no scout.
+    the memory busy at all times, so they need no scout; the ring holds so much of a layer of codes that a scout only
+    disturbs it.
     """
     page = blocks * BLOCK_BYTES
     now = max(LEAST_PAGES, 98304 // page)
     if ranks > 1:
         return Pages(blocks, ring, now, ahead=1, polling=1, attending=2, ticks=0, lead=0)
-    lead = _LEAD if max(tape.layer_bytes for tape in rank.tapes) < _LONG_LAYER else 0
+    short = max(tape.layer_bytes for tape in rank.tapes) < _LONG_LAYER
+    lead = _LEAD if short and all(stage.format.is_half for stage in rank.layer_stages) else 0
     ticks = int(page / _FAIR_BYTES_PER_TICK)
     return Pages(blocks, ring, now, ahead=2, polling=2, attending=now, ticks=ticks, lead=lead)

@@ -1,17 +1,18 @@
 // Formats of weights. A stage's tape has a format (plan.h names those in use); `Stored` says how a block of eight rows and
 // 32 values of k lies in a page, and how it becomes the operand of a product: 16 bytes a lane, row lane / 4, values
-// 8 * (lane % 4) onwards. A new format is a type in a header of its own, or one more instance of such a type, and an entry of
-// GPU_FORMATS (plan/gpu.py).
+// 8 * (lane % 4) onwards. A new format is an entry of GPU_FORMATS (plan/gpu.py), and a type in a header of
+// its own, or codes and scales of a new kind in codes.h and scales.h.
 //
 //   kFloat16        whether its operands are fp16; else bf16
-//   kSub            groups of 32 values of k in a block: a lane has 16 bytes of a block, 8 / kSub * 2 values of each group
+//   kSub            groups of 32 values of k in a block
 //   kBlockBytes     of a block on the tape, scales included
 //   kAsMultiplied   whether a lane's 16 bytes of a block are the operand as they lie
+//   kGrouped        whether values have scales along k: groups.h
+//   kVectors        words of 16 bytes that a lane has of a block, those of all lanes together
+//   kExtra          words of 32 bits that a lane has besides
 //   kInputExponent, kOutputExponent   of two: activations are multiplied by it before their product with operands of a token,
 //                   and the product by it
-//   kGroups         groups of a block's values in a row that have a scale each
-//   kScales         words of 32 bits with the scales of a row in a block, after the values; 0: none, operands are the values
-//   operand(words, group)        from a lane's stored bytes to its operand of a group
+//   kOddShift       see codes.h
 //   row_operand(block, lane, group)   the same for products of rows, scales included; not where kAsMultiplied
 //   value(block, row, k)         one value, for an embedding that is read off the head's tape
 //   values(block, row, k, out)   eight of them; k is a multiple of eight
@@ -27,9 +28,8 @@ struct Stored;
 // What all 16-bit floats have in common.
 template <bool Float16>
 struct StoredHalf {
-  static constexpr bool kFloat16 = Float16, kAsMultiplied = true;
-  static constexpr int kSub = 1, kBlockBytes = kTileRows * kBlockK * 2, kInputExponent = 0, kOutputExponent = 0, kScales = 0, kGroups = 1;
-  static __device__ __forceinline__ uint4 operand(uint4 words, int) { return words; }
+  static constexpr bool kFloat16 = Float16, kAsMultiplied = true, kGrouped = false, kShifts = false, kSlots = false;
+  static constexpr int kSub = 1, kBlockBytes = kTileRows * kBlockK * 2, kInputExponent = 0, kOutputExponent = 0, kVectors = 1, kExtra = 0, kHalves = 1, kInputs = 1, kOddShift = 0;
   static __device__ __forceinline__ float value(const uint8_t* block, int row, int k) {
     return widen<Float16>(reinterpret_cast<const uint16_t*>(block)[row * kBlockK + k]);
   }
@@ -37,6 +37,8 @@ struct StoredHalf {
     unpack8<Float16>(reinterpret_cast<const uint4*>(block)[(row * kBlockK + k) / 8], out);
   }
 };
+
+__host__ __device__ constexpr float two_to(int exponent) { return exponent == 0 ? 1 : 2 * two_to(exponent - 1); }
 
 }  // namespace monotape
 
@@ -46,12 +48,6 @@ struct StoredHalf {
 #ifdef MONOTAPE_FORMAT_1
 #include MONOTAPE_FORMAT_1
 #endif
-#ifdef MONOTAPE_FORMAT_2
-#include MONOTAPE_FORMAT_2
-#endif
-#ifdef MONOTAPE_FORMAT_3
-#include MONOTAPE_FORMAT_3
-#endif
 
 namespace monotape {
 
@@ -60,13 +56,13 @@ MONOTAPE_STORED  // plan.h: a specialisation of Stored for each format in use
 // Facts of a format that is not known as a type.
 struct FormatRow {
   bool float16;
-  int sub, block_bytes, input_exponent, output_exponent, scales;
+  int sub, block_bytes, input_exponent, output_exponent, vectors, extra, odd_shift;
 };
 template <int F = 0>
 __host__ __device__ constexpr FormatRow format_row(Format format) {
   using Weight = Stored<static_cast<Format>(F)>;
   constexpr FormatRow kRow = {Weight::kFloat16, Weight::kSub, Weight::kBlockBytes, Weight::kInputExponent, Weight::kOutputExponent,
-                              Weight::kScales};
+                              Weight::kVectors, Weight::kExtra, Weight::kOddShift};
   if constexpr (F + 1 == kFormats) return kRow;
   else return static_cast<int>(format) == F ? kRow : format_row<F + 1>(format);
 }
@@ -101,7 +97,6 @@ __host__ __device__ constexpr bool scales_inputs() {
   return false;
 }
 constexpr bool kScalesInputs = scales_inputs();
-__host__ __device__ constexpr float two_to(int exponent) { return exponent == 0 ? 1 : 2 * two_to(exponent - 1); }
 // What a stage's activations are multiplied by before its product.
 __device__ __forceinline__ float input_factor(Stage stage) {
   return of_stage(stage, [](StageRow row) { return two_to(format_of(row).input_exponent); });
@@ -109,12 +104,25 @@ __device__ __forceinline__ float input_factor(Stage stage) {
 __device__ __forceinline__ float output_factor(Stage stage) {
   return of_stage(stage, [](StageRow row) { return two_to(format_of(row).output_exponent); });
 }
+__host__ __device__ constexpr bool divides_odd_pairs() {
+  for (int i = 0; i < kProducts; i++)
+    if (format_row(product(i).format).odd_shift) return true;
+  return false;
+}
+constexpr bool kDividesOddPairs = divides_odd_pairs();
+// What a stage's activations of odd pairs are multiplied by besides.
+__device__ __forceinline__ float odd_factor(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return 1 / two_to(format_of(row).odd_shift); });
+}
 __host__ __device__ constexpr bool scales_rows() {
   for (int i = 0; i < kMatrixStages; i++)
     if (stage_row(i).scale != kNoVector) return true;
   return false;
 }
+// Whether some rows have scales of their own.
 constexpr bool kScalesRows = scales_rows();
+// Whether sums of some stages need a factor, their rows' or their format's.
+constexpr bool kScalesOutputs = kScalesRows || kScalesInputs;
 // Whether every stage's products take halves of the kind that activations are.
 constexpr bool kOneHalf = one_kind_of_half();
 

@@ -442,6 +442,7 @@ __device__ __forceinline__ float power_of_two(float exponent) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(exponent));
   return value;
 }
+__device__ __forceinline__ float float_of(uint32_t bits) { return __uint_as_float(bits); }
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 }  // namespace monotape

@@ -43,8 +43,14 @@ __device__ __forceinline__ int input_word(Consumer& c, Stage stage, int round) {
   return static_cast<int>(((block * kWarps + c.warp()) * groups + at % groups) * 4 + c.column());
 }
 
-// A word in the order of products: its first and third pair, then its second and fourth.
-__device__ __forceinline__ uint4 in_halves(uint4 word) { return make_uint4(word.x, word.z, word.y, word.w); }
+// A word in the order of products: its first and third pair, then its second and fourth, divided as the format wants it.
+__device__ __forceinline__ uint4 in_halves(Stage stage, uint4 word) {
+  if constexpr (kDividesOddPairs) {
+    const float factor = odd_factor(stage);
+    word.y = scaled_pair(word.y, factor), word.w = scaled_pair(word.w, factor);
+  }
+  return make_uint4(word.x, word.z, word.y, word.w);
+}
 
 // The norm's gain of a word's eight values; nothing past the end.
 __device__ __forceinline__ void read_gains(const float* gain, int at, float (&out)[8]) {
@@ -88,7 +94,7 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
       word[r] = pack8_for(matrix.stage, value);
     }
     const int at = input_word(c, matrix.stage, first + r);
-    if (at < matrix.blocks * 4) c.shared.x[row][at] = in_halves(word[r]);  // past the last word there are zeros
+    if (at < matrix.blocks * 4) c.shared.x[row][at] = in_halves(matrix.stage, word[r]);  // past the last word there are zeros
   }
   return squares;
 }
@@ -121,24 +127,28 @@ __device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, fl
 
 // Blocks that a warp has in registers: its share of the tiles that it multiplies together, or of a part of a tile.
 __host__ __device__ constexpr int blocks_at_once(Product p) { return p.together * divide_up(p.page_run, kWarps); }
-__host__ __device__ constexpr int most_blocks_at_once() {
+__host__ __device__ constexpr int most_vectors_at_once() {
   int most = 1;
-  for (int i = 0; i < kProducts; i++) most = larger(most, blocks_at_once(product(i)));
+  for (int i = 0; i < kProducts; i++) most = larger(most, blocks_at_once(product(i)) * format_row(product(i).format).vectors);
   return most;
 }
-__host__ __device__ constexpr int most_scales_at_once() {
+__host__ __device__ constexpr int most_extra_at_once() {
   int most = 0;
-  for (int i = 0; i < kProducts; i++) most = larger(most, blocks_at_once(product(i)) * format_row(product(i).format).scales);
+  for (int i = 0; i < kProducts; i++) most = larger(most, blocks_at_once(product(i)) * format_row(product(i).format).extra);
   return most;
 }
 template <int Count>
-struct Scales {
-  uint32_t scales[Count] = {};  // of the lane's row in each block
+struct ExtraWords {
+  uint32_t extra[Count] = {};
+  __device__ __forceinline__ uint32_t* extra_of(int at) { return extra + at; }
 };
 template <>
-struct Scales<0> {};
-struct Weights : Scales<most_scales_at_once()> {
-  uint4 block[most_blocks_at_once()] = {};
+struct ExtraWords<0> {
+  __device__ __forceinline__ uint32_t* extra_of(int) { return nullptr; }
+};
+// A lane's words of each block.
+struct Weights : ExtraWords<most_extra_at_once()> {
+  uint4 block[most_vectors_at_once()] = {};
 };
 
 // A warp's position in its worker's tiles of a stage. A tile may take several pages.
@@ -181,19 +191,20 @@ class TileProduct {
   template <class Meanwhile>
   __device__ __forceinline__ void run(int end, Meanwhile meanwhile) {
     if (kWhole) read_input();
-    step(at_.even);
+    step<true>(at_.even);
     meanwhile();
 #pragma unroll 1
     while (at_.tile < end) {
-      step(at_.odd);
+      step<!kWhole>(at_.odd);
       if (at_.tile >= end) break;
-      step(at_.even);
+      step<!kWhole>(at_.even);
     }
   }
 
  private:
   using Weight = Stored<kProduct.format>;
-  static constexpr int kSub = Weight::kSub, kScales = Weight::kScales, kGroups = Weight::kGroups, kBlockWords = Weight::kBlockBytes / 16;
+  static constexpr int kSub = Weight::kSub, kExtra = Weight::kExtra, kHalves = Weight::kHalves, kInputs = Weight::kInputs, kBlockWords = Weight::kBlockBytes / 16;
+  static_assert(kRows == 1 || !Weight::kSlots, "the columns of a product are slots of groups, not rows");
   static constexpr int kBlocks = kProduct.blocks, kInPage = kProduct.tiles_in_page, kRun = kProduct.page_run;
   static constexpr int kAtOnce = divide_up(kRun, kWarps);
   static constexpr int kLastRun = kBlocks - (divide_up(kBlocks, kRun) - 1) * kRun, kSure = kLastRun / kWarps;
@@ -201,13 +212,13 @@ class TileProduct {
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
 
   // Multiplies a page's tiles, some of them, or a part of one. Data past the last tile is multiplied too, and ignored.
+  // `Adds`: the input is new, and its sums are taken along.
+  template <bool Adds>
   __device__ __forceinline__ void step(Weights& weights) {
     if (!kWhole) read_input();
     if (kWhole || at_.k == 0) clear();
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i++)
-#pragma unroll
-      for (int t = 0; t < kTogether; t++) multiply_block(weights, i, t);
+    if constexpr (Weight::kGrouped) multiply_groups<Adds && Weight::kShifts>(weights);
+    else multiply_halves(weights);
     fetch_next(weights);
     at_.k += kRun;
     if (!kWhole && at_.k < kBlocks) return;
@@ -220,23 +231,50 @@ class TileProduct {
     at_.k = 0, at_.tile += kTogether;
   }
 
-  // Block i of tile t. Without scales the products of a tile add up in the tensor cores; with them each group of values adds
-  // to a sum of its own first, in the order of k.
-  template <class AnyWeights>  // only some have scales
-  __device__ __forceinline__ void multiply_block(const AnyWeights& weights, int i, int t) {
-    const int at = t * kAtOnce + i;
-    if constexpr (kScales == 0) {
+  // 16-bit floats: the products of a tile add up in the tensor cores.
+  __device__ __forceinline__ void multiply_halves(const Weights& weights) {
 #pragma unroll
-      for (int s = 0; s < kSub; s++) {
-        const uint4 w = Weight::operand(weights.block[at], s);
-        multiply_accumulate<Weight::kFloat16>(sums_[t][(i * kSub + s) % kChains], w.x, w.y, w.z, w.w, x_[i * kSub + s].x, x_[i * kSub + s].y);
+    for (int i = 0; i < kAtOnce; i++)
+#pragma unroll
+      for (int t = 0; t < kTogether; t++) {
+        const uint4& w = weights.block[t * kAtOnce + i];
+        multiply_accumulate<Weight::kFloat16>(sums_[t][i % kChains], w.x, w.y, w.z, w.w, x_[i].x, x_[i].y);
       }
-    } else {
-      Weight::add(sums_[t][0][0], weights.block[at], weights.scales + at * kScales, x_ + i * kSub, totals_ + i * kGroups);
+  }
+  // Codes with scales: the products of a block add up, and blocks in the order of k. Blocks take turns: a product that waits
+  // for the one before costs more than all else.
+  template <bool Adds>
+  __device__ __forceinline__ void multiply_groups(Weights& weights) {
+#pragma unroll
+    for (int half = 0; half < kHalves; half++) {
+      float sums[kTogether][kAtOnce][4] = {}, totals[kAtOnce][4] = {};
+#pragma unroll
+      for (int g = 0; g < kSub / kHalves; g++)
+#pragma unroll
+        for (int i = 0; i < kAtOnce; i++) {
+          const uint2 x = Weight::activations(x_ + i * kInputs + (Weight::kSlots ? half : 0), g, c_.row());
+          if constexpr (Adds) Weight::add_total(totals[i], x);
+#pragma unroll
+          for (int t = 0; t < kTogether; t++) {
+            const int at = t * kAtOnce + i;
+            Weight::multiply(sums[t][i], weights.block + at * Weight::kVectors, weights.extra_of(at * kExtra), half, g, x);
+          }
+        }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++) {
+        if constexpr (Adds) totals_[i * kHalves + half] = totals[i][0] + totals[i][3];
+#pragma unroll
+        for (int t = 0; t < kTogether; t++)
+          sums_[t][0][0] += Weight::scaled(sums[t][i], weights.extra_of((t * kAtOnce + i) * kExtra), half, totals_[i * kHalves + half]);
+      }
     }
   }
   __device__ __forceinline__ float finished(int t) const {
-    if constexpr (kScales > 0) return sums_[t][0][0];
+    if constexpr (Weight::kGrouped) {
+      if constexpr (!Weight::kSlots) return sums_[t][0][0];
+      const float two = sums_[t][0][0] + lane_across(sums_[t][0][0], 1);  // each lane of a row has the sum of its slots
+      return two + lane_across(two, 2);
+    }
     float y = sums_[t][0][0] + sums_[t][0][3];
 #pragma unroll
     for (int i = 1; i < kChains; i++) y += sums_[t][i][0] + sums_[t][i][3];
@@ -246,23 +284,22 @@ class TileProduct {
   // This warp's blocks of it, from k on.
   __device__ __forceinline__ void read_input() {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++)
+    for (int i = 0; i < kAtOnce; i++) {
 #pragma unroll
-      for (int s = 0; s < kSub; s++)
-        x_[i * kSub + s] = there(at_.k, i) ? input_[((at_.k + i * kWarps) * kSub + s) * 8] : make_uint2(0, 0);
-    if constexpr (kScales > 0) add_up_input();
-  }
-  // The sum of the values of each group that has a scale, in the lanes that finish its products: integers with an offset need it.
-  __device__ __forceinline__ void add_up_input() {
-    const uint32_t ones = pack_pair<Weight::kFloat16>(1, 1);
-#pragma unroll
-    for (int g = 0; g < kAtOnce * kGroups; g++) {
-      float sums[4] = {0, 0, 0, 0};
-#pragma unroll
-      for (int i = g * (kSub / kGroups); i < (g + 1) * (kSub / kGroups); i++)
-        multiply_accumulate<Weight::kFloat16>(sums, ones, ones, ones, ones, x_[i].x, x_[i].y);
-      totals_[g] = sums[0] + sums[3];
+      for (int n = 0; n < kInputs; n++) {
+        const int group = (at_.k + i * kWarps) * kSub + n * (kSub / kInputs) + own_group();
+        x_[i * kInputs + n] = there(at_.k, i) && has_slot() ? input_[group * 8] : make_uint2(0, 0);
+      }
     }
+  }
+  // What the lane's columns of a product are of: see formats/groups.h.
+  __device__ __forceinline__ int own_group() const {
+    if constexpr (Weight::kGrouped && Weight::kSlots) return Weight::own_group(c_.row());
+    else return 0;
+  }
+  __device__ __forceinline__ bool has_slot() const {
+    if constexpr (Weight::kGrouped && Weight::kSlots) return Weight::has_slot(c_.row(), c_.column());
+    else return true;
   }
 
   // The blocks that were fetched before are in registers now.
@@ -281,7 +318,7 @@ class TileProduct {
       for (int i = 0; i < kAtOnce; i++) {
         const uint4* block = page + (t * kBlocks + i * kWarps) * kBlockWords;
         if (there(at_.next_k, i)) fetch_block(to, t * kAtOnce + i, block);
-        else if (!kWhole) to.block[i] = make_uint4(0, 0, 0, 0);  // for whole tiles it has been zero from the start
+        else if (!kWhole) to.block[i * Weight::kVectors] = make_uint4(0, 0, 0, 0);  // for whole tiles it has been zero from the start
       }
     at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || at_.next_tile + kTogether >= count_;
     at_.in_page = at_.page_ends ? 0 : at_.in_page + kTogether;
@@ -289,13 +326,11 @@ class TileProduct {
     if (kWhole || at_.next_k >= kBlocks) at_.next_k = 0, at_.next_tile += kTogether;
   }
 
-  // `block` is where the lane's own words lie.
-  template <class AnyWeights>
-  __device__ __forceinline__ void fetch_block(AnyWeights& to, int at, const uint4* block) {
-    to.block[at] = *block;
-    if constexpr (kScales > 0) {
-      Weight::read_scales(reinterpret_cast<const uint8_t*>(block - c_.lane() + kLanes), c_.row(), to.scales + at * kScales);
-    }
+  // `block` is where the lane's first words lie.
+  __device__ __forceinline__ void fetch_block(Weights& to, int at, const uint4* block) {
+#pragma unroll
+    for (int v = 0; v < Weight::kVectors; v++) to.block[at * Weight::kVectors + v] = block[v * kLanes];
+    if constexpr (kExtra > 0) Weight::read_extra(reinterpret_cast<const uint8_t*>(block - c_.lane()), c_.lane(), to.extra_of(at * kExtra));
   }
 
   __device__ __forceinline__ bool there(int k, int i) const { return i < kSure || k + i * kWarps + c_.warp() < kBlocks; }
@@ -312,8 +347,8 @@ class TileProduct {
   const int count_;
   const uint2* const input_;
   float* sums_out_;
-  uint2 x_[kAtOnce * kSub];
-  float totals_[kAtOnce * kGroups];
+  uint2 x_[kAtOnce * kInputs];
+  float totals_[kAtOnce * kHalves];  // of inputs, where formats need them
   float sums_[kTogether][kChains][4];
 };
 
@@ -356,7 +391,7 @@ __device__ __forceinline__ float of_own_row(const Consumer& c, const float* valu
 }
 
 __device__ __forceinline__ float scale_of(const Consumer& c, const Matrix& matrix, int first, int count) {
-  return of_own_row(c, matrix.scale, first, count) * output_factor(matrix.stage);
+  return (matrix.scale ? of_own_row(c, matrix.scale, first, count) : 1) * output_factor(matrix.stage);
 }
 
 // Runs the stage: ending(row of the pass, tile, row of the tile, value, whether it is real) for every row of a batch, with
@@ -369,7 +404,7 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
   c.begin(matrix.stage, matrix.layer);
   c.set_pace(matrix.stage == kAfterAttention ? kAttending : kPolling);
   float bias = of_own_row(c, matrix.bias, 0, count);  // in flight while the input is polled
-  float scale = kScalesRows ? scale_of(c, matrix, 0, count) : 0;
+  float scale = kScalesOutputs ? scale_of(c, matrix, 0, count) : 1;
   Progress progress;
   prepare_tiles(c, progress, number, count);
   float squares[kRows];
@@ -392,15 +427,14 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
       for (int p = 0; p < kRows; p++) {
         float y = sum_of_warps(c.shared.sums[c.buffer][p][mine][row]);
         if (matrix.gain) y *= inverse_root(sum_of_warps(c.shared.squares[c.buffer][p]) * (1.0f / kWidth) + kNormEps);
-        if constexpr (kScalesRows)
-          if (matrix.scale) y *= scale;
+        if constexpr (kScalesOutputs) y *= scale;
         if constexpr (kQkvBias) y += bias;
         if (mine < batch && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
         ending(p, first + mine, row, y, mine < batch);
       }
     }
     if constexpr (kQkvBias) bias = of_own_row(c, matrix.bias, first + most, count);
-    if constexpr (kScalesRows) scale = scale_of(c, matrix, first + most, count);
+    if constexpr (kScalesOutputs) scale = scale_of(c, matrix, first + most, count);
   }
   c.trace.end();
   return true;

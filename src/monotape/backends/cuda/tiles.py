@@ -1,0 +1,131 @@
+"""How quantised weights lie on a GPU's tape: the codes of a block, then the numbers of its groups.
+
+kernels/formats/codes.h and scales.h read what is written here. A block has eight rows and 128 values of k, four groups
+of 32; a lane has a row and eight values of each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.plan.formats import TILE_ROWS, Format
+from monotape.weights.coded import Coded
+from monotape.weights.tapes import Bytes
+
+BLOCK_K = 128
+_LANE = (
+    4,
+    4,
+    8,
+)  # groups, columns and values of a row's block: lane 4 row + column has eight values of each group
+Codes = NDArray[np.uint8]
+
+
+def pack(fmt: Format, coded: Coded, out: Bytes) -> None:
+    """Rows, as many as `out` has tiles for. The tiles of `out` may lie apart."""
+    tiles, blocks = out.shape[0], coded.codes.shape[1] // BLOCK_K
+    lanes = coded.codes.reshape(tiles, TILE_ROWS, blocks, *_LANE).transpose(0, 2, 1, 4, 3, 5)
+    parts = [part.reshape(tiles, blocks, -1) for part in _CODES[fmt](lanes)]
+    if coded.of_groups:
+        parts.append(_strip(coded.of_groups, tiles, blocks))
+    if coded.of_rows:
+        parts.append(_strip(coded.of_rows, tiles, blocks))
+    out.reshape(tiles, blocks, -1)[:] = np.concatenate(parts, axis=2)
+
+
+def _strip(numbers: tuple[NDArray[Any], ...], tiles: int, blocks: int) -> Bytes:
+    """Numbers of a block, row after row, those of a group together; of eight groups, 4 h + s is half h of slot s."""
+    each = np.stack([part.reshape(tiles, TILE_ROWS, blocks, -1) for part in numbers], axis=-1)
+    if each.shape[3] == 8:
+        each = each.reshape(*each.shape[:3], 2, 4, -1).swapaxes(3, 4)
+    strip = np.ascontiguousarray(np.moveaxis(each, 2, 1))
+    return strip.reshape(tiles, blocks, -1).view(np.uint8)
+
+
+# Codes of a format. Lanes are [tile, block, row, column, group, value].
+def _words(pieces: NDArray[np.uint32]) -> Bytes:
+    """Bits that do not overlap, of the last two axes, as one word."""
+    words = np.bitwise_or.reduce(np.bitwise_or.reduce(pieces, axis=-1), axis=-1)
+    return np.ascontiguousarray(words).view(np.uint8)
+
+
+def _pairs(lanes: Codes) -> NDArray[np.uint32]:
+    """[..., pair, half]: values 2 n and 2 n + 1."""
+    return lanes.reshape(*lanes.shape[:-1], 4, 2).astype(np.uint32)
+
+
+_NIBBLE = 4 * (np.arange(4)[:, None] + 4 * np.arange(2)).astype(np.uint32)
+
+
+def _nibbles(lanes: Codes) -> list[Bytes]:
+    return [_words((_pairs(lanes) & np.uint32(15)) << _NIBBLE)]
+
+
+def _five_bits(lanes: Codes) -> list[Bytes]:
+    group, pair, half = np.ogrid[:4, :4, :2]
+    high = (_pairs(lanes) >> np.uint32(4)) << (16 * half + 4 * group + pair).astype(np.uint32)
+    return [*_nibbles(lanes), _words(np.bitwise_or.reduce(high, axis=-3))]
+
+
+def _six_bits(lanes: Codes) -> list[Bytes]:
+    group, pair, half = np.ogrid[:2, :4, :2]
+    by_word = (_pairs(lanes) >> np.uint32(4)).reshape(*lanes.shape[:-2], 2, 2, 4, 2)
+    high = by_word << (16 * half + 8 * group + 2 * pair).astype(np.uint32)
+    return [*_nibbles(lanes), _words(np.bitwise_or.reduce(high, axis=-3))]
+
+
+def _in_halves(words: NDArray[Any]) -> list[Bytes]:
+    """Two groups of all lanes, then the other two: [tile, block, row, column, group, ...]."""
+    return [np.ascontiguousarray(half).view(np.uint8) for half in (words[..., :2, :], words[..., 2:, :])]
+
+
+def _bytes(lanes: Codes) -> list[Bytes]:
+    return _in_halves(lanes[..., [0, 2, 1, 3, 4, 6, 5, 7]])
+
+
+def _e4m3(lanes: Codes) -> list[Bytes]:
+    # [..., word, pair, half]: values 4 w + 2 p + h
+    values = lanes.reshape(*lanes.shape[:-1], 2, 2, 2).astype(np.uint16)
+    first, second = values[..., 0, :], values[..., 1, :]
+    bits = (first & 0x80) << 8 | (first & 0x7F) << 4
+    bits |= (second & 0x80) << 4 | (second & 0x70) << 8 | (second & 0x0F)
+    return _in_halves(bits.reshape(*lanes.shape[:-1], 4))
+
+
+def _e2m1(lanes: Codes) -> list[Bytes]:
+    values = _pairs(lanes)
+    sign, rest, exponent, mantissa = values >> 3, values & 7, values >> 1 & 3, values & 1
+    placed = np.stack(
+        [
+            *(sign[..., n, :] << (15 - 3 * n) | rest[..., n, :] << (6 - 3 * n) for n in range(3)),
+            sign[..., 3, :] << 14 | exponent[..., 3, :] << 10 | mantissa[..., 3, :] << 13,
+        ],
+        axis=-2,
+    ).astype(np.uint32)
+    return [_words(placed << np.array([0, 16], np.uint32))]
+
+
+_CODES: dict[Format, Callable[[Codes], list[Bytes]]] = {
+    Format.FP8: _e4m3,
+    Format.FP8_BLOCK: _e4m3,
+    Format.INT8: _bytes,
+    Format.INT4_G32: _nibbles,
+    Format.INT4_G64: _nibbles,
+    Format.INT4_G128: _nibbles,
+    Format.INT4_G32Z: _nibbles,
+    Format.INT4_G64Z: _nibbles,
+    Format.INT4_G128Z: _nibbles,
+    Format.MXFP4: _e2m1,
+    Format.Q8: _bytes,
+    Format.Q4_1: _nibbles,
+    Format.Q5_0: _five_bits,
+    Format.Q4_K: _nibbles,
+    Format.Q5_K: _five_bits,
+    Format.Q6_K: _six_bits,
+    Format.K_MIXED: _six_bits,
+    Format.WIDE: _bytes,
+}

@@ -1,0 +1,99 @@
+"""How quantised rows lie on a GPU's tape: as the kernel's headers read them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from monotape.backends.cuda.tiles import BLOCK_K, pack
+from monotape.plan.formats import GPU_LAYOUTS, TILE_ROWS, Format
+from monotape.weights.coded import Coded
+from monotape.weights.quantised.codes import E2M1, E4M3
+
+RNG = np.random.default_rng(3)
+
+
+def packed(fmt: Format, coded: Coded) -> np.ndarray:
+    """[tile, block, byte]"""
+    rows, k = coded.codes.shape
+    tiles = np.zeros((rows // TILE_ROWS, GPU_LAYOUTS[fmt].tile_bytes(k)), np.uint8)
+    pack(fmt, coded, tiles)
+    return tiles.reshape(len(tiles), k // BLOCK_K, -1)
+
+
+def lanes_of(codes: np.ndarray) -> np.ndarray:
+    """[tile, block, row, column, group, value]"""
+    return codes.reshape(-1, TILE_ROWS, codes.shape[1] // BLOCK_K, 4, 4, 8).transpose(0, 2, 1, 4, 3, 5)
+
+
+def bf16(pairs: np.ndarray) -> np.ndarray:
+    """Pairs of 16-bit floats as numbers: [..., pair] to [..., 2 pair + half]."""
+    halves = np.stack([pairs << np.uint32(16), pairs & np.uint32(0xFFFF0000)], axis=-1).view(np.float32)
+    return halves.astype(np.float64).reshape(*pairs.shape[:-1], -1)
+
+
+def words_of(tiles: np.ndarray, start: int, each: int) -> np.ndarray:
+    """`each` words of 32 bits of every lane: [tile, block, row, column, word]"""
+    part = np.ascontiguousarray(tiles[..., start : start + 128 * each]).view(np.uint32)
+    return part.reshape(*tiles.shape[:2], TILE_ROWS, 4, each)
+
+
+def in_halves(tiles: np.ndarray) -> np.ndarray:
+    """Eight bits a value, two groups after another: [..., group, word]"""
+    both = [words_of(tiles, start, 4).reshape(*tiles.shape[:2], TILE_ROWS, 4, 2, 2) for start in (0, 512)]
+    return np.concatenate(both, axis=-2)
+
+
+def test_e4m3_needs_masks_and_shifts_alone() -> None:
+    """Those of kernels/formats/codes.h, of every code in every place of a lane."""
+    codes = RNG.permutation(np.arange(3 * TILE_ROWS * 256) % 256).astype(np.uint8).reshape(-1, 256)
+    codes = np.where(codes & 0x7F == 0x7F, 0, codes).astype(np.uint8)
+    words = in_halves(packed(Format.FP8, Coded(codes)))
+    first = words & np.uint32(0x87F087F0)
+    second = (words << np.uint32(4) & np.uint32(0x80F080F0)) | (words >> np.uint32(4) & np.uint32(0x07000700))
+    pairs = np.stack([first, second], axis=-1).reshape(*words.shape[:-1], 4)
+    assert np.array_equal(bf16(pairs) * 2.0**120, E4M3[lanes_of(codes)])
+
+
+def test_e2m1_needs_masks_and_shifts_alone() -> None:
+    codes = RNG.integers(0, 16, (2 * TILE_ROWS, 256)).astype(np.uint8)
+    scales = RNG.integers(100, 140, (2 * TILE_ROWS, 8)).astype(np.uint8)
+    tiles = packed(Format.MXFP4, Coded(codes, (scales,)))
+    w = words_of(tiles, 0, 4)
+    mask = np.uint32(0x81C081C0)
+    fourth = (
+        (w << np.uint32(1) & np.uint32(0x80008000))
+        | (w >> np.uint32(3) & np.uint32(0x01800180))
+        | (w >> np.uint32(7) & np.uint32(0x00400040))
+    )
+    pairs = np.stack([w & mask, w << np.uint32(3) & mask, w << np.uint32(6) & mask, fourth], axis=-1)
+    assert np.array_equal(bf16(pairs) * 2.0**126, E2M1[lanes_of(codes)])
+    assert np.array_equal(
+        tiles[..., 512:].reshape(2, 2, TILE_ROWS, 4), scales.reshape(2, TILE_ROWS, 2, 4).swapaxes(1, 2)
+    )
+
+
+def test_integers_of_six_bits_lie_as_nibbles_and_pairs_of_bits() -> None:
+    codes = RNG.integers(0, 64, (TILE_ROWS, 256)).astype(np.uint8)
+    scales = RNG.integers(-128, 128, (TILE_ROWS, 16)).astype(np.int8)
+    d = RNG.random((TILE_ROWS, 2)).astype(np.float16)
+    tiles = packed(Format.Q6_K, Coded(codes, (scales,), (d,)))
+    nibbles, high = words_of(tiles, 0, 4), words_of(tiles, 512, 2)
+    pair = np.arange(4, dtype=np.uint32)
+    low = nibbles[..., None] >> (4 * pair) & np.uint32(0x000F000F)
+    at = 8 * (np.arange(4, dtype=np.uint32) % 2)[:, None] + 2 * pair
+    above = (np.repeat(high, 2, axis=-1)[..., None] >> at & np.uint32(0x00030003)) << np.uint32(4)
+    assert np.array_equal(bf16(low | above) * 2.0**133, lanes_of(codes).astype(np.float64))
+    strip = tiles[..., 768:832].view(np.int8).reshape(1, 2, TILE_ROWS, 4, 2)  # row, slot, half
+    assert np.array_equal(
+        strip.swapaxes(3, 4).reshape(2, TILE_ROWS, 8), scales.reshape(TILE_ROWS, 2, 8).swapaxes(0, 1)
+    )
+    assert np.array_equal(np.ascontiguousarray(tiles[..., 832:]).view(np.float16)[0], d.T)
+
+
+def test_bytes_are_pairs_by_a_mask() -> None:
+    codes = RNG.integers(0, 256, (TILE_ROWS, 128)).astype(np.uint8)
+    words = in_halves(packed(Format.INT8, Coded(codes)))
+    pairs = np.stack([words & np.uint32(0x00FF00FF), words >> np.uint32(8) & np.uint32(0x00FF00FF)], axis=-1)
+    assert np.array_equal(
+        bf16(pairs.reshape(*words.shape[:-1], 4)) * 2.0**133, lanes_of(codes).astype(np.float64)
+    )
