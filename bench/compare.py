@@ -23,6 +23,7 @@ from typing import Any
 import prefill
 from measuring import integers, kernel_facts, load_model, prompt_of, read_bandwidth, run_request
 from peer_task import Answer, Stopwatch, Task, ask
+from peer_vllm import QUANTISED
 from report import REPORTS, command_line, publish, spread
 from shapes import SHAPES
 
@@ -49,19 +50,29 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=256, help="decoded in a request")
     parser.add_argument("--requests", type=int, default=5, help="of which the median counts")
     parser.add_argument("--timeout", type=float, default=540, help="seconds of one peer with one shape")
+    parser.add_argument("--stored", choices=sorted(QUANTISED), help="how layers are stored; the head is bf16")
     parser.add_argument("--merge", action="store_true", help="add to the report that is there")
     parser.add_argument("--save", action="store_true", help="keep the result under reports/")
     options = parser.parse_args()
     unknown = (set(options.shapes) - set(SHAPES)) | (set(options.engines) - {OWN, *PEERS})
     if unknown:
         sys.exit(f"Unknown: {', '.join(sorted(unknown))}. See --help.")
+    if options.stored and set(options.engines) - {OWN, "vllm"}:
+        sys.exit("--stored is for --engines monotape,vllm: the others have no such weights.")
     return options
 
 
 def own_answer(options: argparse.Namespace, task: Task) -> tuple[Answer, dict[str, Any]]:
     """Monotape's own times, and the facts of the report that only it can tell."""
     watch, answer = Stopwatch(), Answer(settings="one launch a request")
-    settings = argparse.Namespace(model=task.shape, backend=options.backend, dtype=None, workers=None)
+    settings = argparse.Namespace(
+        model=task.shape,
+        backend=options.backend,
+        dtype=None,
+        workers=None,
+        stored=task.stored,
+        stored_head=None,
+    )
     backend, _ = load_model(settings, task.most_positions)
     answer.start_s = watch.seconds()
     bandwidth = read_bandwidth(backend)
@@ -171,15 +182,21 @@ def begun(options: argparse.Namespace, name: str, facts: Mapping[str, Any]) -> d
 def compare(options: argparse.Namespace, shape: str) -> None:
     """All engines with one shape, and their report, which is written after each of them."""
     facts = machine_facts(options)
-    name = f"compare-{facts.get('gpu', options.backend)}-{shape}".lower()
+    words = [
+        "compare",
+        str(facts.get("gpu", options.backend)),
+        shape,
+        *([options.stored] if options.stored else []),
+    ]
+    name = "-".join(words).lower()
     report = {**begun(options, name, facts), **facts}
-    report |= {"backend": options.backend, "dtype": "bf16", "tokens": options.tokens}
+    report |= {"backend": options.backend, "dtype": options.stored or "bf16", "tokens": options.tokens}
     if "gpu" in report and "kernels" not in report and options.engines[0] != OWN:
         sys.exit(
             "A report of a GPU begins with its kernels: measure monotape first, the others with --merge."
         )
     lengths = tuple(options.contexts), tuple(options.prompts)
-    task = Task(shape, *lengths, options.tokens, options.requests, options.backend)
+    task = Task(shape, *lengths, options.tokens, options.requests, options.backend, options.stored)
     for engine in options.engines:
         watch = Stopwatch()
         answer, own = own_answer(options, task) if engine == OWN else (peer_answer(engine, task, options), {})

@@ -194,12 +194,17 @@ def main() -> None:
     others = peers(options, path, vocab)
     print_table(rows, others, bandwidth)
     machine = facts.get("gpu", options.backend)
-    name = f"decode-{machine}-{Path(options.model).stem if path else options.model}-{plan.format.value}"
+    formats = sorted({stage.format.value for stage in plan.ranks[0].layer_stages})
+    words = [Path(options.model).stem if path else options.model, "+".join(formats)]
+    if plan.ranks[0].head.format.value not in formats:
+        words.append(f"{plan.ranks[0].head.format.value}-head")
+    name = "-".join(["decode", machine, *words])
     publish(
         name.lower(),
         {
             **facts, **kernel_facts(backend, options.model, path),
             "model": path.name if path else options.model, "backend": options.backend, "dtype": plan.format.value,
+            "formats": {stage.name: stage.format.value for stage in plan.ranks[0].stages},
             "workers": plan.machine.workers, "plan": plan.digest, "read_bandwidth": bandwidth,
             "weight_bytes": plan.weight_bytes, "peak_memory_after_load": load_peak,
             "peak_over_weights": load_peak / plan.weight_bytes, "results": rows, "peers": others,

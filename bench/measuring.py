@@ -15,6 +15,7 @@ from monotape.engine.loading import load_backend
 from monotape.models.registry import spec_from_config
 from monotape.weights.checkpoint import Checkpoint
 from shapes import ROUND, SHAPES, RandomCheckpoint
+from stored_shapes import STORED, StoredShape
 
 #: A usual way to chat, for comparing sampled decoding with greedy.
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1)
@@ -31,14 +32,18 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     )
     parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", help="default: q8 on a CPU, as stored on a GPU")
+    parser.add_argument("--stored", choices=STORED, help="how a shape's layers are stored; else in bf16")
+    parser.add_argument("--stored-head", choices=STORED, help="how its head is stored")
     parser.add_argument("--workers", type=int, help="threads; all by default, and always on a GPU")
     parser.add_argument("--save", action="store_true", help="keep the result under reports/")
 
 
-def open_model(name: str) -> tuple[Checkpoint, Path | None]:
+def open_model(
+    name: str, stored: str | None = None, head: str | None = None
+) -> tuple[Checkpoint, Path | None]:
     """A named shape with random weights, or a checkpoint and where it lies."""
     if name in SHAPES or name in ROUND:
-        return RandomCheckpoint(name), None
+        return StoredShape(name, stored, head) if stored or head else RandomCheckpoint(name), None
     from monotape.weights.hub import resolve
     from monotape.weights.open import open_checkpoint
 
@@ -50,7 +55,7 @@ def load_model(
     options: argparse.Namespace, context: int, tp: int | None = None
 ) -> tuple[Backend, Path | None]:
     """With several ranks, all of them share one GPU."""
-    checkpoint, path = open_model(options.model)
+    checkpoint, path = open_model(options.model, options.stored, options.stored_head)
     dtype = options.dtype or ("q8" if options.backend == "cpu" else "auto")
     backend = load_backend(
         options.backend, spec_from_config(checkpoint.config), checkpoint,

@@ -32,6 +32,7 @@ class Task:
     tokens: int
     requests: int
     device: str = "cuda"
+    stored: str | None = None  # how the layers are stored, where that is not bf16: see bench/stored_shapes.py
 
     @property
     def most_positions(self) -> int:

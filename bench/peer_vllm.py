@@ -23,6 +23,19 @@ SETTINGS: dict[str, Any] = {
     "gpu_memory_utilization": 0.85, "enable_prefix_caching": False, "enforce_eager": False,
     "disable_log_stats": True,
 }  # fmt: skip
+#: How each of our stored formats is asked for: fields of config.json, and settings.
+QUANTISED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fp8-channel": ({}, {"quantization": "fp8"}),
+    "int4-g128": (
+        {
+            "quantization_config": {
+                "quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True,
+                "modules_to_not_convert": ["lm_head"],
+            }
+        },
+        {"dtype": "float16"},
+    ),
+}  # fmt: skip
 SAID = "CUDA graphs, prefix caching off, one request, engine in the caller's process"
 
 
@@ -35,9 +48,11 @@ class Vllm:
         self._library: Any = importlib.import_module("vllm")
         self.version = str(getattr(self._library, "__version__", "unknown"))
         self._vocab = config_json(task.shape)["vocab_size"]
+        fields, settings = QUANTISED[task.stored] if task.stored else ({}, {})
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "config.json").write_text(json.dumps(config_json(task.shape)))
-            self._engine = self._library.LLM(model=folder, max_model_len=task.most_positions + 16, **SETTINGS)
+            Path(folder, "config.json").write_text(json.dumps({**config_json(task.shape), **fields}))
+            length = task.most_positions + 16
+            self._engine = self._library.LLM(model=folder, max_model_len=length, **{**SETTINGS, **settings})
 
     def seconds(self, length: int, tokens: int, seed: int) -> float:
         """From the call to the last of the tokens, after a prompt that differs with the seed."""

@@ -38,6 +38,7 @@ class Recipe:
     lanes: Lanes | None = None
     link_delay: bool = False
     trace: bool = False
+    formats: Mapping[str, str] = field(default_factory=dict)  # of stages that have another than `dtype`
 
     @property
     def label(self) -> str:
@@ -50,6 +51,7 @@ class Recipe:
             words += ["ladder"] * (self.lanes.own == "with sum") + ["early sums"] * (
                 self.lanes.early == "sum"
             )
+        words += [f"{name} {fmt}" for name, fmt in self.formats.items()]
         words += [word for word, said in (("slow links", self.link_delay), ("trace", self.trace)) if said]
         return ", ".join(words)
 
@@ -59,7 +61,16 @@ class Recipe:
 
     def plan(self) -> GpuPlan:
         ranks, tuning = self.ranks if self.ranks > 1 else None, Tuning(link_delay=self.link_delay)
-        return gpu_plan(self.spec(), self.workers, self.context, Format(self.dtype), ranks, tuning=tuning)
+        formats = {name: Format(fmt) for name, fmt in self.formats.items()}
+        return gpu_plan(
+            self.spec(),
+            self.workers,
+            self.context,
+            Format(self.dtype),
+            ranks,
+            tuning=tuning,
+            stage_formats=formats,
+        )
 
     def header(self) -> str:
         if self.source == BANDWIDTH_FILE:
@@ -101,6 +112,7 @@ def recipes_of(backend: Any, model: str, config: Mapping[str, Any]) -> list[Reci
     recipe = Recipe(
         shape=model, config=own, dtype=plan.format.value, workers=plan.machine.workers, context=plan.context,
         ranks=len(plan.ranks),
+        formats={stage.name: stage.format.value for stage in plan.ranks[0].stages if stage.format is not plan.format},
     )  # fmt: skip
     found: dict[str, Recipe] = {}
     for rank in range(len(plan.ranks)):
