@@ -1,4 +1,4 @@
-"""A real checkpoint on the GPU against transformers, on the same dequantised weights rounded to bfloat16.
+"""A real checkpoint on the GPU against transformers, on the same dequantised weights: as stored, and in bfloat16.
 
 transformers computes in float32 what the kernel computes with 16-bit activations. It reads the prompt and the kernel's
 tokens in one pass; each token must be its greedy choice after those before it, or one that the distance between
@@ -29,10 +29,11 @@ TOKENS = 256
 PROMPTS = ("def quicksort(values):\n", "The three laws of motion, explained to a child:\n")
 
 
-def test_256_greedy_tokens_are_those_of_transformers_up_to_ties() -> None:
+@pytest.mark.parametrize(("dtype", "of_reference"), [("bf16", "bfloat16"), ("auto", "float32")])
+def test_256_greedy_tokens_are_those_of_transformers_up_to_ties(dtype: str, of_reference: str) -> None:
     path = real_models.qwen_coder()
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    with LLM(str(path), backend="cuda", dtype="bf16", max_model_len=512, progress=False) as llm:
+    with LLM(str(path), backend="cuda", dtype=dtype, max_model_len=512, progress=False) as llm:
         outputs = llm.generate(PROMPTS, params)
         again = [llm.generate([text], params)[0] for text in PROMPTS for _ in range(2)]
         texts = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]
@@ -40,7 +41,7 @@ def test_256_greedy_tokens_are_those_of_transformers_up_to_ties() -> None:
     assert [one.outputs[0].token_ids for one in again] == [
         output.outputs[0].token_ids for output in outputs for _ in range(2)
     ]
-    reference = TransformersModel(open_checkpoint(path), "cuda", "bfloat16")
+    reference = TransformersModel(open_checkpoint(path), "cuda", of_reference)
     reference.model.float()
     for ids, mine in zip(texts, ours, strict=True):
         exact = reference.logits(ids[:-1])

@@ -58,11 +58,10 @@ def _pairs(lanes: Codes) -> NDArray[np.uint32]:
     return lanes.reshape(*lanes.shape[:-1], 4, 2).astype(np.uint32)
 
 
-_NIBBLE = 4 * (np.arange(4)[:, None] + 4 * np.arange(2)).astype(np.uint32)
-
-
 def _nibbles(lanes: Codes) -> list[Bytes]:
-    return [_words((_pairs(lanes) & np.uint32(15)) << _NIBBLE)]
+    """Of a word's bytes, the values in their lower and upper halves: pairs n and n + 1 of each half of the word."""
+    packed: Bytes = (lanes[..., [0, 4, 1, 5]] & np.uint8(15)) | (lanes[..., [2, 6, 3, 7]] << np.uint8(4))
+    return [packed]
 
 
 def _five_bits(lanes: Codes) -> list[Bytes]:
