@@ -103,6 +103,27 @@ def test_a_longer_run_goes_on_from_the_trunk_with_the_same_bits(corpus: Corpus, 
     assert anew is not None and grown is not None and anew["validation"] == grown["validation"]
 
 
+def test_one_graph_is_compiled_before_the_turn_comes(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one would be compiled while the GPU waits: the first step must have the warm-up's shapes and types."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter, compiler = CompileCounterWithBackend("aot_eager"), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **how: compiler(function, backend=counter, **how))
+    trainer = Trainer(tiny(compiled=True, tokens=3 * 8 * SEQUENCE), corpus, tmp_path, CPU, quiet())
+    trainer._warm_up()
+    assert counter.frame_count == 1
+    assert all(value.grad is None for value in trainer.model.parameters())
+    found = trainer.run()
+    assert counter.frame_count == 1 and found is not None
+    plain = train(tiny(tokens=3 * 8 * SEQUENCE), corpus, tmp_path / "plain")
+    assert plain is not None
+    assert found["validation"]["bits_per_byte"] == pytest.approx(
+        plain["validation"]["bits_per_byte"], rel=1e-5
+    )
+
+
 def test_all_arms_start_from_the_same_weights(corpus: Corpus) -> None:
     first = new_model(tiny(arm="tp", lanes=2), corpus).state_dict()
     other = new_model(tiny(arm="silent", lanes=4), corpus).state_dict()
