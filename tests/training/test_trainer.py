@@ -52,6 +52,7 @@ class StopAfter:
         return time.monotonic()
 
 
+@pytest.mark.slow
 def test_it_learns_and_says_so(corpus: Corpus, tmp_path: Path) -> None:
     lines: list[str] = []
     settings = tiny(tokens=60 * 8 * SEQUENCE)
@@ -93,6 +94,7 @@ def _equal(one: Any, two: Any) -> None:
         assert one == two
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_from_the_trunk_with_the_same_bits(corpus: Corpus, tmp_path: Path) -> None:
     """Until its rate falls a run does not depend on how long it will be."""
     short, long = tiny(), tiny(tokens=2 * tiny().tokens)
