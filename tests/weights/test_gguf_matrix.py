@@ -177,7 +177,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kind: Kind) -> None:
 @pytest.mark.parametrize("claimed", EVERY, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_a_mislabelled_tensor_is_refused(tmp_path: Path, kind: Kind, claimed: Kind) -> None:
-    """Its bytes end elsewhere: in the next tensor, or before bytes that nobody claims."""
+    """Its bytes end elsewhere: in the next tensor, or before bytes that are no tensor's."""
     rows = {name: (kind, _raw(kind, 30, 512, seed=9)) for name in ("x", "y")}
     path = write_gguf(tmp_path / "x.gguf", "other", {}, rows)
     data = bytearray(path.read_bytes())
