@@ -44,7 +44,7 @@ class LlamaCpp:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return 1 / statistics.median(self._answer())
+        return float(1 / statistics.median(self._answer()))
 
     def close(self) -> None:
         assert self._process.stdin is not None
