@@ -1,6 +1,6 @@
 """Whether the engine gives the trainer's logits for trained checkpoints, on any backend, ranks included.
 
-    python bench/lane_logits.py --runs RUNS --corpus CORPUS --backends reference,cpu,cuda --save
+    python bench/lane_logits.py --runs RUNS --corpus CORPUS --backends reference,cpu,cuda --into logits.json
 
 Exact is PyTorch in float64. Honest is PyTorch in float32 for reference and cpu, in bf16 for cuda, where ranks share
 the GPU. A backend passes if it is no worse than twice the honest evaluation.
@@ -73,18 +73,20 @@ def judged(
     run: Path, corpus: Path, backends: list[str], count: int, workers: int | None
 ) -> list[dict[str, Any]]:
     """A row for each backend: its distance to the exact logits, and the bound."""
-    tokens = np.fromfile(corpus / VALIDATION, "<u2", count=count).astype(int).tolist()
     rows = []
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         export(run, corpus, folder)
+        count = min(count, spec_from_config(open_checkpoint(folder).config).context)
+        tokens = np.fromfile(corpus / VALIDATION, "<u2", count=count).astype(int).tolist()
         exact = torch_logits(folder, tokens, "float64")
+        kinds = {name: "bfloat16" if name == "cuda" else "float32" for name in backends}
         honest = {
-            dtype: distance(torch_logits(folder, tokens, dtype), exact) for dtype in ("float32", "bfloat16")
+            dtype: distance(torch_logits(folder, tokens, dtype), exact) for dtype in set(kinds.values())
         }
         for name in backends:
             far = distance(backend_logits(folder, tokens, name, workers), exact)
-            bound = 2 * honest["bfloat16" if name == "cuda" else "float32"] + ULP
+            bound = 2 * honest[kinds[name]] + ULP
             rows.append(
                 {"run": run.name, "backend": name, "distance": far, "bound": bound, "passes": far <= bound}
             )

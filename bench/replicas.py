@@ -2,10 +2,13 @@
 
     python bench/replicas.py --model smollm2 --save
 
-Three measurements, with one core for each replica: tokens a second of non-streamed answers with one replica and with
-two; 40 conversations of five turns, and the share of turns after the first that found the KV of the turn before; and
-the time from a client's leaving to the first byte of the answer that waited for its replica. The last is an upper
-bound: it holds a whole answer's start, which is measured beside it.
+Each replica has one core. Measured are
+
+- tokens a second of whole answers with one replica and with two: of the model, which needs cores and memory bandwidth,
+  and of engines that only wait, which shows what the cluster itself costs;
+- 40 conversations of five turns: the share of turns after the first that found the KV of the turn before;
+- the time from a client's leaving to the first byte of the answer that waited for its replica. That is an upper bound:
+  it holds the start of a whole answer, which is measured beside it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,25 @@ from report import ROOT, publish, spread
 
 CHAT = "/v1/chat/completions"
 CONVERSATIONS, TURNS = 40, 5
+RATE = "rate-60"  # tokens a second of engines that wait
+#: What `monotape deploy` does, with the model of bench/echo_source.py, whose name is its rate.
+_WAITING = """
+import signal, sys
+from monotape.cluster import deploying
+from monotape.cluster.config import DeployConfig
+from monotape.engine.config import EngineConfig
+from monotape.server.config import ServerConfig
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+deploying.connect(None)
+plan = DeployConfig(replicas=int(sys.argv[2]), cpus_per_replica=1)
+engine = EngineConfig(model=sys.argv[1], progress=False)
+try:
+    url = deploying.deploy(plan, ServerConfig(port=0, any_model_name=True), engine, "echo_source")
+    print(f"{engine.model} is ready at {url}", file=sys.stderr, flush=True)
+    signal.pause()
+finally:
+    deploying.shut_down()
+"""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -51,7 +73,9 @@ def deployed(model: str, replicas: int) -> Iterator[str]:
         sys.executable, "-m", "monotape", "deploy", model, "--port", "0", "--replicas", str(replicas), "--backend",
         "cpu", "--cpus-per-replica", "1", "--max-sequences", "32", "--any-model-name",
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    if model == RATE:
+        command = [sys.executable, "-c", _WAITING, model, str(replicas)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("src", "bench"))}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     try:
@@ -159,6 +183,15 @@ def main() -> None:
         "tokens": options.tokens,
         "load_average": os.getloadavg()[0],
     }
+    waiting = {}
+    for replicas in (1, 2):
+        with deployed(RATE, replicas) as url:
+            throughput(url, replicas, 1, 8)
+            runs = [
+                throughput(url, replicas, 2 * options.requests, options.tokens) for _ in range(options.times)
+            ]
+            waiting[replicas] = spread(runs)
+            print(f"{replicas} engines that wait: {waiting[replicas]['median']:.1f} tok/s", flush=True)
     with deployed(options.model, 1) as url:
         throughput(url, 1, 1, 8)
         one = [throughput(url, 1, options.requests, options.tokens) for _ in range(options.times)]
@@ -177,6 +210,8 @@ def main() -> None:
     ratio = statistics.median(two) / statistics.median(one)
     print(f"two against one: {ratio:.2f}x")
     facts |= {
+        "waiting_one_tokens_per_second": waiting[1], "waiting_two_tokens_per_second": waiting[2],
+        "waiting_ratio": waiting[2]["median"] / waiting[1]["median"],
         "one_replica_tokens_per_second": spread(one), "two_replicas_tokens_per_second": spread(two), "ratio": ratio,
         "turns_that_found_their_kv": share, "answer_after_leaving_ms": freed, "answer_when_idle_ms": idle,
     }  # fmt: skip

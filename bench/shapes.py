@@ -111,6 +111,9 @@ class RandomCheckpoint:
     def stored_matrix(self, name: str) -> None:
         """Its weights are floats."""
 
+    def raw_matrix(self, name: str) -> None:
+        """It lies in no file."""
+
     def integer_rows(self, name: str, start: int, stop: int) -> None:
         return None
 

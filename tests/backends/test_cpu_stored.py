@@ -7,11 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from backends.cpu_cases import PROMPT as LONG
 from backends.cpu_cases import cpu, distance, generate, ids, reference
+from monotape.backends.cpu.packer import NativePacker
+from monotape.errors import CheckpointError
+from monotape.models.registry import spec_from_config
 from monotape.plan.formats import Format
+from monotape.weights.filling import load_tapes
+from monotape.weights.open import open_checkpoint
 from weights.gguf_models import SHAPES, VOCAB, write_wide_model
 
 PROMPT = tuple(token % VOCAB for token in LONG)
@@ -97,3 +103,33 @@ def test_greedy_tokens_are_those_of_the_reference(tmp_path: Path, kind: Kind) ->
     expected = ids(generate(reference(path), PROMPT[:9], 40))
     with cpu(path, "auto") as backend:
         assert ids(generate(backend, PROMPT[:9], 40)) == expected
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("name", [*(kind.name for kind in ALIKE), *MIXED])
+def test_blocks_of_the_file_are_packed_as_their_codes_are(
+    tmp_path: Path, name: str, tp: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Native code that reads the mapped file, against the codes that NumPy takes apart: the same bytes."""
+    kinds = MIXED[name][0] if name in MIXED else all_of(Kind[name])
+    opened = open_checkpoint(write_wide_model(tmp_path / "m.gguf", kinds))
+    spec = spec_from_config(opened.config)
+    with cpu(tmp_path / "m.gguf", "auto", tp=tp) as backend:
+        plan = backend.plan
+    for rank in range(tp):
+        found = load_tapes(spec, plan, opened, NativePacker(), rank_index=rank)
+        with monkeypatch.context() as without:
+            without.setattr(NativePacker, "reads_raw", lambda *_: False)
+            expected = load_tapes(spec, plan, opened, NativePacker(), rank_index=rank)
+        assert all(np.array_equal(*tapes) for tapes in zip(found, expected, strict=True))
+        assert all(tape.any() for tape in found)
+
+
+def test_a_scale_that_is_not_finite_is_refused_with_its_row(tmp_path: Path) -> None:
+    path = write_wide_model(tmp_path / "m.gguf", all_of(Kind.Q4_1))
+    reader = GGUFReader(path, "r+")
+    tensor = next(each for each in reader.tensors if each.name == "blk.1.ffn_down.weight")
+    tensor.data[77, 40:42] = (0, 0x7C)  # the scale of its third block is infinite
+    reader.data.flush()
+    with pytest.raises(CheckpointError, match=r"down_proj.*row 77"), cpu(path, "auto"):
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -114,11 +115,12 @@ def test_the_library_is_built_once_and_anew_for_another_source(
     assert found.parent == tmp_path / "native" and found.is_file()
     monkeypatch.setattr(library, "find_compiler", lambda preferred: None)
     assert library.find_library() == found
-    changed = tmp_path / "blocks.cpp"
-    changed.write_bytes(library.SOURCE.read_bytes() + b"//")
-    monkeypatch.setattr(library, "SOURCE", changed)
-    with pytest.raises(BuildError, match="no C"):
-        library.find_library()
+    for name in ("blocks.cpp", "tile.h"):
+        changed = shutil.copytree(library.SOURCES, tmp_path / name / "native")
+        (changed / name).write_bytes((changed / name).read_bytes() + b"//")
+        monkeypatch.setattr(library, "SOURCES", changed)
+        with pytest.raises(BuildError, match="no C"):
+            library.find_library()
 
 
 def damage(folder: Path, name: str, row: int, column: int, bits: int) -> None:

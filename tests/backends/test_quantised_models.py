@@ -23,6 +23,7 @@ from monotape.models.registry import spec_from_config
 from monotape.plan.formats import Format
 from monotape.plan.types import Machine
 from monotape.weights.check import check_tensors
+from monotape.weights.coded import Coded
 from monotape.weights.filling import load_tapes
 from monotape.weights.open import open_checkpoint
 from weights.quantised_files import Floats, in_module
@@ -82,6 +83,15 @@ class _Recording:
         assert scales.shape == (integers.shape[0], integers.shape[1] // 32)
         self.integers += integers.size
         return -1
+
+    def pack_coded(self, fmt: Format, rows: Coded, out: Any) -> int:
+        raise AssertionError("a plan of q8 has no other codes")
+
+    def reads_raw(self, fmt: Format, kind: str) -> bool:
+        return False
+
+    def pack_raw(self, *_: Any) -> int:
+        raise AssertionError("it reads no blocks")
 
 
 @pytest.mark.parametrize(("name", "exact"), [("awq", True), ("gptq", True), ("gptq-v2-sorted", False)])

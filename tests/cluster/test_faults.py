@@ -100,7 +100,7 @@ def test_queues_that_are_full_are_answered_with_429(scripted: RunningServer) -> 
     """Two run and four wait for each; whatever comes then is refused, and nothing else."""
 
     def ask(number: int) -> httpx.Response:
-        content = f"q{number} rate=20 repeat=20 say:x "
+        content = f"q{number} rate=50 repeat=30 say:x "
         return scripted.post(CHAT, {"messages": [{"role": "user", "content": content}]})
 
     with ThreadPoolExecutor(16) as pool:

@@ -13,7 +13,7 @@ from cluster.running import update, wait_for_replicas
 from processes import need_proc
 from server.running import RunningServer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # it waits for replicas to come and go
 CHAT = "/v1/chat/completions"
 
 

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from backends.fake_cuda import FakeCuda, fake_gpu
 from families import BY_NAME, Case, make_checkpoint
 from lane_models import make_laneformer
+from monotape.backends.cuda.loading import load_model
+from monotape.backends.cuda.rank_view import rank_plan
+from monotape.compiler.gpu import gpu_plan
 from monotape.engine.asked import Asked, formats_for
 from monotape.engine.formats import Chosen
 from monotape.engine.loading import load_backend
@@ -128,3 +132,40 @@ def test_the_reference_computes_what_was_rounded_and_the_cost_is_told(
     tokens = [5, 9, 77, 3]
     ours, theirs = (each.logits(tokens, each.new_sequence()) for each in (rounded, plain))
     assert 0.01 < np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) < 0.7
+
+
+@pytest.mark.parametrize(
+    "names", [{"dtype": "int4"}, {"dtype": "int4", "head_dtype": "q8"}, {"head_dtype": "int4"}]
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_cores_compute_what_was_rounded(tmp_path: Path, names: dict[str, str], tied: bool) -> None:
+    fields = {"hidden_size": 162, "intermediate_size": 320, "head_dim": 32, "tie_word_embeddings": tied}
+    opened = open_checkpoint(make_checkpoint(Case("cores", "llama", fields), tmp_path, "bfloat16"))
+    spec = spec_from_config(opened.config)
+    cores, exact = (load_backend(name, spec, opened, context=64, **names) for name in ("cpu", "reference"))
+    layers, head = (names.get(name, "bf16").replace("int4", "int4-g128") for name in ("dtype", "head_dtype"))
+    assert cores.plan.formats == f"{layers}, head {head}"
+    tokens = [5, 9, 77, 3]
+    ours, theirs = (each.logits(tokens, each.new_sequence()) for each in (cores, exact))
+    cores.close()
+    assert np.linalg.norm(ours - theirs) < 2e-3 * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_tied_head_of_codes_loads_onto_gpus(tmp_path: Path, ranks: int) -> None:
+    """One GPU reads the embedding off the packed head; several have it as a table of the same numbers, in 16 bits."""
+    kinds = {**dict.fromkeys(SHAPES, Kind.Q4_0), "token_embd": Kind.Q8_0}
+    opened = open_checkpoint(write_wide_model(tmp_path / "m.gguf", kinds))
+    spec = spec_from_config(opened.config)
+    _, chosen = formats_for("cuda", Asked(), spec, opened, ranks)
+    assert chosen.of_stages["head"] is Format.Q8
+    plan = gpu_plan(spec, 3, 64, chosen.default, ranks, stage_formats=chosen.of_stages).plan
+    with fake_gpu(FakeCuda()):
+        for rank in range(ranks):
+            loaded = load_model(spec, rank_plan(plan, rank), opened)
+            assert ("embedding" in loaded.memories) == (ranks > 1)
+            if ranks > 1:
+                words = loaded.memories["embedding"].read(np.empty((spec.vocab, spec.width), np.uint16))
+                table = (words.astype(np.uint32) << 16).view(np.float32)
+                exact = opened.rows("model.embed_tokens.weight", 0, spec.vocab)
+                np.testing.assert_allclose(table, exact, rtol=2**-8)

@@ -165,7 +165,7 @@ def test_eight_bits_are_no_worse_than_twice_an_honest_rounding(
     """Exact: transformers in float32. Honest: the same with every matrix rounded to 8 bits in the plainest way."""
     round_to_eight_bits(transformers)  # the last test that needs the model
     honest = [transformers.logits(prompt)[-1] for prompt in answers.prompts]
-    with LLM(str(model), backend="cpu", max_model_len=256, progress=False) as llm:
+    with LLM(str(model), backend="cpu", dtype="q8", max_model_len=256, progress=False) as llm:
         assert llm.backend.plan.format is Format.Q8
         got = [logits_after(llm.backend, prompt) for prompt in answers.prompts]
     wanted = [logits[0] for logits in exact]

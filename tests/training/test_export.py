@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import lane_logits
 from backends.cpu_cases import cpu, distance, generate, ids, reference
 from monotape.embedded import packed
 from monotape.embedded.packed import PackedModel, dequantised, quantised, unpacked
@@ -24,6 +25,8 @@ from monotape.training.settings import ARMS
 from monotape.training.trainer import Conduct, Trainer
 from monotape.weights.open import open_checkpoint
 from training.tiny_corpus import SEQUENCE, tiny
+
+pytestmark = pytest.mark.slow  # a run of every arm comes first
 
 CPU = torch.device("cpu")
 ULP = float(np.finfo(np.float32).eps)
@@ -67,6 +70,18 @@ def test_backends_give_the_trainers_logits(
         assert distance(backend.logits(prompt, backend.new_sequence()), exact) <= bound
         greedy = ids(generate(backend, tuple(prompt[:20]), 12))
     assert greedy == ids(generate(by_numpy, tuple(prompt[:20]), 12))
+
+
+def test_the_check_of_all_runs_tells_good_from_bad(
+    runs: Path, corpus_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More tokens are asked for than the context has."""
+    (row,) = lane_logits.judged(runs / "ladder", corpus_folder, ["reference"], 90, None)
+    assert row["passes"] and row["run"] == "ladder" and 0 < row["distance"] <= row["bound"]
+    right = lane_logits.backend_logits
+    monkeypatch.setattr(lane_logits, "backend_logits", lambda *given: right(*given) * 1.001)
+    (row,) = lane_logits.judged(runs / "ladder", corpus_folder, ["reference"], 90, None)
+    assert not row["passes"]
 
 
 def test_a_run_of_tp_becomes_a_model_for_one_device(

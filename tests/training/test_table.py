@@ -190,3 +190,30 @@ def test_what_a_table_costs_is_told_before_it_starts(tmp_path: Path, capsys: Any
     assert commands.main(given) == 0
     assert "14 runs of 100M tokens: about " in capsys.readouterr().out
     assert table.AT_ONCE == 2  # one trains, one compiles
+
+
+def test_a_probe_chooses_the_rates(tmp_path: Path, capsys: Any) -> None:
+    runs = table.probes(tiny(), tiny().tokens)
+    assert [run.settings.matrix_rate for run in runs] == [0.01, 0.02, 0.04]
+    found = {}
+    for run, shift in zip(runs, (0.2, 0.0, 0.1), strict=True):
+        found[run.name] = {**result("tp", 4, 1, shift), "settings": run.settings.saved()}
+    (tmp_path / "results.json").write_text(json.dumps(found))
+    assert table.best_rates(tmp_path) == {"matrix_rate": 0.02, "embedding_rate": 0.004}
+    given = ["table", "--corpus", str(tmp_path), "--into", str(tmp_path), "--rates", str(tmp_path / "none")]
+    assert commands.main(given) == 2 and "has no results of probes" in capsys.readouterr().err
+
+
+def test_a_run_like_another(
+    corpus_folder: Path, results: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    """Its settings are the defaults, and flags come before them."""
+    (tmp_path / "first").mkdir()
+    settings = tiny(arm="ladder", lanes=2, tokens=2 * 8 * SEQUENCE, matrix_rate=0.03).saved()
+    (tmp_path / "first" / "run.json").write_text(json.dumps({**results["tp-8-seed1"], "settings": settings}))
+    given = ["train", "--corpus", str(corpus_folder), "--into", str(tmp_path / "second"), "--device", "cpu"]
+    assert commands.main([*given, "--like", str(tmp_path / "first"), "--seed", "5"]) == 0
+    made = json.loads((tmp_path / "second" / "run.json").read_text())
+    assert made["settings"] == {**settings, "seed": 5}
+    assert commands.main([*given, "--like", str(tmp_path / "none")]) == 2
+    assert "is not a finished run" in capsys.readouterr().err

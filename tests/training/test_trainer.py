@@ -52,6 +52,7 @@ class StopAfter:
         return time.monotonic()
 
 
+@pytest.mark.slow
 def test_it_learns_and_says_so(corpus: Corpus, tmp_path: Path) -> None:
     lines: list[str] = []
     settings = tiny(tokens=60 * 8 * SEQUENCE)
@@ -93,6 +94,7 @@ def _equal(one: Any, two: Any) -> None:
         assert one == two
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_from_the_trunk_with_the_same_bits(corpus: Corpus, tmp_path: Path) -> None:
     """Until its rate falls a run does not depend on how long it will be."""
     short, long = tiny(), tiny(tokens=2 * tiny().tokens)
@@ -101,6 +103,27 @@ def test_a_longer_run_goes_on_from_the_trunk_with_the_same_bits(corpus: Corpus, 
     anew = train(long, corpus, tmp_path / "anew")
     grown = train(long, corpus, tmp_path / "grown", trunk=tmp_path / "short" / TRUNK)
     assert anew is not None and grown is not None and anew["validation"] == grown["validation"]
+
+
+def test_one_graph_is_compiled_before_the_turn_comes(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one would be compiled while the GPU waits: the first step must have the warm-up's shapes and types."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter, compiler = CompileCounterWithBackend("aot_eager"), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **how: compiler(function, backend=counter, **how))
+    trainer = Trainer(tiny(compiled=True, tokens=3 * 8 * SEQUENCE), corpus, tmp_path, CPU, quiet())
+    trainer._warm_up()
+    assert counter.frame_count == 1
+    assert all(value.grad is None for value in trainer.model.parameters())
+    found = trainer.run()
+    assert counter.frame_count == 1 and found is not None
+    plain = train(tiny(tokens=3 * 8 * SEQUENCE), corpus, tmp_path / "plain")
+    assert plain is not None
+    assert found["validation"]["bits_per_byte"] == pytest.approx(
+        plain["validation"]["bits_per_byte"], rel=1e-5
+    )
 
 
 def test_all_arms_start_from_the_same_weights(corpus: Corpus) -> None:

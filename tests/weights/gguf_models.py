@@ -37,9 +37,12 @@ def write_wide_model(
     for layer in range(LAYERS):
         for norm in ("attn_norm", "ffn_norm"):
             tensors[f"blk.{layer}.{norm}.weight"] = (Kind.F32, made("", (WIDTH,)) + 1)
-        for name, shape in SHAPES.items():
+        for number, (name, shape) in enumerate(SHAPES.items()):
             kind = kinds.get(f"{layer}.{name}", kinds.get(name, default))
-            tensors[f"blk.{layer}.{name}.weight"] = (kind, stored(made("", shape), kind, seed=layer))
+            tensors[f"blk.{layer}.{name}.weight"] = (
+                kind,
+                stored(made("", shape), kind, seed=10 * layer + number),
+            )
     metadata = model_metadata(architecture) | {
         f"{architecture}.{key}": value for key, value in _METADATA.items()
     }

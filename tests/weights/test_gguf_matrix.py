@@ -159,3 +159,35 @@ def test_a_q6_k_scale_too_large_for_its_form_is_refused(tmp_path: Path) -> None:
     assert matrix is not None
     with pytest.raises(CheckpointError, match=r"scales of 4096\.0 and inf in row 1"):
         matrix.dequantised(0, 2)
+
+
+EVERY = (*BLOCKS_OF_32, *K_QUANTS)
+
+
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
+def test_a_truncated_file_is_refused(tmp_path: Path, kind: Kind) -> None:
+    path = write_gguf(tmp_path / "x.gguf", "other", {}, {"x": (kind, _raw(kind, 3, 256, seed=8))})
+    path.write_bytes(path.read_bytes().rstrip(b"\0")[:-40])
+    with pytest.raises(
+        CheckpointError, match=r"tensor x lies at bytes \d+ to \d+, but the file has \d+ bytes"
+    ):
+        GgufFile(path)
+
+
+@pytest.mark.parametrize("claimed", EVERY, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
+def test_a_mislabelled_tensor_is_refused(tmp_path: Path, kind: Kind, claimed: Kind) -> None:
+    """Its bytes end elsewhere: in the next tensor, or before bytes that are no tensor's."""
+    rows = {name: (kind, _raw(kind, 30, 512, seed=9)) for name in ("x", "y")}
+    path = write_gguf(tmp_path / "x.gguf", "other", {}, rows)
+    data = bytearray(path.read_bytes())
+    at = data.find(b"x" + np.array([2], "<u4").tobytes()) + 1 + 4 + 16
+    assert data[at : at + 4] == np.array([kind], "<u4").tobytes()
+    data[at : at + 4] = np.array([claimed], "<u4").tobytes()
+    path.write_bytes(data)
+    sizes = [GGML_QUANT_SIZES[each][1] * 512 // GGML_QUANT_SIZES[each][0] for each in (kind, claimed)]
+    if sizes[0] == sizes[1]:
+        GgufFile(path)  # 4.5 bits a weight, or 5.5, in either way: no file can tell
+        return
+    with pytest.raises(CheckpointError, match=r"overlap|bytes after x belong to no tensor"):
+        GgufFile(path)

@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     from monotape.weights.cache import cached_models
+    from monotape.weights.summary import stored_summary
 
     models = cached_models()
     if options.json:
@@ -23,6 +24,7 @@ def main(options: argparse.Namespace) -> int:
             {
                 "name": model.name, "bytes": model.bytes, "fetched": int(model.fetched),
                 "path": str(model.path), "complete": model.complete,
+                "stored_as": stored_summary(model.path) if model.complete else "",
             }
             for model in models
         ]  # fmt: skip
@@ -35,12 +37,13 @@ def main(options: argparse.Namespace) -> int:
         print("No model is here yet; `monotape pull smollm2` fetches a small one.", file=sys.stderr)
         return 0
     width = max(len(model.name) for model in models)
-    print(f"{'model':<{width}}  {'size':>10}  fetched")
+    print(f"{'model':<{width}}  {'size':>10}  {'fetched':<10}  stored as")
     for model in models:
         date = time.strftime("%Y-%m-%d", time.localtime(model.fetched))
-        note = f"  {model.path.name}" if model.path.is_file() else ""
+        note = f"  {stored_summary(model.path)}"
+        note += f"  {model.path.name}" if model.path.is_file() else ""
         note = note if model.complete else "  not whole: `monotape pull` fetches the rest"
-        print(f"{model.name:<{width}}  {size(model.bytes):>10}  {date}{note}")
+        print(f"{model.name:<{width}}  {size(model.bytes):>10}  {date}{note}".rstrip())
     print(f"{'in all':<{width}}  {size(sum(model.bytes for model in models)):>10}")
     return 0
 

@@ -164,7 +164,10 @@ def build(
         ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=_DRAIN_S,
         graceful_shutdown_wait_loop_s=0.5, health_check_period_s=1.0, max_constructor_retry_count=1,
     )  # fmt: skip
-    application: serve.Application = front.bind(front_config, replicas.bind(config, engine, source))
+    behind = dataclasses.replace(
+        config, host="127.0.0.1", api_key=None
+    )  # replicas listen nowhere and check no key
+    application: serve.Application = front.bind(front_config, replicas.bind(behind, engine, source))
     return application
 
 

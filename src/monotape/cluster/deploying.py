@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-import os
 import re
 import socket
 import threading
@@ -29,9 +29,7 @@ _CAUSE = re.compile(r"BackendUnavailable: (.+)")
 
 def connect(address: str | None) -> None:
     """Joins a cluster, or starts Ray on this machine."""
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # a CPU replica sees no GPU: Ray's coming default
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # our own lines say when it is ready, and where
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         # A cluster that happens to run here is not ours unless it was asked for.
@@ -129,7 +127,13 @@ def _cause(error: RuntimeError) -> tuple[str, str]:
 
 def shut_down() -> None:
     """Ends the application and the Ray that was started for it; answers have a moment to end by themselves."""
-    ending = threading.Thread(target=serve.shutdown, daemon=True)
+    ending = threading.Thread(target=_delete, daemon=True)
     ending.start()
     ending.join(_SHUTDOWN_S)
     ray.shutdown()
+
+
+def _delete() -> None:
+    """Drains the replicas. It is given up when Ray ends, which is no error then."""
+    with contextlib.suppress(Exception):
+        serve.delete(NAME)

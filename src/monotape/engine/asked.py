@@ -82,7 +82,7 @@ def formats_for(
         )
     uniform = fmt is not None and (fmt in FLOATS or (machine == "cpu" and fmt is Format.Q8))
     rounded = _to_round(spec, checkpoint, None if uniform else fmt, head)
-    source: Checkpoint = RoundedCheckpoint(checkpoint, rounded) if rounded else checkpoint
+    source = _rounded(checkpoint, rounded)
     if uniform:
         assert fmt is not None
         chosen = Chosen(fmt)
@@ -96,6 +96,14 @@ def formats_for(
         others = {name: of_stage for name, of_stage in chosen.of_stages.items() if name != "head"}
         chosen = replace(chosen, of_stages=others if head is chosen.default else {**others, "head": head})
     return source, chosen
+
+
+def _rounded(checkpoint: Checkpoint, formats: dict[str, Format]) -> Checkpoint:
+    if not formats:
+        return checkpoint
+    from monotape.backends.cuda.stored import round_rows  # native code, which needs no GPU
+
+    return RoundedCheckpoint(checkpoint, formats, round_rows)
 
 
 def _to_round(

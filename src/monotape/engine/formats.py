@@ -73,11 +73,11 @@ def cpu_formats(spec: ModelSpec, checkpoint: Checkpoint, ranks: int | None = Non
         if not mixes("cpu"):
             return Chosen(default)
     else:
-        default = Format.Q8
+        default = _table_format(spec, checkpoint) if mixes("cpu") else Format.Q8
     found = {name: part.smallest("cpu", _cuts(spec, name, ranks)) for name, part in stored.items()}
     if not mixes("cpu"):
         return Chosen(default, {}, _notes("cpu", stored, found, dict.fromkeys(stored, default)))
-    chosen = {name: fmt or _float_of(stored[name], default) for name, fmt in found.items()}
+    chosen = {name: fmt or _float_of(stored[name], Format.Q8) for name, fmt in found.items()}
     return Chosen(
         default,
         {name: fmt for name, fmt in chosen.items() if fmt is not default},
@@ -93,6 +93,14 @@ def head_format(backend: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format
 def mixes(backend: str) -> bool:
     """Do the backend's kernels read stages of several formats? A CPU's do since they read codes."""
     return backend == "cuda" or Format.WIDE in LAYOUTS["cpu"]
+
+
+def _table_format(spec: ModelSpec, checkpoint: Checkpoint) -> Format:
+    """An embedding that is no head, beside layers of codes on a CPU: as it is stored, but for float32."""
+    embedding = _Stored(checkpoint, (source_of(spec, "embedding", None).name,))
+    if not spec.tied and embedding.labels[0] in ("f16", "bf16"):
+        return Format(embedding.labels[0])
+    return (None if spec.tied else embedding.smallest("cpu", [0])) or Format.Q8
 
 
 def _float_of(part: _Stored, default: Format) -> Format:

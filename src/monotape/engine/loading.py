@@ -218,8 +218,8 @@ def _tell_costs(source: Checkpoint) -> None:
         return
     for fmt, cost in source.costs.items():
         logging.getLogger("monotape").warning(
-            "Rounded %.3g billion weights to %s at load: %.2f bits a weight, relative error %.2f %%.",
-            cost.values / 1e9, fmt.value, cost.bits_per_weight, 100 * cost.relative_error,
+            "Rounded %s weights to %s at load: %.2f bits a weight, relative error %.2f %%.",
+            f"{cost.values:,}", fmt.value, cost.bits_per_weight, 100 * cost.relative_error,
         )  # fmt: skip
 
 

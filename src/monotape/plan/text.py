@@ -82,6 +82,7 @@ def _rank(plan: Plan, rank: RankPlan) -> Iterator[str]:
     )
     yield "  buffers"
     yield from table_lines([(b.name, f"{b.rows} x {b.width}", byte_count(b.bytes)) for b in rank.buffers])
+    mixed = any(stage.format is not plan.format for stage in rank.stages)
     yield f"  stages (a layer is {' -> '.join(_flow(rank.layer_stages))})"
     yield from table_lines(
         [
@@ -97,6 +98,7 @@ def _rank(plan: Plan, rank: RankPlan) -> Iterator[str]:
                 f"{stage.tiles} tiles",
                 f"unit {stage.unit}",
                 f"{stage.reads} -> {stage.writes}",
+                *((stage.format.value,) if mixed else ()),
             )
             for stage in rank.stages
         ]

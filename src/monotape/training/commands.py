@@ -13,7 +13,7 @@ from typing import Any
 
 from monotape.errors import MonotapeError, UsageError
 from monotape.training.corpus.prepare import Preparation
-from monotape.training.settings import Settings
+from monotape.training.settings import Settings, from_saved
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_corpus(commands)
     _add_train(commands)
+    _add_probe(commands)
     _add_table(commands)
     _add_export(commands)
     return parser
@@ -59,7 +60,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, leave_out: Sequence
         if field.name not in leave_out:
             assert field.default is not MISSING
             parse = _truth if isinstance(field.default, bool) else type(field.default)
-            parser.add_argument(f"--{field.name.replace('_', '-')}", type=parse, default=field.default, metavar="VALUE",
+            parser.add_argument(f"--{field.name.replace('_', '-')}", type=parse, metavar="VALUE",
                                 help=f"default: {field.default}")  # fmt: skip
 
 
@@ -70,10 +71,9 @@ def _truth(text: str) -> bool:
 
 
 def _fields_of(options: argparse.Namespace, kind: type, **given: Any) -> Any:
-    values = {
-        field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)
-    }
-    return kind(**{**values, **given})
+    """The dataclass of a command line: its flags over `given`, over the defaults."""
+    told = {field.name: getattr(options, field.name, None) for field in fields(kind)}
+    return kind(**{**given, **{name: value for name, value in told.items() if value is not None}})
 
 
 def _add_corpus(commands: Any) -> None:
@@ -158,6 +158,9 @@ def _add_train(commands: Any) -> None:
         help="keep a checkpoint of the step where the rate begins to fall",
     )
     parser.add_argument("--trunk", type=Path, help="start from a shorter run's trunk")
+    parser.add_argument(
+        "--like", type=Path, help="the folder of a finished run, whose settings are the defaults"
+    )
     _add_fields(parser, Settings)
 
 
@@ -167,7 +170,8 @@ def train(options: argparse.Namespace) -> int:
     from monotape.training.machine import chosen_device, repeatable
     from monotape.training.trainer import Conduct, Trainer
 
-    settings = _fields_of(options, Settings)
+    like = _settings_of(options.like) if options.like is not None else {}
+    settings = _fields_of(options, Settings, **like)
     device = chosen_device(options.device)
     repeatable(device)
     conduct = Conduct(
@@ -175,6 +179,44 @@ def train(options: argparse.Namespace) -> int:
         trunk=options.trunk, say=lambda line: print(line, flush=True),
     )  # fmt: skip
     Trainer(settings, Corpus.load(options.corpus, device), options.into, device, conduct).run()
+    return 0
+
+
+def _settings_of(run: Path) -> dict[str, Any]:
+    """The settings of a finished run."""
+    from monotape.training.trainer import RESULT
+
+    try:
+        saved: dict[str, Any] = json.loads((run / RESULT).read_text())["settings"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"{run} is not a finished run ({error!r}).", f"Its {RESULT} is what is read."
+        ) from None
+    return from_saved(saved).saved()
+
+
+def _add_probe(commands: Any) -> None:
+    parser = _command(commands, "probe", probe)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seconds", type=float, default=540.0, help="that this call may train")
+    _add_fields(parser, Settings, leave_out=("arm", "seed"))
+
+
+def probe(options: argparse.Namespace) -> int:
+    """Try half and twice the rates on short runs; `table --rates` takes the best."""
+    from monotape.training import table as comparison
+
+    tokens = options.tokens or comparison.PROBE_TOKENS
+    runs = comparison.probes(_fields_of(options, Settings), tokens)
+    outcome = comparison.train_table(
+        runs, options.corpus, options.into, seconds=options.seconds, device=options.device
+    )
+    if outcome.failed or outcome.left:
+        unfinished = [*outcome.failed, *outcome.left]
+        raise UsageError(f"Probes are not finished: {', '.join(unfinished)}.", "Give the same command again.")
+    print(json.dumps(comparison.best_rates(options.into)))
     return 0
 
 
@@ -186,6 +228,7 @@ def _add_table(commands: Any) -> None:
     parser.add_argument("--seconds", type=float, default=540.0, help="that this call may train")
     parser.add_argument("--save-every", type=float, default=120.0, help="seconds")
     parser.add_argument("--first", type=int, help="only so many runs, in order")
+    parser.add_argument("--rates", type=Path, help="the folder of a probe, whose best rates are taken")
     parser.add_argument(
         "--predict", action="store_true", help="say how long an H200 is expected to take, and stop"
     )
@@ -196,11 +239,11 @@ def table(options: argparse.Namespace) -> int:
     """Train all runs of the comparison, or go on with it; exit code 3: call again."""
     from monotape.training import table as comparison
 
-    runs = comparison.planned(_fields_of(options, Settings), comparison.ORDER[: options.first])
+    rates = comparison.best_rates(options.rates) if options.rates is not None else {}
+    runs = comparison.planned(_fields_of(options, Settings, **rates), comparison.ORDER[: options.first])
     if options.predict:
-        print(
-            f"{len(runs)} runs of {options.tokens / 1e6:.0f}M tokens: about {comparison.predicted_s(runs):.0f} s."
-        )
+        tokens, seconds = runs[0].settings.tokens, comparison.predicted_s(runs)
+        print(f"{len(runs)} runs of {tokens / 1e6:.0f}M tokens: about {seconds:.0f} s.")
         return 0
     outcome = comparison.train_table(
         runs, options.corpus, options.into, seconds=options.seconds, device=options.device,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import deterministic
 
 from monotape.config import told_commit
 from monotape.errors import BackendUnavailable
@@ -31,6 +32,8 @@ def repeatable(device: torch.device) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
         torch.backends.cuda.enable_mem_efficient_sdp(False)  # its backward pass has no fixed order
     torch.use_deterministic_algorithms(True)
+    # A debugging aid that writes every new tensor twice.
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def described(device: torch.device) -> dict[str, Any]:

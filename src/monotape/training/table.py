@@ -59,6 +59,35 @@ def planned(base: Settings, order: Iterable[tuple[str, int, int]] = ORDER) -> li
     ]
 
 
+#: Factors of both rates that a probe tries.
+RATE_FACTORS = (0.5, 1.0, 2.0)
+PROBE_TOKENS = 16_000_000
+
+
+def probes(base: Settings, tokens: int = PROBE_TOKENS) -> list[Planned]:
+    """Short runs of tp whose rates differ, to choose those of the table."""
+    return [
+        Planned(
+            f"rates-x{factor:g}",
+            replace(
+                base, arm="tp", tokens=tokens, matrix_rate=base.matrix_rate * factor,
+                embedding_rate=base.embedding_rate * factor,
+            ),
+        )
+        for factor in RATE_FACTORS
+    ]  # fmt: skip
+
+
+def best_rates(folder: Path) -> dict[str, float]:
+    """The rates of the probe with the fewest bits per byte."""
+    try:
+        found = json.loads((folder / RESULTS).read_text())
+        best = min(found.values(), key=lambda result: float(result["validation"]["bits_per_byte"]))
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"{folder} has no results of probes ({error!r}).", "Run `probe` first.") from None
+    return {name: best["settings"][name] for name in ("matrix_rate", "embedding_rate")}
+
+
 def predicted_s(runs: Iterable[Planned]) -> float:
     """Seconds on an H200, as expected before any was measured."""
     total = 0.0

@@ -94,8 +94,7 @@ class Trainer:
     def _warm_up(self) -> None:
         """Compiles, with the shapes of training and without a trace in any number, before the device's turn comes."""
         begin = time.monotonic()
-        rows = self.corpus.batch(self.settings, 0)[: self.settings.micro_sequences]
-        self._micro_loss(self.model, rows, self.corpus.targets(rows), 1.0)[0].backward()  # type: ignore[no-untyped-call]
+        self._gradients(0)
         self.model.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -135,6 +134,12 @@ class Trainer:
         return True
 
     def _step(self, step: int) -> Tensor:
+        loss = self._gradients(step)
+        self.optimizer.step(self.settings.rate(step))
+        return loss
+
+    def _gradients(self, step: int) -> Tensor:
+        """Adds a step's gradients to those that are there; its loss, in nats a token."""
         settings = self.settings
         rows = self.corpus.batch(settings, step)
         targets = self.corpus.targets(rows)
@@ -145,7 +150,6 @@ class Trainer:
             loss = self._micro_loss(self.model, rows[part], targets[part], scale)[0]
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        self.optimizer.step(settings.rate(step))
         return total
 
     def _checked(self, loss: Tensor) -> float:
@@ -189,9 +193,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value) + "\n")
 
 
-def micro_loss(
-    model: StreamedLaneformer, rows: Tensor, targets: Tensor, scale: Tensor | float
-) -> tuple[Tensor]:
+def micro_loss(model: StreamedLaneformer, rows: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor]:
     """A share of a step's loss."""
     return (token_losses(model, rows, targets).sum() * scale,)
 

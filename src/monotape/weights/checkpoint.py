@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from monotape.weights.quantised.k_matrix import KMatrix
 from monotape.weights.quantised.stored import StoredMatrix
+from monotape.weights.raw import RawMatrix
 
 Quantised = StoredMatrix | KMatrix
 
@@ -70,6 +71,10 @@ class Checkpoint(Protocol):
 
     def stored_matrix(self, name: str) -> Quantised | None:
         """The codes and scales that a quantised matrix is stored as; None for one of floats, and for a vector."""
+        ...
+
+    def raw_matrix(self, name: str) -> RawMatrix | None:
+        """All rows as they lie in the file, where native code can read them."""
         ...
 
     def integer_rows(

@@ -10,12 +10,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from monotape.models.spec import ModelSpec
+from monotape.models.spec import ModelSpec, TensorSource
 from monotape.plan.formats import CPU_LAYOUTS, TILE_ROWS, Format
 from monotape.plan.types import Plan, Stage
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.coded import GROUPS, Coded, Plane, coded
 from monotape.weights.coded_run import coded_run
+from monotape.weights.raw import RawMatrix
 from monotape.weights.tapes import (
     Bytes,
     Progress,
@@ -26,6 +27,7 @@ from monotape.weights.tapes import (
     refuse_row,
     rows_of,
     source_of,
+    stored_order,
     tensor_name,
     tile_runs,
 )
@@ -46,6 +48,19 @@ class Packer(Protocol):
     def pack(self, fmt: Format, rows: NDArray[np.float32], out: Bytes) -> int: ...
     def pack_integers(self, integers: NDArray[np.int8], scales: NDArray[np.float16], out: Bytes) -> int: ...
     def pack_coded(self, fmt: Format, rows: Coded, out: Bytes) -> int: ...
+    def reads_raw(self, fmt: Format, kind: str) -> bool:
+        """Can it pack such blocks of a mapped file?"""
+        ...
+
+    def pack_raw(
+        self,
+        fmt: Format,
+        raw: RawMatrix,
+        order: NDArray[np.int64],
+        columns: tuple[int, int],
+        padded_k: int,
+        out: Bytes,
+    ) -> int: ...
 
 
 def load_tapes(
@@ -112,8 +127,16 @@ def _pack_piece(
     start, stop = rows_of(run)
     offset = (source.rows[0] if source.rows else 0) + run.part.first
     target = out if run.step == 1 else np.empty(out.shape, np.uint8)
-    stored = _stored_integers(spec, checkpoint, name, stage, run, offset) if fmt is Format.Q8 else None
-    if holds_codes(fmt):
+    raw = _raw_matrix(checkpoint, name, source, stage, packer)
+    stored = (
+        _stored_integers(spec, checkpoint, name, stage, run, offset) if fmt is Format.Q8 and not raw else None
+    )
+    if raw is not None:
+        order = _raw_order(spec, raw, source, run)
+        columns = (stage.first_k, stage.first_k + stage.k)
+        bad = packer.pack_raw(fmt, raw, order, columns, stage.padded_k, target)
+        bad = bad if bad < 0 else int((order[: bad + 1] >= 0).sum()) - 1
+    elif holds_codes(fmt):
         coded = coded_run(spec, checkpoint, stage, run, layer)
         assert coded is not None, f"{name} is not stored as codes"
         bad = packer.pack_coded(fmt, coded, target)
@@ -129,6 +152,32 @@ def _pack_piece(
         refuse_row(checkpoint, name, offset + start + bad, fmt)
     if run.step != 1:
         out[:] = target
+
+
+def _raw_matrix(
+    checkpoint: Checkpoint, name: str, source: TensorSource, stage: Stage, packer: Packer
+) -> RawMatrix | None:
+    """The tensor as it lies in the file, if the packer reads that."""
+    raw = checkpoint.raw_matrix(name)
+    if (
+        raw is None
+        or not packer.reads_raw(stage.format, raw.kind)
+        or stage.first_k % min(128, stage.layout.k)
+    ):
+        return None
+    return None if source.lanes and source.split == "columns" else raw
+
+
+def _raw_order(spec: ModelSpec, raw: RawMatrix, source: TensorSource, run: TileRun) -> NDArray[np.int64]:
+    """For each row of a run's tiles the row of the file; -1 for rows that only fill a tile."""
+    first, last, order = stored_order(spec, run.part, *rows_of(run))
+    rows = np.arange(first, last) + (source.rows[0] if source.rows else 0)
+    if order is not None:
+        rows = rows[order]
+    if dim := raw.head_dim:  # halves of a head lie one value after another
+        within = rows % dim
+        rows = rows - within + 2 * (within % (dim // 2)) + within // (dim // 2)
+    return in_tiles(rows[:, None] + 1, run, 1)[:, 0] - 1
 
 
 def _stored_integers(

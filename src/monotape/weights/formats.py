@@ -39,7 +39,9 @@ def stored_formats(checkpoint: Checkpoint) -> dict[str, float]:
         stored = checkpoint.stored_as(name)
         counts[stored] = counts.get(stored, 0) + prod(checkpoint.shape(name))
     total = max(1, sum(counts.values()))
-    return {name: count / total for name, count in sorted(counts.items(), key=lambda item: -item[1])}
+    return {
+        name: count / total for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    }
 
 
 def shown_bytes(start: bytes) -> str:

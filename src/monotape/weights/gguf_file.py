@@ -30,6 +30,7 @@ from monotape.weights.gguf_names import (
 )
 from monotape.weights.gguf_vocabulary import ending_ids, text_assets
 from monotape.weights.mapped import MappedFile
+from monotape.weights.raw import RAW_KINDS, RawMatrix
 from monotape.weights.tied import HEAD, embedding_copy
 
 
@@ -107,6 +108,13 @@ class GgufFile:
             return None
         read = partial(self._raw_rows, entry)
         return stored_matrix(name, tensor, read) or k_matrix(name, tensor, read)
+
+    def raw_matrix(self, name: str) -> RawMatrix | None:
+        entry = self._entry(name)
+        tensor = entry.tensor
+        if len(tensor.shape) != 2 or tensor.stored not in RAW_KINDS:
+            return None
+        return RawMatrix(tensor.stored, self._matrix(tensor), tensor.shape[1], entry.head_dim or 0)
 
     def integer_rows(
         self, name: str, start: int, stop: int

@@ -250,6 +250,12 @@ def _placed(
     for before, after in pairwise(in_order):
         if before.offset + before.bytes > after.offset:
             raise reader.fault(f"the tensors {before.name} and {after.name} overlap")
+        left = after.offset - before.offset - before.bytes
+        if left >= alignment:
+            raise reader.fault(
+                f"{left} bytes after {before.name} belong to no tensor: its format, {before.stored}, or its shape is "
+                "wrong"
+            )
     return tensors
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ from monotape.weights import rounding
 from monotape.weights.check import require_finite
 from monotape.weights.checkpoint import Checkpoint, Quantised, TextAssets
 from monotape.weights.quantised.stored import Kind, StoredMatrix
+from monotape.weights.raw import RawMatrix
 
 Rounded = tuple[NDArray[np.uint8], NDArray[Any]]  # codes, scales
+NativeRounding = Callable[[Format, NDArray[np.float32]], Rounded | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +64,23 @@ class Cost:
         """Frobenius norm of the error, over that of the weights."""
         return (self.squared_errors / self.squares) ** 0.5 if self.squares else 0.0
 
-    def add(self, exact: NDArray[np.float32], rounded: NDArray[np.float32], bits: int) -> None:
-        difference = rounded - exact
-        squares, errors = float(np.vdot(exact, exact)), float(np.vdot(difference, difference))
+    def add(self, values: int, bits: int, squares: float, squared_errors: float) -> None:
         with self.lock:
-            self.values += exact.size
+            self.values += values
             self.bits += bits
             self.squares += squares
-            self.squared_errors += errors
+            self.squared_errors += squared_errors
 
 
 class RoundedCheckpoint:
     """A checkpoint (see checkpoint.py). `formats`: what each of some matrices is rounded to, by name."""
 
-    def __init__(self, checkpoint: Checkpoint, formats: Mapping[str, Format]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, formats: Mapping[str, Format], native: NativeRounding | None = None
+    ) -> None:
+        """`native`: rounds faster than NumPy, where it does not give None."""
         self._checkpoint = checkpoint
+        self._native = native
         self._formats = dict(formats)
         self._matrices = {name: self._matrix(name, WAYS[fmt]) for name, fmt in formats.items()}
         self._last = threading.local()  # codes and scales are asked for one after the other
@@ -117,6 +121,12 @@ class RoundedCheckpoint:
         matrix = self._matrices.get(name)
         return self._checkpoint.rows(name, start, stop) if matrix is None else matrix.dequantised(start, stop)
 
+    def raw_matrix(self, name: str) -> RawMatrix | None:
+        raw = self._checkpoint.raw_matrix(name)
+        if raw is None or name not in self._formats:
+            return raw
+        return replace(raw, rounds_to=self._formats[name]) if raw.kind in ("bf16", "f16") else None
+
     def integer_rows(
         self, name: str, start: int, stop: int
     ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
@@ -133,6 +143,13 @@ class RoundedCheckpoint:
 
     def release(self, name: str) -> None:
         self._checkpoint.release(name)
+
+    def add_cost(self, fmt: Format, rows: int, columns: int, squares: float, squared_errors: float) -> None:
+        """Rows that were rounded, here or by native code: squares of their values, and of the errors."""
+        way = WAYS[fmt]
+        scales = -(-columns // (way.group or columns))
+        bits = rows * (way.bits * columns + way.scale_bits * scales)
+        self.costs[fmt].add(rows * columns, bits, squares, squared_errors)
 
     def _matrix(self, name: str, way: _Way) -> StoredMatrix:
         shape = self._checkpoint.shape(name)
@@ -156,12 +173,13 @@ class RoundedCheckpoint:
         require_finite(name, exact, start)
         fmt = self._formats[name]
         way = WAYS[fmt]
-        codes, scales = way.round(exact)
+        codes, scales = (self._native and self._native(fmt, exact)) or way.round(exact)
         matrix = self._matrices[name]
         found = StoredMatrix(
             name, codes.shape, way.kind, (1, matrix.group[1]), way.scale_kind,
             lambda first, last: codes[first:last], lambda first, last: scales[first:last],
         )  # fmt: skip
-        numbers = found.dequantised(0, len(codes))
-        self.costs[fmt].add(exact, numbers, way.bits * codes.size + way.scale_bits * scales.size)
+        error = found.dequantised(0, len(codes)) - exact
+        rows, columns = codes.shape
+        self.add_cost(fmt, rows, columns, float(np.vdot(exact, exact)), float(np.vdot(error, error)))
         return codes, scales

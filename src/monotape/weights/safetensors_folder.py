@@ -16,6 +16,7 @@ from monotape.weights.checkpoint import TextAssets
 from monotape.weights.formats import require_readable
 from monotape.weights.json_file import read_object
 from monotape.weights.mapped import MappedFile
+from monotape.weights.raw import RawMatrix
 from monotape.weights.safetensors_header import StoredTensor, read_header
 from monotape.weights.tied import HEAD, embedding_copy, untied
 
@@ -92,6 +93,14 @@ class SafetensorsFolder:
 
     def stored_matrix(self, name: str) -> None:
         """None: quantised/folder.py reads quantised matrices."""
+
+    def raw_matrix(self, name: str) -> RawMatrix | None:
+        tensor = self._entry(name)[1]
+        if len(tensor.shape) < 2 or tensor.stored not in ("bf16", "f16"):
+            return None
+        count = _row_count(tensor)
+        rows = self._raw_rows(name, 0, count).reshape(count, 2 * tensor.shape[-1])
+        return RawMatrix(tensor.stored, rows, tensor.shape[-1])
 
     def integer_rows(
         self, name: str, start: int, stop: int

@@ -17,7 +17,7 @@ from monotape.weights.check import Reader, stored_rows
 from monotape.weights.checkpoint import Checkpoint
 
 Bytes = NDArray[np.uint8]
-Number = TypeVar("Number", np.int8, np.uint8, np.uint16, np.float16, np.float32)
+Number = TypeVar("Number", np.int8, np.uint8, np.uint16, np.int64, np.float16, np.float32)
 Word = TypeVar("Word", np.float32, np.uint16)  # what a tensor's rows are read as
 Progress = Callable[[str, int, int], None]  # what, done, total
 

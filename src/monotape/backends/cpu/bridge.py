@@ -96,6 +96,10 @@ _SIGNATURES = {
     "monotape_pack_tiles": (c_int64, [c_int32, c_void_p, c_int64, c_int32, c_void_p]),
     "monotape_pack_q8_tiles": (c_int64, [c_void_p, c_void_p, c_int64, c_int32, c_void_p]),
     "monotape_pack_codes": (c_int64, [c_int32, c_int64, c_int32, *[c_void_p] * 8]),
+    "monotape_pack_raw": (
+        c_int64,
+        [c_int32, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int32, c_int32, c_int32, c_void_p],
+    ),
     "monotape_products": (
         c_int32,
         [c_char_p, c_int32, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_int32, c_void_p],

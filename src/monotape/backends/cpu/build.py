@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
+#: What this library shares with the one that packs for GPUs: blocks of GGUF files.
+SHARED = Path(__file__).parent.parent / "cuda" / "native" / "gguf_row.cpp"
 COMMON_FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=default", "-pthread", "-Wall", "-Wextra",
     "-fno-math-errno", "-fno-trapping-math",
@@ -44,7 +46,7 @@ def library_name(machine: str | None = None) -> str:
     digest = hashlib.sha256(
         repr((COMMON_FLAGS, KERNEL_FLAGS, machine or platform.machine(), platform.system())).encode()
     )
-    for source in sorted(SOURCES.iterdir()):
+    for source in (*sorted(SOURCES.iterdir()), SHARED, SHARED.with_suffix(".h")):
         if source.suffix in (".h", ".cpp"):
             digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return f"monotape-{digest.hexdigest()[:16]}.so"
@@ -84,7 +86,7 @@ def _compile_all(compiler: list[str], scratch: Path, machine: str) -> list[Path]
         return target
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return list(pool.map(compile_one, sorted(SOURCES.glob("*.cpp"))))
+        return list(pool.map(compile_one, (*sorted(SOURCES.glob("*.cpp")), SHARED)))
 
 
 def _run(command: list[str]) -> None:

@@ -10,7 +10,19 @@ from numpy.typing import NDArray
 from monotape.backends.cpu.bridge import FORMAT_CODES, library
 from monotape.plan.formats import CPU_LAYOUTS, Format
 from monotape.weights.coded import Coded
+from monotape.weights.raw import RawMatrix
 from monotape.weights.tapes import Bytes
+
+#: Blocks of GGUF files: their number in cuda/native/gguf_row.h (Kind), and the formats that native code packs them as.
+_RAW = {
+    "q4_0": (3, (Format.INT4_G32, Format.Q5_0, Format.Q8)),
+    "q4_1": (4, (Format.Q4_1,)),
+    "q5_0": (5, (Format.Q5_0, Format.Q8)),
+    "q8_0": (6, (Format.Q8,)),
+    "q4_k": (8, (Format.Q4_K, Format.Q5_K, Format.K_MIXED)),
+    "q5_k": (9, (Format.Q5_K, Format.K_MIXED)),
+    "q6_k": (10, (Format.Q6_K, Format.K_MIXED)),
+}
 
 
 class NativePacker:
@@ -40,6 +52,33 @@ class NativePacker:
         assert all(part is None or (part.flags.c_contiguous and len(part) == count) for part in parts)
         pointers = (None if part is None else part.ctypes.data for part in parts)
         return int(library().monotape_pack_codes(FORMAT_CODES[fmt], count, k, *pointers, out.ctypes.data))
+
+    def reads_raw(self, fmt: Format, kind: str) -> bool:
+        return kind in _RAW and fmt in _RAW[kind][1]
+
+    def pack_raw(
+        self,
+        fmt: Format,
+        raw: RawMatrix,
+        order: NDArray[np.int64],
+        columns: tuple[int, int],
+        padded_k: int,
+        out: Bytes,
+    ) -> int:
+        """Tiles straight from the mapped file; row i is row order[i] of it, or -1 where it only fills a tile."""
+        first, end = columns
+        assert out.flags.c_contiguous and out.nbytes == len(order) // 8 * CPU_LAYOUTS[fmt].tile_bytes(
+            padded_k
+        )
+        assert (
+            order.max() < len(raw.rows) and end <= raw.columns and first % min(128, CPU_LAYOUTS[fmt].k) == 0
+        )
+        return int(
+            library().monotape_pack_raw(
+                FORMAT_CODES[fmt], _RAW[raw.kind][0], raw.rows.ctypes.data, raw.rows.strides[0], order.ctypes.data,
+                len(order), first, end - first, padded_k, out.ctypes.data,
+            )
+        )  # fmt: skip
 
     def pack_coded(self, fmt: Format, rows: Coded, out: Bytes) -> int:
         return self.pack_codes(fmt, code_rows(fmt, rows), out)

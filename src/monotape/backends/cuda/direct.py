@@ -57,6 +57,12 @@ def packing_for(
         tensors = _mapped_tensors(spec, fmt, checkpoint, stages, layers) if moved else None
         if tensors is not None:
             return DirectPacking(spec, fmt, checkpoint, tensors, head=layers[0] is None)
+    if any(stage.format not in PACKERS for stage in stages):
+        from monotape.backends.cuda.stored import stored_packing
+
+        native = stored_packing(spec, checkpoint, stages, layers, scales or {})
+        if native is not None:
+            return native
     return AnyPacking(spec, checkpoint, scales or {})
 
 

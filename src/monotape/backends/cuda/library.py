@@ -1,6 +1,6 @@
-"""The native library that packs weights: one source file, compiled when the package is installed or on first use.
+"""The native library that packs weights, compiled when the package is installed or on first use.
 
-Its name is a hash of source and flags, as the CPU backend's (backends/cpu/build.py), so a stale one is never loaded.
+Its name is a hash of sources and flags, as the CPU backend's (backends/cpu/build.py), so a stale one is never loaded.
 The installer runs this, so it needs nothing but the standard library.
 """
 
@@ -15,11 +15,12 @@ from pathlib import Path
 from monotape.backends.cpu.build import COMMON_FLAGS, BuildError, find_compiler
 from monotape.config import cache_dir, cxx_compiler
 
-SOURCE = Path(__file__).parent / "native" / "blocks.cpp"
+SOURCES = Path(__file__).parent / "native"
+_HALVES = Path(__file__).parent.parent / "cpu" / "native" / "half.h"
 
 
 def find_library() -> Path:
-    """The one that came with the package, the one built before, or one built now, which takes a fifth of a second."""
+    """The one that came with the package, the one built before, or one built now, which takes seconds."""
     cache = cache_dir() / "native"
     for folder in (Path(__file__).parent, cache):
         if (folder / library_name()).exists():
@@ -28,8 +29,11 @@ def find_library() -> Path:
 
 
 def library_name(machine: str | None = None) -> str:
-    """The file name that belongs to this source; `machine` is another than this one."""
-    key = repr((COMMON_FLAGS, machine or platform.machine(), platform.system(), SOURCE.read_bytes()))
+    """The file name that belongs to these sources; `machine` is another than this one."""
+    texts = [
+        file.read_bytes() for file in (*sorted(SOURCES.glob("*.h")), *sorted(SOURCES.glob("*.cpp")), _HALVES)
+    ]
+    key = repr((COMMON_FLAGS, machine or platform.machine(), platform.system(), texts))
     return f"monotape-blocks-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 
 
@@ -40,7 +44,8 @@ def build(folder: Path, compiler: list[str] | None, machine: str | None = None) 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / library_name(machine)
-        command = [*compiler, *COMMON_FLAGS, "-shared", str(SOURCE), "-o", str(made)]
+        sources = map(str, sorted(SOURCES.glob("*.cpp")))
+        command = [*compiler, *COMMON_FLAGS, "-shared", *sources, "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BuildError(f"{compiler[0]} failed: {done.stderr.strip()}")

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from monotape.backends.cuda.cuts import head_cuts, layer_cuts, layer_groups
 from monotape.backends.cuda.direct import packing_for
 from monotape.backends.cuda.driver import DeviceMemory
-from monotape.backends.cuda.packing import Layers, Packing, Scales, pack_table
+from monotape.backends.cuda.packing import Layers, Packing, Scales
 from monotape.backends.cuda.rank_view import reads_table
 from monotape.backends.cuda.staging import SLOT_BYTES, Piece, Staging
+from monotape.backends.cuda.stored import pack_table
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS, Format

@@ -18,6 +18,7 @@ from monotape.weights.quantised.method import Method
 from monotape.weights.quantised.names import EMBEDDING_MODULES, HEAD_MODULE, siblings_of
 from monotape.weights.quantised.stored import StoredMatrix
 from monotape.weights.quantised.tensors import ModuleTensors, RawTensor, positive_numbers
+from monotape.weights.raw import RawMatrix
 from monotape.weights.safetensors_folder import SafetensorsFolder
 from monotape.weights.tied import HEAD, untied
 
@@ -85,6 +86,9 @@ class QuantisedFolder:
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
         matrix = self.stored_matrix(name)
         return self._folder.rows(name, start, stop) if matrix is None else matrix.dequantised(start, stop)
+
+    def raw_matrix(self, name: str) -> RawMatrix | None:
+        return self._folder.raw_matrix(name) if self.stored_matrix(name) is None else None
 
     def integer_rows(
         self, name: str, start: int, stop: int

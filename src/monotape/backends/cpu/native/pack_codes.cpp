@@ -8,41 +8,45 @@ namespace {
 
 constexpr int kRegisters = kPart * kTileRows / 16;  // of unpacked codes, in a part
 
+using Register = uint8_t[16];
+
 // The codes of a part, in the highest bits of bytes: [k / 4][row][4].
-void align_codes(const CodeRow (&rows)[kTileRows], int bits, int first, uint8_t (&out)[kRegisters][16]) {
-  const uint8_t sign = static_cast<uint8_t>(1 << (bits - 1));
+void align_codes(const CodeRow (&rows)[kTileRows], int bits, int first, Register (&out)[kRegisters]) {
   for (int lane = 0; lane < kTileRows; lane++)
-    for (int k = 0; k < kPart; k++)
-      out[k / 4 * 2 + lane / 4][lane % 4 * 4 + k % 4] = static_cast<uint8_t>((rows[lane].codes[first + k] ^ sign) << (8 - bits));
+    for (int k4 = 0; k4 < kPart / 4; k4++)
+      std::memcpy(&out[k4 * 2 + lane / 4][lane % 4 * 4], rows[lane].codes + first + 4 * k4, 4);
+  const int sign = 1 << (bits - 1), shift = 8 - bits;
+  for (Register& bytes : out)
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>((byte ^ sign) << shift);
 }
 
-// Registers into the fewest that hold them: the inverse of Codes<bits>::unpack(). w: the registers that are packed
-// together; byte by byte.
-void put_codes(int bits, const uint8_t (&w)[kRegisters][16], uint8_t* out) {
-  const auto at = [&](int i, int j) -> unsigned { return w[i][j]; };
-  for (int j = 0; j < 16; j++) {
-    const auto put = [&](int i, unsigned value) { out[16 * i + j] = static_cast<uint8_t>(value); };
-    if (bits == 8)
-      for (int i = 0; i < kRegisters; i++) put(i, at(i, j));
-    if (bits == 4)
-      for (int i = 0; i < kRegisters / 2; i++) put(i, at(2 * i, j) >> 4 | at(2 * i + 1, j));
-    if (bits == 5)
-      for (int i = 0; i < kRegisters / 8; i++) {
-        const unsigned a = at(8 * i + 5, j), b = at(8 * i + 6, j), c = at(8 * i + 7, j);
-        put(5 * i, at(8 * i, j) | a >> 5);
-        put(5 * i + 1, at(8 * i + 1, j) | b >> 5);
-        put(5 * i + 2, at(8 * i + 2, j) | c >> 5);
-        put(5 * i + 3, at(8 * i + 3, j) | (a >> 3 & 3) << 1 | (c >> 4 & 1));
-        put(5 * i + 4, at(8 * i + 4, j) | (b >> 3 & 3) << 1 | (c >> 3 & 1));
-      }
-    if (bits == 6)
-      for (int i = 0; i < kRegisters / 4; i++) {
-        const unsigned a = at(4 * i + 3, j);
-        put(3 * i, at(4 * i, j) | a >> 6);
-        put(3 * i + 1, at(4 * i + 1, j) | (a >> 4 & 3));
-        put(3 * i + 2, at(4 * i + 2, j) | (a >> 2 & 3));
-      }
-  }
+// out[j] = op(j) for the bytes of a register.
+template <class Op>
+inline void put(uint8_t* out, Op op) {
+  for (int j = 0; j < 16; j++) out[j] = static_cast<uint8_t>(op(j));
+}
+
+// Registers into the fewest that hold them: the inverse of Codes<bits>::unpack().
+void put_codes(int bits, const Register (&w)[kRegisters], uint8_t* out) {
+  if (bits == 8) std::memcpy(out, w, sizeof w);
+  if (bits == 4)
+    for (int i = 0; i < kRegisters; i += 2, out += 16) put(out, [&](int j) { return w[i][j] >> 4 | w[i + 1][j]; });
+  if (bits == 5)
+    for (int i = 0; i < kRegisters; i += 8, out += 5 * 16) {
+      const uint8_t *a = w[i + 5], *b = w[i + 6], *c = w[i + 7];
+      put(out, [&](int j) { return w[i][j] | a[j] >> 5; });
+      put(out + 16, [&](int j) { return w[i + 1][j] | b[j] >> 5; });
+      put(out + 32, [&](int j) { return w[i + 2][j] | c[j] >> 5; });
+      put(out + 48, [&](int j) { return w[i + 3][j] | (a[j] >> 3 & 3) << 1 | (c[j] >> 4 & 1); });
+      put(out + 64, [&](int j) { return w[i + 4][j] | (b[j] >> 3 & 3) << 1 | (c[j] >> 3 & 1); });
+    }
+  if (bits == 6)
+    for (int i = 0; i < kRegisters; i += 4, out += 3 * 16) {
+      const uint8_t* a = w[i + 3];
+      put(out, [&](int j) { return w[i][j] | a[j] >> 6; });
+      put(out + 16, [&](int j) { return w[i + 1][j] | (a[j] >> 4 & 3); });
+      put(out + 32, [&](int j) { return w[i + 2][j] | (a[j] >> 2 & 3); });
+    }
 }
 
 // One value a row, of whatever type, side by side; returns where the next ones go.
@@ -89,7 +93,7 @@ void put_tile(Format format, const CodeRow (&rows)[kTileRows], int padded_k, uin
     if (layout.head_bytes > kHalves) out = put_lanes(rows, &CodeRow::e, block, out);
     for (int part = block * parts; part < (block + 1) * parts; part++) {
       out = put_scales(format, rows, part, out);
-      uint8_t aligned[kRegisters][16];
+      Register aligned[kRegisters];
       align_codes(rows, layout.bits, part * kPart, aligned);
       put_codes(layout.bits, aligned, out);
       out += layout.code_bytes();

@@ -65,20 +65,12 @@ static inline void store_integers(int16_t* p, f32x8 a) {
 }
 
 // Eight int8 with 128 added to them, as floats. A conversion blocks a pipe for two cycles; instead a byte becomes the
-// lowest of the float 2^23, which then is 2^23 + byte.
+// lowest bits of the float 2^23, which then is 2^23 + byte.
 static inline f32x8 load_int8(const uint8_t* p) {
-  alignas(16) static const uint8_t kFirst[16] = {0, 255, 255, 255, 1, 255, 255, 255, 2, 255, 255, 255, 3, 255, 255, 255};
-  alignas(16) static const uint8_t kSecond[16] = {4, 255, 255, 255, 5, 255, 255, 255, 6, 255, 255, 255, 7, 255, 255, 255};
-  alignas(16) static const float kTwo23[4] = {8388608.0f, 8388608.0f, 8388608.0f, 8388608.0f};
-  const uint8x16_t found = vcombine_u8(vld1_u8(p), vdup_n_u8(0));
-  uint8x16_t lo, hi;
-  // Loaded twice: compilers would copy a register, which takes a vector pipe.
-  asm("ldr %q0, %1" : "=w"(lo) : "m"(kTwo23));
-  asm("ldr %q0, %1" : "=w"(hi) : "m"(kTwo23));
-  lo = vqtbx1q_u8(lo, found, vld1q_u8(kFirst));
-  hi = vqtbx1q_u8(hi, found, vld1q_u8(kSecond));
+  const uint16x8_t low = vmovl_u8(vld1_u8(p)), high = vdupq_n_u16(0x4b00);
   const float32x4_t offset = vdupq_n_f32(8388608.0f + 128.0f);
-  return {vsubq_f32(vreinterpretq_f32_u8(lo), offset), vsubq_f32(vreinterpretq_f32_u8(hi), offset)};
+  return {vsubq_f32(vreinterpretq_f32_u16(vzip1q_u16(low, high)), offset),
+          vsubq_f32(vreinterpretq_f32_u16(vzip2q_u16(low, high)), offset)};
 }
 
 // Sixteen bytes of codes: codes_impl.h.
