@@ -42,10 +42,15 @@ def _named(reports: Reports, prefix: str, *, gpu: bool) -> list[tuple[str, Repor
     return sorted(found, key=lambda one: (one[1].get("weight_bytes", 0), one[0]))
 
 
+def _codes(report: Report) -> bool:
+    """Whether some weights are stored quantised."""
+    return any(fmt not in ("bf16", "f16", "f32") for fmt in report.get("formats", {}).values())
+
+
 def decode_gpu(reports: Reports) -> str:
     def rows() -> Iterator[Row]:
         for name, report in _named(reports, "decode-", gpu=True):
-            if report["model"] not in ROUND.values():
+            if report["model"] not in ROUND.values() and not _codes(report):
                 for result in report["results"]:
                     yield _decode_row(Row(name, report, f"results[context={result['context']}]"), result)
 
@@ -60,6 +65,20 @@ def _decode_row(row: Row, result: Mapping[str, Any]) -> Row:
     row.number("tokens_per_second", "tok/s").number("ceiling_tokens_per_second", "tok/s")
     row.number("bandwidth_share", "%").number("p99_over_p50", "x").number("sampled_over_greedy", "%")
     return row.number("joules_per_token", "J/token")
+
+
+def formats_gpu(reports: Reports) -> str:
+    def rows() -> Iterator[Row]:
+        for name, report in _named(reports, "decode-", gpu=True):
+            for result in report["results"] if _codes(report) else ():
+                layers, head = report["formats"]["down"], report["formats"]["head"]
+                row = Row(name, report, f"results[context={result['context']}]").text(report["model"])
+                row.text(layers).text(head).text(result["context"]).number("bytes_per_token", "MB")
+                row.number("tokens_per_second", "tok/s").number("ceiling_tokens_per_second", "tok/s")
+                yield row.number("bandwidth_share", "%").number("joules_per_token", "J/token")
+
+    head = ("shape", "layers", "head", "context", "bytes a token", "Monotape", "ceiling", "share", "energy")
+    return table(head, rows())
 
 
 def decode_cpu(reports: Reports) -> str:
@@ -118,7 +137,7 @@ def odd_widths(reports: Reports) -> str:
     def rows() -> Iterator[Row]:
         for name, report in _named(reports, "decode-", gpu=True):
             other = _decode_report(reports, ROUND.get(report["model"], ""))
-            if other is not None:
+            if other is not None and not _codes(report):
                 yield _speed_at_32(name, report)
                 yield _speed_at_32(*other)
 
@@ -126,7 +145,8 @@ def odd_widths(reports: Reports) -> str:
 
 
 def _decode_report(reports: Reports, model: str) -> tuple[str, Report] | None:
-    found = (one for one in _named(reports, "decode-", gpu=True) if one[1]["model"] == model)
+    named = _named(reports, "decode-", gpu=True)
+    found = (one for one in named if one[1]["model"] == model and not _codes(one[1]))
     return next(found, None)
 
 
@@ -218,6 +238,7 @@ def server_leave(reports: Reports) -> str:
 TABLES: Mapping[str, Callable[[Reports], str]] = {
     "compare": lambda reports: comparison(reports, folder="../reports"),
     "decode-gpu": decode_gpu,
+    "formats-gpu": formats_gpu,
     "prefill-gpu": lambda reports: _prefill(reports, gpu=True),
     "startup": startup,
     "odd-widths": odd_widths,
