@@ -217,9 +217,10 @@ def main() -> None:
     print(f"two against one: {ratio:.2f}x")
     facts |= {
         "waiting_one_tokens_per_second": waiting[1], "waiting_two_tokens_per_second": waiting[2],
-        "waiting_ratio": waiting[2]["median"] / waiting[1]["median"],
-        "one_replica_tokens_per_second": spread(one), "two_replicas_tokens_per_second": spread(two), "ratio": ratio,
-        "turns_that_found_their_kv": share, "turns_that_found_their_kv_with_shared_instructions": common,
+        "waiting_two_over_one": waiting[2]["median"] / waiting[1]["median"],
+        "one_replica_tokens_per_second": spread(one), "two_replicas_tokens_per_second": spread(two),
+        "two_over_one": ratio,
+        "share_of_turns_with_kv": share, "share_of_turns_with_kv_if_instructions_are_common": common,
         "answer_after_leaving_ms": freed, "answer_when_idle_ms": idle,
     }  # fmt: skip
     publish("serve-replicas", facts, save=options.save, measured="server")
