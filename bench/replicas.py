@@ -114,16 +114,19 @@ def throughput(url: str, users: int, requests: int, tokens: int) -> float:
         return made / (time.perf_counter() - began)
 
 
-def kept(url: str) -> float:
-    """The share of turns after the first that found the KV of the turn before."""
+def kept(url: str, own_instructions: bool) -> float:
+    """The share of turns after the first that found the KV of the turn before. Without instructions of its own a
+    conversation has those of the template, which are most of a short one: the engine's pool may then give its sequence
+    to another conversation.
+    """
     talks: list[list[dict[str, str]]] = [[] for _ in range(CONVERSATIONS)]
     usages: list[list[dict[str, Any]]] = [[] for _ in range(CONVERSATIONS)]
     with httpx.Client(base_url=url, timeout=600) as client, ThreadPoolExecutor(8) as pool:
 
         def turn(number: int) -> None:
-            talks[number] += said(
-                f"{'xyz'[number % 3] * (number + 3)} is my name. What is {number} times two?"
-            )
+            if own_instructions and not talks[number]:
+                talks[number].append({"role": "system", "content": f"{number * 7919} is your secret."})
+            talks[number] += said(f"{'xyz'[number % 3] * (number + 3)} asks: what is {number} times two?")
             answer = ask(client, talks[number], 8)
             talks[number].append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
             usages[number].append(answer["usage"])
@@ -200,8 +203,11 @@ def main() -> None:
         throughput(url, 2, 1, 8)
         two = [throughput(url, 2, options.requests, options.tokens) for _ in range(options.times)]
         print(f"two replicas: {statistics.median(two):.1f} tok/s", flush=True)
-        share = kept(url)
-        print(f"turns that found their KV: {100 * share:.1f} %", flush=True)
+        share, common = kept(url, True), kept(url, False)
+        print(
+            f"turns that found their KV: {100 * share:.1f} %, {100 * common:.1f} % with shared instructions",
+            flush=True,
+        )
         times = [freed_ms(url) for _ in range(5 * options.times)]
     freed, idle = spread([first for first, _ in times]), spread([second for _, second in times])
     print(
@@ -211,9 +217,11 @@ def main() -> None:
     print(f"two against one: {ratio:.2f}x")
     facts |= {
         "waiting_one_tokens_per_second": waiting[1], "waiting_two_tokens_per_second": waiting[2],
-        "waiting_ratio": waiting[2]["median"] / waiting[1]["median"],
-        "one_replica_tokens_per_second": spread(one), "two_replicas_tokens_per_second": spread(two), "ratio": ratio,
-        "turns_that_found_their_kv": share, "answer_after_leaving_ms": freed, "answer_when_idle_ms": idle,
+        "waiting_two_over_one": waiting[2]["median"] / waiting[1]["median"],
+        "one_replica_tokens_per_second": spread(one), "two_replicas_tokens_per_second": spread(two),
+        "two_over_one": ratio,
+        "share_of_turns_with_kv": share, "share_of_turns_with_kv_if_instructions_are_common": common,
+        "answer_after_leaving_ms": freed, "answer_when_idle_ms": idle,
     }  # fmt: skip
     publish("serve-replicas", facts, save=options.save, measured="server")
 
