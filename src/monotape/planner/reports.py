@@ -67,7 +67,11 @@ def own_points(reports: dict[str, dict[str, Any]]) -> tuple[Point, ...]:
         if str(report["model"]).startswith(CONTROLS):
             continue
         machine = str(report.get("gpu") or report.get("machine", {}).get("processor", "unknown"))
-        backend, dtype = str(report.get("backend")), str(report.get("dtype"))
+        # The format of the layers, which have most of the weights; older reports have one for all.
+        backend, dtype = (
+            str(report.get("backend")),
+            str(report.get("formats", {}).get("down", report.get("dtype"))),
+        )
         known = find_model(str(report["model"]))
         model = known.name if known is not None else str(report["model"])
         for row in rows:
