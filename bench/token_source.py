@@ -48,6 +48,10 @@ class SourceSequence:
         assert 0 <= length <= len(self.tokens)
         del self.tokens[length:]
 
+    def copy_from(self, other: KvSequence, length: int) -> None:
+        assert isinstance(other, SourceSequence) and not self.tokens and length <= other.length
+        self.tokens = other.tokens[:length]
+
 
 class TokenSource:
     """The backend. A subclass decides which tokens come (`answer`), when (`wait`, `time_ns`) and what fails."""

@@ -116,7 +116,7 @@ def test_another_request_in_between_leaves_it_alone(llm: LLM) -> None:
     interrupt(llm, int(looks * 0.8))
     kept = llm._pool._kept[-1].sequence.length
     other = llm.generate([*PROMPT[:5], 3, 3, 3], GREEDY)[0]
-    assert other.num_cached_tokens == 0
+    assert other.num_cached_tokens == 5  # a copy of what is common
     assert llm.generate(PROMPT, GREEDY)[0].num_cached_tokens == kept > 0
 
 

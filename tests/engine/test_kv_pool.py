@@ -42,19 +42,45 @@ def test_at_least_one_token_is_left_to_compute() -> None:
 
 def test_a_diverging_turn_keeps_what_is_common() -> None:
     kept = pool()
-    first = run(kept, [1, 2, 3, 4, 5], [6, 7])
+    run(kept, [1, 2, 3, 4, 5], [6, 7])
     edited = run(kept, [1, 2, 3, 4, 99, 98], [5])
-    assert (edited.sequence is first.sequence, edited.cached) == (True, 4)
+    assert edited.cached == 4
+    assert run(kept, [1, 2, 3, 4, 5, 6, 7, 8], [9]).cached == 6  # what it diverged from can go on too
 
 
 def test_another_conversation_does_not_destroy_the_first() -> None:
     kept = pool()
     long = list(range(100, 150))
     first = run(kept, [1, 2, *long], [7])
-    other = run(kept, [1, 2, 3, 4, 5], [6])  # a common opening is not worth a long conversation
-    assert (other.sequence is not first.sequence, other.cached) == (True, 0)
+    other = run(kept, [1, 2, 3, 4, 5], [6])  # a common opening is copied
+    assert (other.sequence is not first.sequence, other.cached) == (True, 2)
     again = run(kept, [1, 2, *long, 7, 8], [9])
     assert (again.sequence is first.sequence, again.cached) == (True, 52)
+
+
+def test_conversations_with_the_same_instructions_all_go_on() -> None:
+    kept, instructions = pool(max_sequences=8), list(range(100, 140))
+    spoken = {number: [*instructions, number] for number in range(8)}
+    for turn in range(4):
+        for number, tokens in spoken.items():
+            lease = run(kept, tokens, [50 + turn, 60 + number])
+            assert lease.cached == (len(tokens) - 2 if turn else 40 * (number > 0)), f"{number}, turn {turn}"
+            spoken[number] = [*tokens, 50 + turn, 60 + number, 70]
+
+
+def test_where_no_copy_fits_the_kept_sequence_is_taken() -> None:
+    made: list[SourceSequence] = []
+
+    def only_one() -> SourceSequence:
+        if made:
+            raise ResourceError("There is no memory left.")
+        made.append(SourceSequence(token_bytes=10))
+        return made[0]
+
+    kept = KvPool(only_one, max_sequences=3, max_bytes=10**6)
+    run(kept, [1, 2, 3, 4], [5, 6])
+    other = run(kept, [1, 2, 9], [8])
+    assert (other.sequence is made[0], other.cached) == (True, 2)
 
 
 def test_the_least_recent_gives_way() -> None:
@@ -152,9 +178,6 @@ def test_a_miss_says_why() -> None:
     assert use(first) == "nothing is kept yet"
     assert use(first) is None
     assert use(second) == "no kept conversation begins like it"
-    assert (
-        use([2, 100, 5, 6, 7, 8]) == "it shares only 2 tokens with a kept conversation, which is worth more"
-    )
-    use(third)
+    assert use(third) == "no kept conversation begins like it"
     assert use(first) == "41 tokens of it were kept and dropped: only 2 conversations are kept"
     assert pool.lease(third, reuse=False).miss == "the request wants figures for its whole prompt"

@@ -72,6 +72,10 @@ class KvSequence(Protocol):
         """Forgets everything from position `length` on."""
         ...
 
+    def copy_from(self, other: KvSequence, length: int) -> None:
+        """An empty sequence gets the first `length` positions of another one of the same backend."""
+        ...
+
 
 class Generation(Protocol):
     """A running job. Iterating yields tokens as they come; the stop id, if one ended it, is the last of them.

@@ -58,14 +58,18 @@ class KvPool:
         best = max(
             self._kept, key=lambda kept: (common_prefix(kept.tokens, tokens), -len(kept.tokens)), default=None
         )
-        cached = min(common_prefix(best.tokens, tokens), len(tokens) - 1) if best and reuse else 0
-        again = cached == len(tokens) - 1  # the same prompt once more: its old answer is not wanted
-        if best is not None and cached > 0 and (again or self._worth_taking(best, cached)):
-            self._kept.remove(best)
-            best.sequence.truncate(cached)
-            return Lease(best.sequence, cached)
-        miss = self._miss(tokens, cached) if reuse else "the request wants figures for its whole prompt"
-        return Lease(self._empty_sequence(), 0, miss)
+        common = common_prefix(best.tokens, tokens) if best and reuse else 0
+        cached = min(common, len(tokens) - 1)
+        again = common == len(tokens)  # the same prompt once more: its old answer is not wanted
+        if best is None or cached == 0:
+            miss = self._miss(tokens) if reuse else "the request wants figures for its whole prompt"
+            return Lease(self._empty_sequence(), 0, miss)
+        copy = None if again else self._copy(best, cached)
+        if copy is not None:
+            return Lease(copy, cached)
+        self._kept.remove(best)
+        best.sequence.truncate(cached)
+        return Lease(best.sequence, cached)
 
     def give_back(self, lease: Lease, tokens: Sequence[int]) -> None:
         """Keeps the sequence. `tokens` are those of the request that are known, in order from its first."""
@@ -81,25 +85,34 @@ class KvPool:
     def _drop(self, reason: str) -> None:
         self._dropped.append((self._kept.pop(0).tokens, reason))
 
-    def _miss(self, tokens: tuple[int, ...], cached: int) -> str:
+    def _miss(self, tokens: tuple[int, ...]) -> str:
         """Why `tokens` start from nothing, for the log."""
         lost, reason = max(
             ((common_prefix(dropped, tokens), reason) for dropped, reason in self._dropped), default=(0, "")
         )
-        if lost > max(cached, _SHORT):
+        if lost > _SHORT:
             return f"{lost} tokens of it were kept and dropped: {reason}"
-        if cached:
-            return f"it shares only {cached} tokens with a kept conversation, which is worth more"
         return "no kept conversation begins like it" if self._kept else "nothing is kept yet"
 
     def clear(self) -> None:
         self._kept.clear()
 
-    def _worth_taking(self, kept: Kept, cached: int) -> bool:
-        """Taking it spares `cached` tokens now and costs the rest of it should that conversation go on."""
-        lost = len(kept.tokens) - cached
+    def _copy(self, kept: Kept, cached: int) -> KvSequence | None:
+        """The common beginning of two conversations, so that both can go on.
+
+        None where nothing else of the kept one would be lost, where it is the next to give way, or without memory.
+        """
         full = len(self._kept) >= self._max_sequences
-        return cached >= lost or (full and kept is self._kept[0])
+        if len(kept.tokens) == cached or (full and kept is self._kept[0]):
+            return None
+        if full:
+            self._drop(f"only {self._max_sequences} conversations are kept")
+        try:
+            copy = self._new_sequence()
+            copy.copy_from(kept.sequence, cached)
+        except (ResourceError, MemoryError):
+            return None
+        return copy
 
     def _empty_sequence(self) -> KvSequence:
         while len(self._kept) >= self._max_sequences:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from monotape.backends.protocol import KvSequence
 from monotape.errors import ResourceError
 from monotape.plan.formats import Format
 from monotape.plan.types import KvLayout, Plan
@@ -56,6 +57,14 @@ class CpuSequence:
 
     def truncate(self, length: int) -> None:
         assert 0 <= length <= self.length
+        self.length = length
+
+    def copy_from(self, other: KvSequence, length: int) -> None:
+        assert isinstance(other, CpuSequence) and self.length == 0 and length <= other.length
+        self.reserve(length)
+        for own, rank in zip(self.ranks, other.ranks, strict=True):
+            own.keys[:, :, :length] = rank.keys[:, :, :length]
+            own.values[:, :, :length] = rank.values[:, :, :length]
         self.length = length
 
     def reserve(self, positions: int) -> None:

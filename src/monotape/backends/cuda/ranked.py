@@ -47,6 +47,11 @@ class RankedSequence:
         for part in self.parts:
             part.truncate(length)
 
+    def copy_from(self, other: KvSequence, length: int) -> None:
+        assert isinstance(other, RankedSequence)
+        for part, theirs in zip(self.parts, other.parts, strict=True):
+            part.copy_from(theirs, length)
+
 
 class RankedLaunch(Running):
     """The launches of all ranks until the last has ended; rank 0 reports tokens and status."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from monotape.backends.cuda.driver import DeviceMemory
+from monotape.backends.protocol import KvSequence
 from monotape.plan.gpu import UNIT_POSITIONS, KvUnits
 
 _STEP_UNITS = 64  # growing by at least 2,048 positions keeps growing rare
@@ -31,6 +32,15 @@ class CudaSequence:
 
     def truncate(self, length: int) -> None:
         assert 0 <= length <= self.length
+        self.length = length
+
+    def copy_from(self, other: KvSequence, length: int) -> None:
+        assert isinstance(other, CudaSequence) and self.length == 0 and length <= other.length
+        self.reserve(length)
+        assert self._memory is not None and other._memory is not None
+        pitches = other.units * self._unit_bytes, self.units * self._unit_bytes
+        width = -(-length // UNIT_POSITIONS) * self._unit_bytes
+        self._memory.copy_rows(other._memory, *pitches, width, self._heads)
         self.length = length
 
     def clear(self) -> None:

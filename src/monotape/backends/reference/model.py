@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from monotape.backends.protocol import KvSequence
 from monotape.backends.reference.shards import shard
 from monotape.backends.reference.weights import ReferenceWeights, Roles
 from monotape.models.lanes import steps, tensor_parallel
@@ -43,6 +44,11 @@ class ReferenceSequence:
 
     def truncate(self, length: int) -> None:
         assert 0 <= length <= self.length, f"cannot keep {length} of {self.length} positions"
+        self.length = length
+
+    def copy_from(self, other: KvSequence, length: int) -> None:
+        assert isinstance(other, ReferenceSequence) and self.length == 0 and length <= other.length
+        self.keys, self.values = other.keys[:, :, :length].copy(), other.values[:, :, :length].copy()
         self.length = length
 
     def reserve(self, positions: int) -> None:

@@ -1,0 +1,60 @@
+"""A conversation's beginning, copied: both conversations go on with the bits that they would have had alone."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.cpu_cases import cpu, ids, reference
+from backends.fake_cuda import FakeCuda, fake_gpu
+from families import Case, make_checkpoint
+from monotape.backends.cuda.sequence import CudaSequence
+from monotape.backends.protocol import Backend, Job
+from monotape.plan.formats import Format
+from monotape.plan.gpu import KvUnits
+
+BEGINNING, FIRST, SECOND = tuple(range(3, 40)), (50, 51, 52), (60, 61)
+
+
+@pytest.mark.parametrize("tp", [None, 2])
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_two_conversations_with_one_beginning(tmp_path: Path, name: str, tp: int | None) -> None:
+    folder = make_checkpoint(Case("copied", "llama", {"head_dim": 16}), tmp_path / "model")
+    with cpu(folder, tp=tp) if name == "cpu" else nullcontext(reference(folder, tp=tp)) as backend:
+        go_on_together(backend)
+
+
+def go_on_together(backend: Backend) -> None:
+    def alone(end: tuple[int, ...]) -> list[int]:
+        return ids(list(backend.start(Job((*BEGINNING, *end), 0, 8), backend.new_sequence())))
+
+    first, second = backend.new_sequence(), backend.new_sequence()
+    told = ids(list(backend.start(Job((*BEGINNING, *FIRST), 0, 8), first)))
+    second.copy_from(first, len(BEGINNING))
+    assert second.length == len(BEGINNING)
+    other = ids(list(backend.start(Job((*BEGINNING, *SECOND), len(BEGINNING), 8), second)))
+    assert (told, other) == (alone(FIRST), alone(SECOND))
+    more = (*BEGINNING, *FIRST, *told, 70)
+    went_on = ids(list(backend.start(Job(more, first.length, 4), first)))
+    assert went_on == ids(list(backend.start(Job(more, 0, 4), backend.new_sequence())))
+
+
+def test_units_of_a_gpu_are_copied_whole() -> None:
+    kv = KvUnits(layers=2, kv_heads=3, head_dim=16, format=Format.BF16, units_per_split=1, splits=1)
+    with fake_gpu(FakeCuda()):
+        first, second = CudaSequence(kv, 8192), CudaSequence(kv, 8192)
+        first.reserve(4000)
+        first.length = 3000
+        assert first._memory is not None
+        filled = np.random.default_rng(1).integers(0, 256, first.bytes, np.uint8)
+        first._memory.write(filled)
+        second.copy_from(first, 1000)
+        assert second._memory is not None and second.length == 1000
+        seen = second._memory.read(np.empty(second.bytes, np.uint8))
+    whole = 32 * kv.unit_bytes  # of 1,000 positions
+    copied, rest = np.split(seen.reshape(6, -1), [whole], axis=1)
+    assert np.array_equal(copied, filled.reshape(6, -1)[:, :whole])
+    assert not rest.any()
