@@ -254,7 +254,8 @@ def test_standard_input_that_is_not_text(
 
 
 def test_a_dtype_that_the_gpu_backend_does_not_run(capsys: Captured, folder: Path) -> None:
-    assert "bf16" in run(capsys, folder, "--backend", "cuda", "--dtype", "q8")
+    message = run(capsys, folder, "--backend", "cuda", "--dtype", "f32")
+    assert "no kernels for f32" in message and "--backend cpu" in message
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
