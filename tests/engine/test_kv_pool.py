@@ -139,8 +139,35 @@ def test_when_memory_runs_out_earlier_conversations_go_first() -> None:
     kept = KvPool(new_sequence, max_sequences=9, max_bytes=10**6)
     for token in (1, 2, 3):
         run(kept, [token] * 3, [token])
-    assert len(kept) == 1
+    assert len(kept) == 2
+    assert kept.lease([2, 2, 2, 2]).cached == 3
     assert kept.lease([3, 3, 3, 3]).cached == 3
+    assert kept.lease([1, 1, 1, 1]).cached == 0
+
+
+def test_a_copy_takes_the_memory_of_the_least_recent() -> None:
+    def new_sequence() -> SourceSequence:
+        if len(kept) >= 2:
+            raise ResourceError("There is no memory left.", "Buy some.")
+        return SourceSequence(10)
+
+    kept = KvPool(new_sequence, max_sequences=9, max_bytes=10**6)
+    run(kept, [1, 1, 1], [1])
+    run(kept, [2, 2, 2, 5, 6], [2])
+    assert run(kept, [2, 2, 2, 7, 8], [2]).cached == 3
+    assert kept.lease([2, 2, 2, 5, 6, 2]).cached == 5
+    assert kept.lease([1, 1, 1, 1]).cached == 0
+
+
+def test_fifty_conversations_stay_and_the_oldest_goes_first() -> None:
+    kept = pool(max_sequences=64, max_bytes=10 * 50 * 107)  # 50 conversations of the length of these fit
+    opening = list(range(1000, 1100))
+    for number in range(50):
+        run(kept, [*opening, number, 1, 2, 3, 4], [9, 9])
+    assert [run(kept, [*opening, number, 1, 2, 3, 4, 9, 9], [8]).cached for number in range(50)] == [106] * 50
+    run(kept, [*opening, 77, 1, 2, 3, 4], [9, 9])
+    assert len(kept) == 50
+    assert kept.lease([*opening, 0, 1, 2, 3, 4, 9, 9, 8]).cached == 100
 
 
 tokens = st.integers(0, 2)

@@ -79,7 +79,7 @@ def test_defaults_are_those_of_the_configurations(started: list[tuple[ServerConf
     assert main(["serve", "--quantization", "q8"]) == 0
     ((server, engine),) = started
     assert server == ServerConfig() and server.port == 8000
-    assert engine == EngineConfig(dtype="q8", max_sequences=16, progress=False)
+    assert engine == EngineConfig(dtype="q8", max_sequences=64, progress=False)
 
 
 @pytest.mark.parametrize(

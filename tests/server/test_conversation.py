@@ -147,7 +147,7 @@ def test_an_answer_that_may_be_shorter_is(text: TextWork) -> None:
     ],
 )  # fmt: skip
 def test_they_come_out_of_the_engines_socket_as_they_went_in(params: SamplingParams) -> None:
-    sent = wire.Generate(1, [1, 2], params, index=2)
+    sent = wire.Generate(1, b"\1\0\0\0", params, index=2)
     assert wire.to_engine.decode(frame(sent)[HEADER.size :]) == sent
 
 

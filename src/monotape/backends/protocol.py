@@ -42,7 +42,7 @@ class Sampling:
 class Job:
     """One request as a backend sees it."""
 
-    prompt: tuple[int, ...]  # the whole prompt, cached part included (penalties look at all of it)
+    prompt: Sequence[int]  # the whole prompt, cached part included (penalties look at all of it); read-only
     cached: int  # how many leading prompt tokens the sequence's KV already holds; at least one token is left
     max_tokens: int
     stop_ids: tuple[int, ...] = ()

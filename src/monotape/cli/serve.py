@@ -74,9 +74,9 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-sequences",
         type=integer,
-        default=16,
+        default=64,
         metavar="N",
-        help="conversations whose KV is kept for the next turn (default: 16)",
+        help="conversations whose KV is kept for the next turn, as far as its memory goes (default: 64)",
     )
 
 

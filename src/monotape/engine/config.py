@@ -60,7 +60,9 @@ class EngineConfig:
     chat_template: str | None = _setting(
         None, "a template file, or a template, instead of the model's own", metavar="FILE"
     )
-    max_sequences: int = _setting(4, "conversations whose KV is kept for the next turn")
+    max_sequences: int = _setting(
+        64, "conversations whose KV is kept for the next turn, as far as its memory goes"
+    )
     kv_bytes: int | None = _setting(
         None,
         "memory for the KV of kept conversations (default: a quarter of the machine's, or half of a GPU's free)",

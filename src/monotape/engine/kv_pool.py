@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from monotape.backends.protocol import KvSequence
+from monotape.backends.token_ids import TokenIds, common_prefix
 from monotape.errors import ResourceError
 
 _REMEMBERED = 16  # dropped conversations, to say why one was not found
@@ -18,7 +19,7 @@ class Kept:
     """A sequence and the tokens whose KV it holds."""
 
     sequence: KvSequence
-    tokens: tuple[int, ...]
+    tokens: TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class KvPool:
         self._max_sequences = max_sequences
         self._max_bytes = max_bytes
         self._kept: list[Kept] = []  # the most recent last
-        self._dropped: deque[tuple[tuple[int, ...], str]] = deque(maxlen=_REMEMBERED)
+        self._dropped: deque[tuple[TokenIds, str]] = deque(maxlen=_REMEMBERED)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -54,11 +55,11 @@ class KvPool:
 
     def lease(self, prompt: Sequence[int], *, reuse: bool = True) -> Lease:
         """The sequence that spares the most work, or an empty one. At least one token is left to compute."""
-        tokens = tuple(prompt)
-        best = max(
-            self._kept, key=lambda kept: (common_prefix(kept.tokens, tokens), -len(kept.tokens)), default=None
-        )
-        common = common_prefix(best.tokens, tokens) if best and reuse else 0
+        tokens = TokenIds.of(prompt)
+        shared = [(common_prefix(kept.tokens, tokens), -len(kept.tokens)) for kept in self._kept]
+        first = max(range(len(shared)), key=shared.__getitem__, default=None)
+        best = None if first is None else self._kept[first]
+        common = 0 if first is None or not reuse else shared[first][0]
         cached = min(common, len(tokens) - 1)
         again = common == len(tokens)  # the same prompt once more: its old answer is not wanted
         if best is None or cached == 0:
@@ -73,7 +74,7 @@ class KvPool:
 
     def give_back(self, lease: Lease, tokens: Sequence[int]) -> None:
         """Keeps the sequence. `tokens` are those of the request that are known, in order from its first."""
-        known = tuple(tokens[: lease.sequence.length])
+        known = TokenIds.of(tokens)[: lease.sequence.length]
         if not known:
             return
         self._kept.append(Kept(lease.sequence, known))
@@ -85,7 +86,7 @@ class KvPool:
     def _drop(self, reason: str) -> None:
         self._dropped.append((self._kept.pop(0).tokens, reason))
 
-    def _miss(self, tokens: tuple[int, ...]) -> str:
+    def _miss(self, tokens: TokenIds) -> str:
         """Why `tokens` start from nothing, for the log."""
         lost, reason = max(
             ((common_prefix(dropped, tokens), reason) for dropped, reason in self._dropped), default=(0, "")
@@ -107,28 +108,29 @@ class KvPool:
             return None
         if full:
             self._drop(f"only {self._max_sequences} conversations are kept")
-        try:
-            copy = self._new_sequence()
-            copy.copy_from(kept.sequence, cached)
-        except (ResourceError, MemoryError):
-            return None
-        return copy
+        while True:
+            try:
+                copy = self._new_sequence()
+                copy.copy_from(kept.sequence, cached)
+                return copy
+            except (ResourceError, MemoryError):
+                if kept is self._kept[0]:
+                    return None
+                self.make_room()
 
     def _empty_sequence(self) -> KvSequence:
         while len(self._kept) >= self._max_sequences:
             self._drop(f"only {self._max_sequences} conversations are kept")
-        try:
-            return self._new_sequence()
-        except (ResourceError, MemoryError):
-            if not self._kept:
-                raise
-            self._kept.clear()  # earlier conversations are worth less than this request
-            return self._new_sequence()
+        while True:
+            try:
+                return self._new_sequence()
+            except (ResourceError, MemoryError):
+                if not self.make_room():
+                    raise
 
-
-def common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """How many leading tokens agree."""
-    limit = min(len(left), len(right))
-    if left[:limit] == right[:limit]:
-        return limit
-    return next(index for index in range(limit) if left[index] != right[index])
+    def make_room(self) -> bool:
+        """Gives the memory of the least recent conversation back; False when none is kept."""
+        if self._kept:
+            self._drop("its memory was needed")
+            return True
+        return False

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from monotape.backends.token_ids import TokenIds
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import RequestError
 
@@ -21,7 +24,7 @@ class Prompt:
     """A prompt ready to run. `text` is None when it was given as ids."""
 
     text: str | None
-    ids: tuple[int, ...]
+    ids: TokenIds
 
 
 def split_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
@@ -60,23 +63,38 @@ def text_prompt(text: str, tokenizer: Tokenizer | None, vocab: int, *, add_speci
 
 
 def _are_ids(value: object) -> bool:
-    return hasattr(value, "tolist") or (
-        isinstance(value, Sequence) and bool(value) and all(isinstance(item, int) for item in value)
-    )
+    """Whether a list is one prompt: its first entry says so, and the rest is checked with the prompt."""
+    if hasattr(value, "tolist"):
+        return True
+    return isinstance(value, Sequence) and bool(value) and isinstance(value[0], int)
 
 
-def _checked_ids(given: object, vocab: int) -> tuple[int, ...]:
-    ids = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors
-    if not isinstance(ids, Sequence) or isinstance(ids, str):
+def _checked_ids(given: object, vocab: int) -> TokenIds:
+    rows = isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "iu"
+    ids = (
+        given.tolist() if hasattr(given, "tolist") and not rows else given
+    )  # tensors, and arrays of other kinds
+    if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str):
         raise RequestError(f"A prompt is a {type(given).__name__}.", _FORMS)
-    if not ids:
+    if not len(ids):
         raise RequestError("The prompt is empty.", "It must have at least one token.")
+    try:
+        made = TokenIds.of(ids)
+    except (TypeError, OverflowError):
+        raise _mistake(getattr(ids, "tolist", lambda: ids)(), vocab) from None
+    if made.array.min() < 0 or made.array.max() >= vocab:
+        raise _mistake(made, vocab)
+    return made
+
+
+def _mistake(ids: Iterable[object], vocab: int) -> RequestError:
+    """The first id that the model does not have. This loop is slow, and runs only where there is one."""
     for position, token_id in enumerate(ids):
         if not isinstance(token_id, int) or isinstance(token_id, bool):
-            raise RequestError(f"Token {position} of the prompt is {token_id!r}.", "Token ids are integers.")
+            return RequestError(f"Token {position} of the prompt is {token_id!r}.", "Token ids are integers.")
         if not 0 <= token_id < vocab:
-            raise RequestError(
+            return RequestError(
                 f"Token {position} of the prompt is {token_id}, but the vocabulary has {vocab} tokens.",
                 f"Token ids go from 0 to {vocab - 1}.",
             )
-    return tuple(ids)
+    raise AssertionError("all ids are right")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from monotape.backends.protocol import Backend, Generation, KvSequence, Token
+from monotape.backends.token_ids import TokenIds
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import (
     CompletionOutput,
@@ -21,6 +22,7 @@ from monotape.engine.prompt_logprobs import ScoredGeneration, score_prompt
 from monotape.engine.request import Request
 from monotape.engine.stop import StopStrings
 from monotape.engine.tokenizer import Tokenizer
+from monotape.errors import ResourceError
 
 
 class TextStream:
@@ -66,9 +68,18 @@ class TextStream:
         if top is not None:
             scores = score_prompt(backend, sequence, request.prompt.ids, top, self._text_of)
             self._scored = ScoredGeneration(scores, partial(_begin, request, backend, sequence))
-        self._generation: Generation = self._scored or _begin(request, backend, sequence)
+        self._generation: Generation = self._scored or self._begun(sequence)
         self._tokens = iter(self._generation)
         self._ended = False
+
+    def _begun(self, sequence: KvSequence) -> Generation:
+        """A sequence grows when its job begins: kept conversations give way to it, the least recent first."""
+        while True:
+            try:
+                return _begin(self._request, self._backend, sequence)
+            except ResourceError:
+                if not self._pool.make_room():
+                    raise
 
     def __iter__(self) -> Iterator[Delta]:
         return self
@@ -229,7 +240,7 @@ class TextStream:
         self._ended = True
         try:
             if self._generation.finish_reason is not None:  # otherwise the contents of its KV are unknown
-                tokens = [*self._request.prompt.ids, *self._token_ids, *self._unsaid]
+                tokens = TokenIds.joined(self._request.prompt.ids, self._token_ids, self._unsaid)
                 self._pool.give_back(self._lease, tokens)
         finally:
             self._on_end()

@@ -42,6 +42,7 @@ from monotape.backends.cuda.sampling import SamplingMemory, has_penalties
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.cuda.trace import TraceRecords, records_of, stage_bytes_of
 from monotape.backends.protocol import Job, KvSequence
+from monotape.backends.token_ids import TokenIds
 from monotape.errors import RequestError
 from monotape.models.spec import ModelSpec
 from monotape.plan.gpu import SHARED_MEMORY, GpuPlan
@@ -207,7 +208,7 @@ class CudaBackend:
     ) -> NDArray[np.float32]:
         """As the protocol has it; `chunk` as `begin` has it."""
         assert isinstance(sequence, CudaSequence), "a sequence of another backend"
-        prompt = (*([0] * sequence.length), *tokens)  # cached ids are not read
+        prompt = TokenIds.joined(np.zeros(sequence.length, np.int32), tokens)  # cached ids are not read
         count = 4 * len(tokens) * self.spec.vocab
         out = self._logits_out if count <= self._logits_out.bytes else DeviceMemory(count)
         self.begin(Job(prompt, sequence.length, 1), sequence, chunk=chunk, logits_out=out.pointer).finish()

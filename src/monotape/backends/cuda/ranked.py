@@ -20,6 +20,7 @@ from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.launch import Launch, Running, require_idle
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import Job, KvSequence
+from monotape.backends.token_ids import TokenIds
 from monotape.errors import BackendError, DeadlineFault, NumericalFault
 from monotape.models.spec import ModelSpec
 from monotape.plan.gpu import GpuPlan
@@ -192,7 +193,7 @@ class RankedCudaBackend:
     ) -> NDArray[np.float32]:
         """As the protocol has it. Every rank writes its own words of each row into the memory of rank 0's GPU."""
         assert isinstance(sequence, RankedSequence), "a sequence of another backend"
-        prompt = (*([0] * sequence.length), *tokens)  # cached ids are not read
+        prompt = TokenIds.joined(np.zeros(sequence.length, np.int32), tokens)  # cached ids are not read
         with on_device(self.ranks[0].device):
             out = DeviceMemory(4 * len(tokens) * self.spec.vocab)
         job = Job(prompt, sequence.length, 1)

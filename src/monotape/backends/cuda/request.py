@@ -50,7 +50,7 @@ class RequestMemory:
             self._make_inputs(prompt + 2 * stops)
         first = 0 if whole_prompt else job.cached
         staged = self._staged.view.view(np.int32)
-        staged[first:prompt] = job.prompt[first:]
+        staged[first:prompt] = np.asarray(job.prompt[first:], np.int32)
         staged[prompt : prompt + stops] = job.stop_ids
         start, count = 4 * first, 4 * (prompt + stops - first)
         self._inputs.copy_in(self._staged.pointer + start, count, start, stream)

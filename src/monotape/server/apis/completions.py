@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.types import Scope
 
+from monotape.backends.token_ids import TokenIds
 from monotape.errors import RequestError
 from monotape.server.api_error import ApiError, bad_request, from_engine_error
 from monotape.server.apis.openai_frame import DONE, begin, failure, whole
@@ -123,7 +124,7 @@ def _with_hole(text: TextWork, prompt: str | list[int], suffix: str) -> str:
 
 async def _tokens(
     text: TextWork, prompt: str | list[int], request: CompletionRequest, context: int, clock: Clock
-) -> tuple[list[int], str]:
+) -> tuple[TokenIds, str]:
     if isinstance(prompt, str):
         try:
             special = request.add_special_tokens is not False
@@ -133,7 +134,7 @@ async def _tokens(
         clock.tokenize_ns += took
         return ids, prompt if request.echo else ""
     echoed = await text.decode(prompt) if request.echo and text.tokenizer is not None else ""
-    return prompt, echoed
+    return TokenIds.of(prompt), echoed
 
 
 async def _choice(

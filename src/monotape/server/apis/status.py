@@ -7,6 +7,7 @@ from typing import Any
 from starlette.types import Scope
 
 from monotape import __version__
+from monotape.backends.token_ids import TokenIds
 from monotape.server.api_error import bad_request
 from monotape.server.conversation.conversation import prompt_of
 from monotape.server.engine.info import info_object
@@ -66,7 +67,7 @@ async def tokenize(service: Service, request: TokenizeRequest, scope: Scope) -> 
             add_special=request.add_special_tokens,
             context=service.config.max_body_bytes,
         )
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": found.context, "tokens": ids}
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": found.context, "tokens": list(ids)}
     if request.return_token_strs and text.tokenizer is not None:
         answer["token_strs"] = [text.tokenizer.token_text(token_id) for token_id in ids]
     return answer
@@ -92,5 +93,5 @@ async def detokenize(service: Service, request: DetokenizeRequest, scope: Scope)
     """The text of tokens."""
     text, _ = service.require_ready()
     service.check_model(request.model)
-    service.check_ids(request.tokens, "tokens")
+    service.check_ids(TokenIds.of(request.tokens), "tokens")
     return {"prompt": await text.decode(request.tokens)}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from monotape.backends.token_ids import TokenIds
 from monotape.errors import RequestError
 from monotape.server.api_error import bad_request, from_engine_error, unsupported
 from monotape.server.conversation.answer import THINK, THOUGHT, AnswerStyle, thinks
@@ -33,7 +34,7 @@ class Form:
 class ChatPrompt:
     """The tokens of a chat, and how the answer to them is read."""
 
-    ids: list[int]
+    ids: TokenIds
     style: AnswerStyle
 
 

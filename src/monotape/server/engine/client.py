@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from monotape.backends.token_ids import TokenIds
 from monotape.engine.config import EngineConfig
 from monotape.engine.sampling_params import SamplingParams
 from monotape.engine.spawn import spawn
@@ -134,7 +135,7 @@ class Engine:
 
     def generate(
         self,
-        prompt: list[int],
+        prompt: TokenIds,
         params: SamplingParams,
         index: int = 0,
         grammar: Grammar | None = None,
@@ -150,7 +151,7 @@ class Engine:
             self._ids, len(prompt), self._timeout_s + PROMPT_TOKEN_S * len(prompt), self._send
         )
         self._last_step = time.monotonic()
-        self._send(wire.Generate(run.id, prompt, params, index, grammar, interval, progress))
+        self._send(wire.Generate(run.id, prompt.to_bytes(), params, index, grammar, interval, progress))
         return run
 
     async def compile(self, grammar: Grammar) -> None:

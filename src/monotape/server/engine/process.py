@@ -18,6 +18,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NoReturn
 
+from monotape.backends.token_ids import TokenIds
 from monotape.engine.config import EngineConfig
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
@@ -153,7 +154,10 @@ class EngineProcess:
     def _generate(self, job: wire.Generate, constraint: GrammarConstraint | None) -> None:
         started_ns = time.monotonic_ns()
         stream = self._llm.stream(
-            {"prompt_token_ids": job.prompt}, job.params, index=job.index, constraint=constraint
+            {"prompt_token_ids": TokenIds.from_bytes(job.prompt)},
+            job.params,
+            index=job.index,
+            constraint=constraint,
         )
         with self._lock, contextlib.ExitStack() as undo:
             undo.callback(stream.close)
@@ -170,7 +174,7 @@ class EngineProcess:
                 self._reported = job.id
             last = self._play(job.id, stream)
             completion = stream.completion
-            scores = prompt_scores(stream.output)
+            scores = None if job.params.prompt_logprobs is None else prompt_scores(stream.output)
         self._outbox.put(
             wire.Done(
                 job.id, last, completion.finish_reason or "abort", completion.stop_reason, completion.seed,

@@ -17,7 +17,7 @@ class Generate(msgspec.Struct, tag=True):
     """Run one completion."""
 
     id: int
-    prompt: list[int]
+    prompt: bytes  # TokenIds as they are in memory: a list of 131,072 numbers takes milliseconds to read
     params: SamplingParams
     index: int = 0  # which of the completions of its request: each but the first has the next seed
     grammar: Grammar | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from monotape.backends.token_ids import TokenIds
 from monotape.engine.prompts import Prompt
 from monotape.engine.request import room_for
 from monotape.engine.sampling_params import SamplingParams
@@ -35,7 +36,7 @@ RESTART_WAIT_S = (
 class Work:
     """One prompt, ready to run."""
 
-    prompt: list[int]
+    prompt: TokenIds
     params: SamplingParams
     grammar: Grammar | None = None
     clock: Clock = field(default_factory=Clock)
@@ -89,25 +90,25 @@ class Service:
             )  # fmt: skip
         return name or self.names[0]
 
-    def check_ids(self, ids: list[int], param: str) -> None:
+    def check_ids(self, ids: TokenIds, param: str) -> None:
         """An error for a token that the model does not have."""
         _, info = self.loaded()
-        for token_id in ids:
-            if token_id >= info.vocab:
-                raise ApiError(
-                    400, f"Token id {token_id} is not in the vocabulary, which has {info.vocab} tokens.",
-                    code="invalid_value", param=param,
-                )  # fmt: skip
+        unknown = ids.array[ids.array >= info.vocab]
+        if unknown.size:
+            raise ApiError(
+                400, f"Token id {unknown[0]} is not in the vocabulary, which has {info.vocab} tokens.",
+                code="invalid_value", param=param,
+            )  # fmt: skip
 
-    def check(self, prompt: list[int], params: SamplingParams) -> None:
+    def check(self, prompt: TokenIds, params: SamplingParams) -> None:
         """An error when the engine would refuse the prompt or the params, so that no answer has begun by then."""
         _, info = self.loaded()
         self.check_ids(prompt, "prompt")
-        if not prompt:
+        if not len(prompt):
             raise ApiError(400, "The prompt is empty. It must have at least one token.", param="prompt")
         try:
             params.sampling(seed=0, vocab=info.vocab)
-            room_for(Prompt(None, tuple(prompt)), params, info.context)
+            room_for(Prompt(None, prompt), params, info.context)
         except RequestError as error:
             raise from_engine_error(error) from None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from monotape.backends.token_ids import TokenIds
 from monotape.engine.chat_template import ChatTemplate
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import ContextOverflow, RequestError
@@ -51,7 +52,7 @@ class TextWork:
     async def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[str, int]:
         return await self.elsewhere(lambda: self._chat.render(messages, **options))
 
-    async def encode(self, text: str, *, add_special: bool, context: int) -> tuple[list[int], int]:
+    async def encode(self, text: str, *, add_special: bool, context: int) -> tuple[TokenIds, int]:
         """The ids. A text that cannot fit the context in any way is refused before it is cut into tokens."""
         tokenizer = self._required()
         least = len(text) // self._longest
@@ -64,7 +65,7 @@ class TextWork:
                 context=context,
                 exact=False,
             )
-        return await self.elsewhere(lambda: tokenizer.encode(text, add_special=add_special))
+        return await self.elsewhere(lambda: TokenIds.of(tokenizer.encode(text, add_special=add_special)))
 
     async def decode(self, ids: Sequence[int]) -> str:
         tokenizer = self._required()
