@@ -12,7 +12,7 @@ from families import BY_NAME, make_checkpoint
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a case of families.CASES, by name."""
+    """The folder of a case of families.py, by name."""
     made: dict[str, Path] = {}
 
     def folder(name: str) -> Path:

@@ -119,7 +119,43 @@ CASES = (
         },
     ),
 )
-BY_NAME = {case.name: case for case in CASES}
+#: Mixtures of experts; no number of experts is a multiple of 8.
+EXPERT_CASES = (
+    Case(
+        "gpt-oss",
+        "gpt_oss",
+        {
+            "head_dim": 10,
+            "num_local_experts": 11,
+            "num_experts_per_tok": 4,
+            "sliding_window": 7,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=40, beta_fast=8.0, truncate=False),
+        },
+    ),
+    Case(
+        "qwen3-moe",
+        "qwen3_moe",
+        {
+            "head_dim": 12,
+            "moe_intermediate_size": 44,
+            "num_experts": 13,
+            "num_experts_per_tok": 5,
+            "norm_topk_prob": True,
+        },
+    ),
+    Case(
+        "qwen3-moe-plain-softmax",
+        "qwen3_moe",
+        {"head_dim": 10, "moe_intermediate_size": 31, "num_experts": 5, "num_experts_per_tok": 3},
+    ),
+    Case("mixtral", "mixtral", {"head_dim": 10, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    Case(
+        "mixtral-window",
+        "mixtral",
+        {"head_dim": 10, "num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 9},
+    ),
+)
+BY_NAME = {case.name: case for case in (*CASES, *EXPERT_CASES)}
 
 
 def make_checkpoint(case: Case, folder: Path, dtype: str = "float32", shard_bytes: int | None = None) -> Path:
@@ -136,23 +172,32 @@ def make_checkpoint(case: Case, folder: Path, dtype: str = "float32", shard_byte
                 tensor.copy_(1 + 0.3 * noise)
             elif name.endswith("bias"):
                 tensor.copy_(0.5 * noise)
+            elif name.endswith("sinks"):
+                tensor.copy_(noise)
             elif "embed_tokens" in name:
                 tensor.copy_(0.3 * noise)  # a tied head must not only repeat its input
             else:
-                tensor.copy_(1.5 * noise / tensor.shape[1] ** 0.5)
+                inputs = tensor.shape[1 if case.family == "gpt_oss" and tensor.dim() == 3 else -1]
+                tensor.copy_(1.5 * noise / inputs**0.5)
     model = model.to(getattr(torch, dtype))
     model.save_pretrained(folder, max_shard_size=shard_bytes or "5GB")
     return folder
 
 
-@functools.cache
-def _model(folder: Path) -> Any:
-    import torch
+def transformers_model(folder: Path, dtype: Any) -> Any:
+    """As its authors wrote it, one operation after the other: grouped products take no odd sizes."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
     ).eval()
+
+
+@functools.cache
+def _model(folder: Path) -> Any:
+    import torch
+
+    return transformers_model(folder, torch.float32)
 
 
 def transformers_logits(folder: Path, tokens: list[int]) -> NDArray[np.float32]:

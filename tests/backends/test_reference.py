@@ -11,10 +11,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from families import BY_NAME, CASES, VOCAB, Case, prompt, transformers_greedy, transformers_logits
+from families import (
+    BY_NAME,
+    CASES,
+    EXPERT_CASES,
+    VOCAB,
+    Case,
+    prompt,
+    transformers_greedy,
+    transformers_logits,
+)
 from monotape.backends.protocol import Job, Sampling
 from monotape.backends.reference.backend import PREFILL_ROWS, ReferenceBackend
-from monotape.backends.reference.model import silu, visible
+from monotape.backends.reference.experts import silu
+from monotape.backends.reference.model import visible
 from monotape.backends.reference.sampler import choose, logprobs
 from monotape.backends.reference.weights import ReferenceWeights, load_weights
 from monotape.compiler.compile import compile_plan
@@ -51,14 +61,14 @@ def agree(got: Floats, want: Floats) -> None:
     assert np.linalg.norm(got - want) <= 1e-4 * np.linalg.norm(want)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *EXPERT_CASES], ids=lambda case: case.name)
 def test_logits_agree_with_transformers(case: Case, checkpoint: Checkpoints) -> None:
     folder, tokens = checkpoint(case.name), prompt(37, seed=1)
     backend = load(folder, case.context)
     agree(backend.logits(tokens, backend.new_sequence()), transformers_logits(folder, tokens))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *EXPERT_CASES], ids=lambda case: case.name)
 def test_64_greedy_tokens_are_those_of_transformers(case: Case, checkpoint: Checkpoints) -> None:
     folder, tokens = checkpoint(case.name), prompt(23, seed=2)
     backend = load(folder, case.context)
@@ -69,7 +79,7 @@ def test_64_greedy_tokens_are_those_of_transformers(case: Case, checkpoint: Chec
     assert generation.finish_reason == "length"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *EXPERT_CASES], ids=lambda case: case.name)
 def test_bits_do_not_depend_on_how_the_prompt_is_cut(case: Case, checkpoint: Checkpoints) -> None:
     """Single tokens, odd pieces, and a prefix of any length that was cached: the same bits as all at once."""
     backend, tokens = load(checkpoint(case.name), case.context), prompt(60, seed=3)

@@ -124,13 +124,12 @@ def test_notes_reach_the_spec() -> None:
 @pytest.mark.parametrize(
     ("architecture", "near"),
     [
-        ("MixtralForCausalLM", "MistralForCausalLM"),
-        ("Qwen3MoeForCausalLM", "Qwen3ForCausalLM"),
-        ("Qwen2MoeForCausalLM", "Qwen2ForCausalLM"),
+        ("Ministral3ForCausalLM", "MistralForCausalLM"),
+        ("Qwen3NextForCausalLM", "Qwen3ForCausalLM"),
+        ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"),
         ("Phi4ForCausalLM", "Phi3ForCausalLM"),
         ("Llama4ForConditionalGeneration", "LlamaForCausalLM"),
         ("Gemma3ForCausalLM", "ForCausalLM"),
-        ("GptOssForCausalLM", "ForCausalLM"),
         ("DeepseekV3ForCausalLM", "ForCausalLM"),
     ],
 )
@@ -143,8 +142,8 @@ def test_other_architectures_are_refused_with_the_nearest(architecture: str, nea
 
 
 def test_an_unknown_model_type_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UnsupportedModel, match="qwen3_moe is not supported; the nearest that is: qwen3"):
-        spec_of(QWEN3, architectures=..., model_type="qwen3_moe")
+    with pytest.raises(UnsupportedModel, match="qwen3_vl is not supported; the nearest that is: qwen3"):
+        spec_of(QWEN3, architectures=..., model_type="qwen3_vl")
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

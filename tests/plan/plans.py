@@ -7,12 +7,14 @@ from pathlib import Path
 from monotape.compiler.compile import compile_plan
 from monotape.compiler.gpu import gpu_plan
 from monotape.models.lanes import Lanes
+from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec, Rope
 from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan
 from monotape.plan.gpu_text import dump_gpu
 from monotape.plan.text import dump
 from monotape.plan.types import Machine, Plan
+from monotape.planner.catalogue import find_model
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -31,6 +33,15 @@ def spec(
     )  # fmt: skip
 
 
+def known(name: str) -> ModelSpec:
+    """A model of the planner's table, as its config describes it."""
+    model = find_model(name)
+    assert model is not None
+    return spec_from_config(
+        {key: value for key, value in model.config.items() if key != "quantization_config"}
+    )
+
+
 def golden_plans() -> dict[str, Plan]:
     smollm2 = spec("LlamaForCausalLM", 30, 576, 9, 3, 64, 1536, 49152)
     qwen = spec("Qwen2ForCausalLM", 24, 896, 14, 2, 64, 4864, 151936, qkv_bias=True)
@@ -45,6 +56,12 @@ def golden_plans() -> dict[str, Plan]:
         "mistral-7b-f16-16-workers": compile_plan(mistral, Machine("cpu", 16), Format.F16, context=32768),
         "qwen2.5-0.5b-q8-2-ranks": compile_plan(qwen, Machine("cpu", 2), Format.Q8, context=4096, ranks=2),
         "laneformer-2b-bf16-8-lanes": compile_plan(laneformer, eight, Format.BF16, context=4096),
+        "qwen3-30b-a3b-bf16-4-workers": compile_plan(
+            known("qwen3-30b-a3b"), Machine("cpu", 4), Format.BF16, context=40960
+        ),
+        "gpt-oss-20b-bf16-2-ranks": compile_plan(
+            known("gpt-oss-20b"), Machine("cpu", 3), Format.BF16, context=8192, ranks=2
+        ),
     }
 
 

@@ -9,16 +9,30 @@ import pytest
 
 from monotape.compiler.compile import compile_plan
 from monotape.errors import PlanError
+from monotape.models.experts import Experts
 from monotape.models.lanes import Lanes
+from monotape.models.layer import SPARSE
 from monotape.plan.formats import Format
 from monotape.plan.rules import RULES, verify, violations
-from monotape.plan.types import Machine, Plan, RankPlan, Span, Stage, Step, Tape
+from monotape.plan.types import Machine, Plan, RankPlan, Segment, Span, Stage, Step, Tape
 from plan.plans import spec
 
 
 def good_plan() -> Plan:
     model = spec("LlamaForCausalLM", 3, 54, 6, 2, 10, 76, 131)
     return compile_plan(model, Machine("cpu", 3), Format.Q8, context=160)
+
+
+def sparse_plan() -> Plan:
+    model = spec("MixtralForCausalLM", 3, 54, 6, 2, 10, 76, 131)
+    model = replace(model, layer=SPARSE, experts=Experts(5, 2))
+    return compile_plan(model, Machine("cpu", 3), Format.Q8, context=160)
+
+
+def with_library(plan: Plan, **changes: object) -> Plan:
+    library = plan.ranks[0].library
+    assert library is not None
+    return with_rank(plan, library=replace(library, **changes))  # type: ignore[arg-type]
 
 
 def with_rank(plan: Plan, **changes: object) -> Plan:
@@ -79,6 +93,8 @@ BREAKERS: dict[str, Callable[[Plan], Plan]] = {
     "tape is one run": lambda plan: with_tape(plan, lambda t: moved(t, 1, 64)),
     "aligned": lambda plan: with_tape(plan, lambda t: moved(t, 1, 4)),
     "balanced": all_to_first_worker,
+    "library holds experts": lambda plan: with_stage(plan, 3, lambda stage: replace(stage, routed=2)),
+    "chosen before routed": lambda plan: with_stage(plan, 3, lambda stage: replace(stage, routed=2)),
     "buffers exist": lambda plan: with_stage(plan, 3, lambda s: replace(s, reads="nowhere")),
     "written before read": lambda plan: with_stage(plan, 1, lambda s: replace(s, reads="activation")),
     "chunk fits": lambda plan: replace(plan, chunk=plan.chunk + 1),
@@ -127,6 +143,57 @@ RANK_BREAKERS: tuple[tuple[str, Callable[[Plan], Plan]], ...] = (
     ("steps fit", lambda plan: with_step(plan, 2, folds=3)),
     ("slots suffice", lambda plan: replace(plan, slots=plan.slots - 1)),
 )
+
+
+def swapped(plan: Plan, one: int, other: int) -> Plan:
+    stages = list(plan.ranks[0].layer_stages)
+    stages[one], stages[other] = stages[other], stages[one]
+    return with_rank(plan, layer_stages=tuple(stages))
+
+
+def segments_of(plan: Plan) -> tuple[Segment, ...]:
+    library = plan.ranks[0].library
+    assert library is not None
+    return library.segments
+
+
+SPARSE_BREAKERS: tuple[tuple[str, Callable[[Plan], Plan]], ...] = (
+    ("library holds experts", lambda plan: with_rank(plan, library=None)),
+    ("library holds experts", lambda plan: with_library(plan, chosen=6)),
+    ("library holds experts", lambda plan: with_library(plan, chosen=3)),
+    ("library holds experts", lambda plan: with_library(plan, layers=2)),
+    ("library holds experts", lambda plan: with_library(plan, segments=segments_of(plan)[::-1])),
+    (
+        "library holds experts",
+        lambda plan: with_library(
+            plan, segments=tuple(replace(each, offset=4) for each in segments_of(plan))
+        ),
+    ),
+    ("library holds experts", lambda plan: with_library(plan, expert_bytes=64)),
+    ("chosen before routed", lambda plan: swapped(plan, 2, 3)),
+    ("tape holds its tiles", lambda plan: with_stage(plan, 3, lambda stage: replace(stage, routed=0))),
+)
+
+
+def test_a_plan_with_experts_breaks_no_rule() -> None:
+    assert violations(sparse_plan()) == []
+
+
+@pytest.mark.parametrize(("name", "breaker"), SPARSE_BREAKERS)
+def test_breaking_a_rule_of_experts_is_noticed(name: str, breaker: Callable[[Plan], Plan]) -> None:
+    assert name in {rule.name for rule, _ in violations(breaker(sparse_plan()))}
+
+
+def test_a_token_reads_the_experts_that_it_passes_and_memory_holds_all() -> None:
+    plan = sparse_plan()
+    library = plan.ranks[0].library
+    assert library is not None
+    gate_up, down = plan.ranks[0].routed_stages
+    expert = gate_up.tiles * gate_up.tile_bytes + down.tiles * down.tile_bytes
+    assert 5 * 3 * expert <= library.bytes < 5 * 3 * (expert + 2 * 64)
+    assert plan.token_bytes(0) == plan.tape_bytes + plan.small_bytes + library.bytes * 2 // 5
+    assert plan.weight_bytes >= plan.tape_bytes + library.bytes
+    assert library.address(2, 4, "down") == (2 * 5 + 4) * library.expert_bytes + library.segments[1].offset
 
 
 def test_a_plan_of_several_ranks_breaks_no_rule() -> None:

@@ -106,6 +106,7 @@ def test_counts_are_those_of_the_engine_itself(name: str) -> None:
     config = models()[name].config
     if config["model_type"] == "phi3":  # the table leaves out its lists of factors, which size nothing
         config = {**config, "rope_scaling": None}
+    config = {**config, "quantization_config": None}
     assert shape_from_config(config).total == spec_from_config(config).parameters
 
 
@@ -124,8 +125,16 @@ def test_what_a_file_leaves_out_is_as_when_the_model_runs(architecture: str) -> 
         "architectures": [architecture], "hidden_size": 4096, "num_attention_heads": 64, "num_hidden_layers": 31,
         "intermediate_size": 5000, "vocab_size": 999, "max_position_embeddings": 32768,
     }  # fmt: skip
-    if architecture.startswith("Qwen"):
+    if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
         config["use_sliding_window"] = True
+    if architecture == "Qwen3MoeForCausalLM":
+        config["moe_intermediate_size"] = 500
+    if architecture == "GptOssForCausalLM":
+        config["rope_scaling"] = {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 4096,
+        }
     spec, caches = spec_from_config(config), [layer.caches[0] for layer in shape_from_config(config).layers]
     assert {cache.values for cache in caches} == {2 * spec.kv_heads * spec.head_dim}
     assert tuple(cache.window for cache in caches) == spec.windows
@@ -168,13 +177,15 @@ def test_a_config_that_cannot_be_understood_is_refused_in_one_sentence(
 @pytest.mark.parametrize(
     ("model", "changes", "said"),
     [
-        ("gpt-oss-20b", {"num_experts_per_tok": 33}, "only 32 experts"),
+        ("gpt-oss-20b", {"num_experts_per_tok": 33, "experts_per_token": 33}, "only 32 experts"),
+        ("gpt-oss-20b", {"num_experts_per_tok": 3}, "experts_per_token is 4"),
         ("gpt-oss-20b", {"layer_types": ["full_attention"]}, "layer_types"),
-        ("gpt-oss-20b", {"layer_types": ["mamba"] * 24}, "layer type 'mamba'"),
+        ("gpt-oss-20b", {"layer_types": ["mamba"] * 24}, "layer type mamba"),
         ("qwen3-next-80b-a3b", {"layer_types": ["sliding_attention"] * 48}, "layer type 'sliding_attention'"),
         ("deepseek-v4-flash", {"compress_ratios": [0, 4]}, "compress_ratios"),
         ("deepseek-v4-flash", {"compress_ratios": [5] * 44}, "0, 4 or 128"),
         ("qwen3-30b-a3b", {"mlp_only_layers": "none"}, "mlp_only_layers"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": [3]}, "mlp_only_layers"),
         ("kimi-k2.5", {"text_config": 3}, "text_config"),
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from monotape.compiler.balance import balance_head, balance_layer
 from monotape.compiler.split import Share, lanes_for, shares
 from monotape.compiler.stages import Formats, stage_shapes
-from monotape.compiler.tapes import exchange_buffers, kv_layout, lay_tapes
+from monotape.compiler.tapes import exchange_buffers, kv_layout, lay_library, lay_tapes
 from monotape.models.lanes import Lanes, send_lag, steps
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS, Format
@@ -16,6 +16,8 @@ from monotape.plan.types import Machine, Plan, RankPlan
 
 #: Rows of a prefill pass on a CPU: a tile stays in the cache while all rows use it; more rows only cost buffers.
 CPU_CHUNK = 64
+#: With experts, as many rows as give each expert about that many, up to this.
+MOST_CHUNK = 512
 
 
 def compile_plan(
@@ -38,7 +40,7 @@ def compile_plan(
     schedule = steps(lanes, spec.modules) if lanes.count > 1 else ()
     # Between a rank and its slowest peer lie at most 2 lag + 1 sends: ARCHITECTURE.md counts them.
     slots = 2 * send_lag(schedule) + 2 if lanes.count > 1 else 0
-    rows = chunk or max(1, CPU_CHUNK // lanes.count)
+    rows = chunk or max(1, _chunk(spec) // lanes.count)
     split = shares(spec, lanes.count)
     of_ranks = tuple(_rank(spec, machine, formats, share, rows, lanes, slots) for share in split)
     plan = Plan(
@@ -58,6 +60,12 @@ def compile_plan(
     )
     verify(plan)
     return plan
+
+
+def _chunk(spec: ModelSpec) -> int:
+    if spec.experts is None:
+        return CPU_CHUNK
+    return min(MOST_CHUNK, CPU_CHUNK * spec.experts.count // spec.experts.chosen)
 
 
 def _head_input(lanes: Lanes) -> str:
@@ -80,6 +88,7 @@ def _rank(
         tapes=lay_tapes(layer_stages, head, spec.layers, machine),
         buffers=exchange_buffers(spec, share, chunk, lanes.count, slots, head_reads),
         kv=kv_layout(spec, share, default_kv_format(machine, formats.default)),
+        library=lay_library(spec, layer_stages, machine),
     )
 
 
@@ -121,4 +130,10 @@ def _small_bytes(spec: ModelSpec, split: tuple[Share, ...]) -> int:
         share.heads[1] - share.heads[0] + 2 * (share.kv_heads[1] - share.kv_heads[0]) for share in split
     )
     biases = spec.layers * heads * spec.head_dim if spec.qkv_bias else 0
-    return 4 * (len(split) * norms + biases)
+    shared = sum(
+        spec.shape_of(matrix.parts[0])[0]
+        for matrix in spec.layer
+        if matrix.bias != "qkv_bias" and spec.has_bias(matrix) and not matrix.routed
+    )
+    sinks = spec.heads if spec.sinks else 0
+    return 4 * (len(split) * norms + biases + spec.layers * (len(split) * shared + sinks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monotape.compiler.split import Share
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS, Format
-from monotape.plan.types import Buffer, KvLayout, Machine, Segment, Stage, Tape
+from monotape.plan.types import Buffer, KvLayout, Library, Machine, Segment, Stage, Tape
 
 KV_BLOCK = 128  # positions; long enough to pay for its partial result, short enough to spread a short context
 
@@ -26,12 +26,31 @@ def lay_tapes(
     for worker in range(machine.workers):
         segments, offset = [], 0
         for stage in layer_stages:
+            if stage.routed:
+                continue
             segments.append(_segment(stage, worker, offset))
             offset = _aligned(offset + segments[-1].bytes, machine.alignment)
         head_segment = _segment(head, worker, offset * layers)
         total = _aligned(head_segment.offset + head_segment.bytes, machine.alignment)
         tapes.append(Tape(worker, offset, tuple(segments), head_segment, total))
     return tuple(tapes)
+
+
+def lay_library(spec: ModelSpec, layer_stages: tuple[Stage, ...], machine: Machine) -> Library | None:
+    """An expert is one run: the tiles of its stages, in order."""
+    if spec.experts is None:
+        return None
+    segments, offset, biases = [], 0, 0
+    for stage in layer_stages:
+        if not stage.routed:
+            continue
+        segments.append(Segment(stage.name, offset, stage.tiles * stage.tile_bytes))
+        offset = _aligned(offset + segments[-1].bytes, machine.alignment)
+        biases += 4 * stage.rows if stage.bias else 0
+    return Library(
+        spec.experts.count, spec.experts.chosen, spec.layers, offset, tuple(segments),
+        biases * spec.layers * spec.experts.count,
+    )  # fmt: skip
 
 
 def exchange_buffers(
@@ -51,11 +70,16 @@ def exchange_buffers(
 
     queries = rows(share.heads) * spec.head_dim
     vocab = spec.vocab if share.rank == 0 else rows(share.vocab)  # rank 0 chooses among the whole vocabulary
+    chosen = 1 if spec.experts is None else spec.experts.chosen
+    choice = () if spec.experts is None else (Buffer("choice", chunk, padded(spec.experts.count)),)
     buffers = (
         Buffer("residual", chunk, padded(spec.width)),
         Buffer("query", chunk, padded(queries)),
         Buffer("attended", chunk, padded(queries)),
-        Buffer("activation", chunk, padded(rows(share.ffn))),
+        *choice,
+        Buffer(
+            "activation", chunk * chosen, padded(rows(share.ffn))
+        ),  # a row for each expert that a row passes
         Buffer("logits", 1, padded(vocab)),
     )
     arrivals = Buffer("arrivals", slots * ranks * chunk, 2 * padded(spec.width))

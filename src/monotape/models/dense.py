@@ -1,4 +1,4 @@
-"""What the dense decoder families share: the fields of their configs, and the way to a ModelSpec."""
+"""What the decoder families share: the fields of their configs, and the way to a ModelSpec."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from monotape.errors import UnsupportedModel
+from monotape.models.experts import SILU, ExpertNames, Gating
 from monotape.models.fields import FIXED, HARMLESS, Fields
 from monotape.models.layer import DENSE, Matrix
 from monotape.models.spec import MAX_POSITIONS, ModelSpec, TensorSource
-from monotape.models.tensors import bias_tensors, head_norm_tensors, model_tensors, separate_tensors
+from monotape.models.tensors import (
+    bias_tensors,
+    head_norm_tensors,
+    model_tensors,
+    separate_tensors,
+    sink_tensors,
+)
 
 Windows = tuple[int | None, ...]
 Tensors = dict[str, TensorSource]
@@ -27,14 +34,14 @@ ROPE_RULES = ("default", "linear", "llama3", "longrope", "yarn", "factors")
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The dimensions that every dense decoder has."""
+    """The dimensions that every decoder has."""
 
     layers: int
     width: int
     heads: int
     kv_heads: int
     head_dim: int
-    ffn: int
+    ffn: int  # of one expert, where there are experts
     vocab: int
     context: int
 
@@ -62,7 +69,13 @@ class Family:
     kv_heads: int | None = None  # None: as many as heads
     head_dim: int | None = None  # None: width / heads
     qkv_bias: bool = False
+    biases: tuple[str, ...] = ()  # roles of further matrices that have one
     qk_norm: bool = False
+    sinks: bool = False
+    gating: Callable[[Fields], Gating] = lambda fields: SILU
+    experts: ExpertNames | None = None
+    unused: frozenset[str] = frozenset()  # fields of these files that no forward pass needs
+    theta: float | None = None  # of the rotary positions, where a file names none; None: that of transformers
     rope_rules: tuple[str, ...] = ROPE_RULES
     partial_rope: bool = False
     layer: tuple[Matrix, ...] = DENSE  # the matrices of every layer, in order
@@ -74,7 +87,8 @@ class Family:
         fields = Fields(config)
         check_type(fields, self.name)
         fields.fixed({**FIXED, **self.fixed}, self.architecture)
-        sizes = read_sizes(fields, read_heads(fields, self.kv_heads, self.head_dim))
+        inner = "intermediate_size" if self.experts is None else self.experts.inner
+        sizes = read_sizes(fields, read_heads(fields, self.kv_heads, self.head_dim), inner)
         tied = fields.flag("tie_word_embeddings", False)
         fields.ids("pad_token_id", sizes.vocab, low=-1)  # unused here, but a wrong value means a wrong file
         spec = decoder_spec(
@@ -84,23 +98,29 @@ class Family:
             family=self.name,
             architecture=self.architecture,
             norm_eps=fields.number("rms_norm_eps", 0, 1, self.norm_eps),
-            rope=read_rope(fields, sizes.head_dim, sizes.context, self.rope_rules, self.partial_rope),
+            rope=read_rope(
+                fields, sizes.head_dim, sizes.context, self.rope_rules, self.partial_rope, self.theta
+            ),
             tied=tied,
             qkv_bias=self.qkv_bias,
             qk_norm=self.qk_norm,
+            sinks=self.sinks,
+            gating=self.gating(fields),
+            experts=None if self.experts is None else self.experts.read(fields),
             layer_tensors=self.layer_tensors(sizes),
             model_tensors=model_tensors(tied),
             layer=self.layer,
         )
-        fields.finish(self.architecture, HARMLESS)
+        fields.finish(self.architecture, HARMLESS | self.unused)
         return spec
 
     def layer_tensors(self, sizes: Sizes) -> Tensors:
         tensors = self.projections(sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim, sizes.ffn)
         return {
             **tensors,
-            **(bias_tensors() if self.qkv_bias else {}),
+            **bias_tensors((*(("q", "k", "v") if self.qkv_bias else ()), *self.biases), tensors),
             **(head_norm_tensors() if self.qk_norm else {}),
+            **(sink_tensors() if self.sinks else {}),
         }
 
 
@@ -140,15 +160,15 @@ def read_heads(
     return Heads(width, heads, kv_heads, width // heads if head_dim is None else head_dim)
 
 
-def read_sizes(fields: Fields, heads: Heads) -> Sizes:
-    """All sizes, where those of attention are known."""
+def read_sizes(fields: Fields, heads: Heads, inner: str = "intermediate_size") -> Sizes:
+    """All sizes, where those of attention are known. `inner`: the field with the width of a feed-forward block."""
     return Sizes(
         width=heads.width,
         heads=heads.heads,
         kv_heads=heads.kv_heads,
         head_dim=heads.head_dim,
         layers=fields.integer("num_hidden_layers", 1, MAX_LAYERS),
-        ffn=fields.integer("intermediate_size", 1, MAX_WIDTH),
+        ffn=fields.integer(inner, 1, MAX_WIDTH),
         vocab=fields.integer("vocab_size", 1, MAX_VOCAB),
         context=fields.integer("max_position_embeddings", 1, MAX_POSITIONS),
     )
@@ -186,6 +206,17 @@ def one_window(default: int | None) -> Callable[[Fields, int], Windows]:
         if kinds is not None and set(kinds) != {kind}:
             raise fields.wrong("layer_types", f"sliding_window = {window} makes every layer {kind}")
         return (window,) * layers
+
+    return windows
+
+
+def alternating_windows(default: int) -> Callable[[Fields, int], Windows]:
+    """The first of every two layers slides, unless `layer_types` says it layer by layer."""
+
+    def windows(fields: Fields, layers: int) -> Windows:
+        window = fields.optional_integer("sliding_window", 1, MAX_POSITIONS, default)
+        kinds = tuple("full_attention" if layer % 2 else "sliding_attention" for layer in range(layers))
+        return _by_type(fields, layers, kinds, window)
 
     return windows
 

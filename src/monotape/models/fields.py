@@ -21,7 +21,7 @@ HARMLESS = frozenset((
     "initializer_range", "gradient_checkpointing", "use_cache", "chunk_size_feed_forward", "torchscript",
     "use_bfloat16", "tf_legacy_loss", "return_dict", "is_decoder", "output_attentions",
     "output_hidden_states", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset",
-    "max_sequence_length",
+    "max_sequence_length", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise",
     # heads for other tasks
     "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
     # old files keep generation defaults here; a request brings its own

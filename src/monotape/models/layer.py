@@ -16,10 +16,11 @@ class Matrix:
     name: str
     parts: tuple[str, ...]  # roles of its tensors
     reads: str  # "residual", "attended" or "activation"
-    writes: str  # "query", "residual" or "activation"
+    writes: str  # "query", "choice", "residual" or "activation"
     gain: str | None = None  # the norm of its input; None: the input is read as it is
     bias: str | None = None  # added where the model has one
-    gated: bool = False  # two parts, gate and up: silu(gate) * up
+    gated: bool = False  # two parts, gate and up, which Gating makes one
+    routed: bool = False  # every expert has one, and a token passes those that the router chose
 
 
 DENSE: tuple[Matrix, ...] = (
@@ -28,6 +29,18 @@ DENSE: tuple[Matrix, ...] = (
     Matrix("gate_up", ("gate", "up"), "residual", "activation", gain="ffn_norm", gated=True),
     Matrix("down", ("down",), "activation", "residual"),
 )
+
+#: A layer whose feed-forward block is experts: experts.py says how a router's logits, the "choice", become weights.
+SPARSE: tuple[Matrix, ...] = (
+    Matrix("qkv", ("q", "k", "v"), "residual", "query", gain="attention_norm", bias="qkv_bias"),
+    Matrix("output", ("output",), "attended", "residual", bias="output_bias"),
+    Matrix("router", ("router",), "residual", "choice", gain="ffn_norm", bias="router_bias"),
+    Matrix(
+        "gate_up", ("gate", "up"), "residual", "activation", gain="ffn_norm", bias="gate_up_bias",
+        gated=True, routed=True,
+    ),
+    Matrix("down", ("down",), "activation", "residual", bias="down_bias", routed=True),
+)  # fmt: skip
 
 
 def modules_of(layer: tuple[Matrix, ...]) -> tuple[tuple[Matrix, ...], ...]:

@@ -8,17 +8,23 @@ from typing import Any
 from monotape.errors import ModelError, UnsupportedModel, nearest
 from monotape.models.dense import Family
 from monotape.models.fields import shown
+from monotape.models.gpt_oss import GPT_OSS
 from monotape.models.laneformer import LANEFORMER, LANEFORMER_TP, Laneformer
 from monotape.models.llama import LLAMA
 from monotape.models.mistral import MISTRAL
+from monotape.models.mixtral import MIXTRAL
 from monotape.models.phi3 import PHI3
 from monotape.models.qwen2 import QWEN2
 from monotape.models.qwen3 import QWEN3
+from monotape.models.qwen3_moe import QWEN3_MOE
 from monotape.models.spec import ModelSpec
 
 FAMILIES: Mapping[str, Family | Laneformer] = {
-    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, LANEFORMER, LANEFORMER_TP)
-}
+    family.architecture: family
+    for family in (
+        LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GPT_OSS, QWEN3_MOE, MIXTRAL, LANEFORMER, LANEFORMER_TP,
+    )
+}  # fmt: skip
 _OTHER_FILE = "The file is damaged or not a model's; fetch the model again."
 _NEEDED = 'It needs a field like "architectures": ["LlamaForCausalLM"].'
 _BY_TYPE: Mapping[str, Family | Laneformer] = {family.name: family for family in FAMILIES.values()}

@@ -171,7 +171,10 @@ RULES: dict[str, Callable[[_Base, Fields], Rope]] = {
 }
 
 
-def read_rope(fields: Fields, head_dim: int, context: int, rules: tuple[str, ...], partial: bool) -> Rope:
+def read_rope(
+    fields: Fields, head_dim: int, context: int, rules: tuple[str, ...], partial: bool,
+    default_theta: float | None = None,
+) -> Rope:  # fmt: skip
     """The rotary positions that a config describes, in the words of transformers 4 or 5.
 
     Version 5 has one object `rope_parameters` with everything in it; version 4 has `rope_theta` and
@@ -192,7 +195,7 @@ def read_rope(fields: Fields, head_dim: int, context: int, rules: tuple[str, ...
         )
     theta = _agreed(fields, inner, "rope_theta", lambda table, key: table.optional_number(key, 1, _HUGE))
     base = _Base(
-        theta=theta or DEFAULT_THETA,
+        theta=theta or default_theta or DEFAULT_THETA,
         dims=_rotating_dims(fields, inner, head_dim, partial),
         context=context,
         original=_agreed(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from monotape.models.experts import SILU, Experts, Gating
 from monotape.models.lanes import Lanes
 from monotape.models.layer import DENSE, Matrix, modules_of
 
 #: The tensors of one layer, by role. A role that a family does not have is absent from its table.
 LAYER_ROLES = (
-    "attention_norm", "q", "k", "v", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "output",
-    "ffn_norm", "gate", "up", "down",
+    "attention_norm", "q", "k", "v", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "sinks", "output",
+    "output_bias", "ffn_norm", "router", "router_bias", "gate", "up", "down", "gate_bias", "up_bias", "down_bias",
 )  # fmt: skip
 #: The tensors outside the layers. A tied model has no "head".
 MODEL_ROLES = ("embedding", "final_norm", "head")
@@ -26,13 +27,14 @@ class TensorSource:
     [lanes][rows][columns / lanes].
     """
 
-    name: str  # "{layer}" stands for the layer's number
+    name: str  # "{layer}" stands for the layer's number, "{expert}" for the expert's
     rows: tuple[int, int] | None = None  # None: all rows
     lanes: int = 0  # 0: stored as one matrix
     split: str = "rows"  # what lanes share: "rows" or "columns"
 
-    def in_layer(self, layer: int) -> str:
-        return self.name.replace("{layer}", str(layer))
+    def in_layer(self, layer: int, expert: int | None = None) -> str:
+        name = self.name.replace("{layer}", str(layer))
+        return name if expert is None else name.replace("{expert}", str(expert))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A dense decoder: everything that decides its numbers, and where its tensors lie."""
+    """A decoder: everything that decides its numbers, and where its tensors lie."""
 
     family: str
     architecture: str
@@ -63,7 +65,7 @@ class ModelSpec:
     heads: int
     kv_heads: int
     head_dim: int
-    ffn: int
+    ffn: int  # of one expert, where there are experts
     vocab: int
     context: int
     norm_eps: float
@@ -80,6 +82,9 @@ class ModelSpec:
     notes: tuple[str, ...] = field(default=())  # choices a user should be able to see
     lanes: Lanes | None = None  # None: one residual stream, however many ranks compute it
     layer: tuple[Matrix, ...] = DENSE  # the matrices of every layer, in order
+    experts: Experts | None = None  # None: no matrix of a layer is routed
+    gating: Gating = SILU
+    sinks: bool = False  # a logit of each query head joins its softmax, and weighs nothing
 
     @property
     def q_rows(self) -> int:
@@ -120,7 +125,32 @@ class ModelSpec:
 
     @property
     def layer_parameters(self) -> int:
-        return sum(math.prod(self.shape_of(role)) for role in self.layer_tensors)
+        return sum(self.copies_of(role) * math.prod(self.shape_of(role)) for role in self.layer_tensors)
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that a token reads: of the experts those that it passes, of an untied embedding one row."""
+        idle = 0 if self.experts is None else self.experts.count - self.experts.chosen
+        routed = sum(math.prod(self.shape_of(role)) for role in self.layer_tensors if self.is_routed(role))
+        table = 0 if self.tied else (self.vocab - 1) * self.width
+        return self.parameters - self.layers * idle * routed - table
+
+    def is_routed(self, role: str) -> bool:
+        """Does every expert have a tensor of this role?"""
+        return any(matrix.routed and role.removesuffix("_bias") in matrix.parts for matrix in self.layer)
+
+    def copies_of(self, role: str) -> int:
+        """Tensors of this role in a layer: one for each expert, or one."""
+        return self.experts.count if self.experts is not None and self.is_routed(role) else 1
+
+    def experts_of(self, role: str) -> tuple[int | None, ...]:
+        """The experts that have a tensor of this role; (None,) for one that all share."""
+        return tuple(range(self.copies_of(role))) if self.is_routed(role) else (None,)
+
+    def has_bias(self, matrix: Matrix) -> bool:
+        if matrix.bias == "qkv_bias":
+            return self.qkv_bias
+        return matrix.bias is not None and f"{matrix.parts[0]}_bias" in self.layer_tensors
 
     @property
     def modules(self) -> int:
@@ -130,7 +160,7 @@ class ModelSpec:
     @property
     def layer_gains(self) -> tuple[str, ...]:
         """The norms of a layer's matrices."""
-        return tuple(matrix.gain for matrix in self.layer if matrix.gain)
+        return tuple(dict.fromkeys(matrix.gain for matrix in self.layer if matrix.gain))
 
     def shape_of(self, role: str) -> tuple[int, ...]:
         """The shape that a role's tensor must have."""
@@ -141,6 +171,8 @@ class ModelSpec:
             return matrices[role]
         if role in ("q_norm", "k_norm"):
             return (self.head_dim,)
+        if role == "sinks":
+            return (self.heads,)
         if role.endswith("_bias"):
             return matrices[role.removesuffix("_bias")][:1]
         assert role in (*self.layer_gains, "final_norm"), f"a tensor called {role}"
@@ -149,5 +181,7 @@ class ModelSpec:
 
     def _matrix_shape(self, matrix: Matrix, part: str) -> tuple[int, int]:
         sizes = {"residual": self.width, "attended": self.q_rows, "activation": self.ffn}
+        if self.experts is not None:
+            sizes["choice"] = self.experts.count
         rows = {"q": self.q_rows, "k": self.kv_rows, "v": self.kv_rows}
         return rows.get(part) or sizes[matrix.writes], sizes[matrix.reads]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from monotape.models.spec import TensorSource
 
 Tensors = dict[str, TensorSource]
+_PROJECTIONS = {role: f"{role}_proj" for role in ("gate", "up", "down")}
 
 LAYER = "model.layers.{layer}."
 _EVERYWHERE = {
@@ -43,9 +46,31 @@ def fused_tensors(q_rows: int, kv_rows: int, ffn: int) -> Tensors:
     }
 
 
-def bias_tensors() -> Tensors:
-    return {f"{role}_bias": TensorSource(f"{LAYER}self_attn.{role}_proj.bias") for role in ("q", "k", "v")}
+def expert_tensors(
+    router: str, expert: str, names: Mapping[str, str] = _PROJECTIONS
+) -> Callable[[int, int, int], Tensors]:
+    """One tensor per projection of each expert. `router`: a module; `expert`: where the modules of an expert begin."""
+
+    def tensors(q_rows: int, kv_rows: int, ffn: int) -> Tensors:
+        return {
+            **separate_tensors(q_rows, kv_rows, ffn),
+            "router": TensorSource(f"{router}.weight"),
+            **{role: TensorSource(f"{expert}{name}.weight") for role, name in names.items()},
+        }
+
+    return tensors
+
+
+def bias_tensors(roles: tuple[str, ...], tensors: Tensors) -> Tensors:
+    """The biases of some matrices, which lie beside them."""
+    return {
+        f"{role}_bias": TensorSource(f"{tensors[role].name.removesuffix('.weight')}.bias") for role in roles
+    }
 
 
 def head_norm_tensors() -> Tensors:
     return {f"{role}_norm": TensorSource(f"{LAYER}self_attn.{role}_norm.weight") for role in ("q", "k")}
+
+
+def sink_tensors() -> Tensors:
+    return {"sinks": TensorSource(f"{LAYER}self_attn.sinks")}

@@ -8,15 +8,12 @@ GPU.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from monotape.plan.formats import TILE_ROWS, Format
-from monotape.plan.types import Plan
+from monotape.plan.types import Plan, digest_of
 from monotape.plan.types import Stage as PlannedStage
 
 # The kernel's own sizes. plan.h repeats them as constants, so that they exist once.
@@ -423,8 +420,7 @@ class GpuPlan:
     @property
     def digest(self) -> str:
         """Names what the kernels do: equal plans have equal digests, on every machine."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True, default=lambda value: value.value)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest_of(self)
 
     @property
     def workers(self) -> int:

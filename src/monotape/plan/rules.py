@@ -91,13 +91,47 @@ def _tape_holds_its_tiles(plan: Plan) -> Iterator[str]:
             yield "there is not one tape a worker, in order"
             continue
         for tape in rank.tapes:
-            segments = (*tape.layer_segments, tape.head_segment)
-            if [segment.stage for segment in segments] != [stage.name for stage in rank.stages]:
+            segments, stages = (*tape.layer_segments, tape.head_segment), (*rank.taped_stages, rank.head)
+            if [segment.stage for segment in segments] != [stage.name for stage in stages]:
                 yield f"tape {tape.worker}: stages are not in the order in which they run"
                 continue
-            for stage, segment in zip(rank.stages, segments, strict=True):
+            for stage, segment in zip(stages, segments, strict=True):
                 if segment.bytes != _owned_bytes(stage, tape.worker):
                     yield f"tape {tape.worker}: {stage.name} takes {segment.bytes} bytes, not what its tiles need"
+
+
+def _library_holds_experts(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        library, routed = rank.library, rank.routed_stages
+        if library is None:
+            if routed:
+                yield f"{routed[0].name}: is routed, but there is no library of experts"
+            continue
+        if [segment.stage for segment in library.segments] != [stage.name for stage in routed]:
+            yield "the library does not hold the routed stages, in the order in which they run"
+            continue
+        if library.layers != plan.layers or not 1 <= library.chosen <= library.experts:
+            yield f"{library.chosen} of {library.experts} experts in {library.layers} layers are no choice"
+        end = 0
+        for stage, segment in zip(routed, library.segments, strict=True):
+            if segment.bytes != stage.tiles * stage.tile_bytes or segment.offset < end:
+                yield f"library: {stage.name} takes {segment.bytes} bytes at {segment.offset}"
+            if segment.offset % plan.machine.alignment:
+                yield f"library: {stage.name} is not aligned to {plan.machine.alignment} bytes"
+            if stage.routed != library.chosen:
+                yield f"{stage.name}: a token passes {stage.routed} experts, the router chooses {library.chosen}"
+            end = segment.offset + segment.bytes
+        if not end <= library.expert_bytes < end + plan.machine.alignment:
+            yield f"library: an expert takes {library.expert_bytes} bytes, its segments end at {end}"
+
+
+def _chosen_before_routed(plan: Plan) -> Iterator[str]:
+    for rank in plan.ranks:
+        chosen = False
+        for stage in rank.layer_stages:
+            chosen = chosen or stage.writes == "choice"
+            if stage.routed and not chosen:
+                yield f"{stage.name}: its experts have not been chosen yet"
 
 
 def _aligned(plan: Plan) -> Iterator[str]:
@@ -112,10 +146,10 @@ def _balanced(plan: Plan) -> Iterator[str]:
     """Whole units cannot be split, so each stage may leave a worker one unit above its share."""
     for rank in plan.ranks:
         loads = [
-            sum(_owned_bytes(stage, worker) for stage in rank.layer_stages)
+            sum((stage.routed or 1) * _owned_bytes(stage, worker) for stage in rank.layer_stages)
             for worker in range(plan.machine.workers)
         ]
-        slack = sum(stage.unit * stage.tile_bytes for stage in rank.layer_stages)
+        slack = sum((stage.routed or 1) * stage.unit * stage.tile_bytes for stage in rank.layer_stages)
         if max(loads) > sum(loads) / len(loads) + slack:
             mean = sum(loads) // len(loads)
             yield f"rank {rank.rank}: one worker reads {max(loads)} bytes a layer, the mean is {mean}"
@@ -188,7 +222,8 @@ def _shares_cover(plan: Plan) -> Iterator[str]:
                 repeated = (
                     part.role in ("k", "v") and share.first == before and share.first + share.rows == end
                 )
-                whole = stage.writes == "residual" and share.first == 0 and share.rows == part.rows
+                on_all = stage.writes in ("residual", "choice")
+                whole = on_all and share.first == 0 and share.rows == part.rows
                 if not (share.first == end or repeated or whole):
                     yield f"rank {rank.rank}: {part.role} starts at row {share.first}, the rank before ends at {end}"
                 before, end = share.first, share.first + share.rows
@@ -251,6 +286,8 @@ RULES: tuple[Rule, ...] = (
     Rule("whole blocks", "k is padded to the format's block and no further.", _whole_blocks),
     Rule("formats", "A stage's tiles have the machine's layout of its format.", _formats_that_run),
     Rule("tape holds its tiles", "A tape holds its worker's tiles, in running order.", _tape_holds_its_tiles),
+    Rule("library holds experts", "The library holds the routed stages of all experts.", _library_holds_experts),
+    Rule("chosen before routed", "A router stands before the stages that it routes.", _chosen_before_routed),
     Rule("tape is one run", "A tape has no gap wider than its alignment and no overlap.", _tape_is_one_run),
     Rule("aligned", "Every segment starts on the machine's alignment.", _aligned),
     Rule("balanced", "In a layer no worker reads more than one unit a stage above the mean.", _balanced),

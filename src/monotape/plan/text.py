@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from monotape.plan.types import Plan, RankPlan, Stage, Step
+from monotape.plan.types import Library, Plan, RankPlan, Stage, Step
 
 _HEAD_INPUTS = {
     "own": "its own rank's residual",
@@ -21,7 +21,7 @@ def dump(plan: Plan) -> str:
         f"  model    {plan.model}, {plan.layers} layers, context {plan.context}",
         f"  machine  {_machines(plan)}, {plan.machine.alignment} byte alignment",
         f"  weights  {plan.formats}: {byte_count(plan.weight_bytes)}"
-        f" (tapes {byte_count(plan.tape_bytes)}, embedding {byte_count(plan.embedding_bytes)},"
+        f" (tapes {byte_count(plan.tape_bytes)}, {_library(plan)}embedding {byte_count(plan.embedding_bytes)},"
         f" norms and biases {byte_count(plan.small_bytes)}, positions {byte_count(plan.table_bytes)})",
         f"  a token reads {byte_count(plan.token_bytes(0))} and {byte_count(_position_bytes(plan))} per position",
         f"  prefill  {plan.chunk} rows a pass",
@@ -36,6 +36,10 @@ def dump(plan: Plan) -> str:
 def _machines(plan: Plan) -> str:
     each = f"{plan.machine.kind}, {plan.machine.workers} workers"
     return each if len(plan.ranks) == 1 else f"{len(plan.ranks)} ranks of {each}"
+
+
+def _library(plan: Plan) -> str:
+    return f"experts {byte_count(plan.library_bytes)}, " if plan.library_bytes else ""
 
 
 def _position_bytes(plan: Plan) -> int:
@@ -99,10 +103,13 @@ def _rank(plan: Plan, rank: RankPlan) -> Iterator[str]:
                 f"unit {stage.unit}",
                 f"{stage.reads} -> {stage.writes}",
                 *((stage.format.value,) if mixed else ()),
+                *((_routed(stage, rank.library),) if rank.library else ()),
             )
             for stage in rank.stages
         ]
     )
+    if rank.library:
+        yield from _library_lines(rank.library)
     yield "  tapes (tiles of each stage; bytes of a layer; bytes of the tape)"
     yield from table_lines(
         [
@@ -117,6 +124,21 @@ def _rank(plan: Plan, rank: RankPlan) -> Iterator[str]:
             )
             for tape in rank.tapes
         ]
+    )
+
+
+def _routed(stage: Stage, library: Library) -> str:
+    return f"{stage.routed} of {library.experts} experts" if stage.routed else ""
+
+
+def _library_lines(library: Library) -> Iterator[str]:
+    yield (
+        f"  library  [{library.layers} layers][{library.experts} experts],"
+        f" {byte_count(library.expert_bytes)} an expert, biases {byte_count(library.bias_bytes)};"
+        f" a token reads {byte_count(library.token_bytes)}"
+    )
+    yield from table_lines(
+        [(segment.stage, f"at {segment.offset:,}", byte_count(segment.bytes)) for segment in library.segments]
     )
 
 

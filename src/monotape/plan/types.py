@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from monotape.errors import PlanError
 from monotape.plan.formats import LAYOUTS, TILE_ROWS, Format, Layout
@@ -62,6 +63,9 @@ class Stage:
     first_k: int = 0  # where its input begins in the tensors' columns: a rank has a share of them
     gain: str | None = None  # the norm of its input
     bias: str | None = None
+    routed: int = (
+        0  # experts that a token passes, each with tiles like these in the library; 0: they are on the tapes
+    )
 
     @property
     def rows(self) -> int:
@@ -72,7 +76,7 @@ class Stage:
         return self.layout.tile_bytes(self.padded_k)
 
     def owned_bytes(self, worker: int) -> int:
-        """Bytes of one worker's tiles."""
+        """Bytes of one worker's tiles, of one expert where the stage is routed."""
         return self.spans[worker].count * self.tile_bytes
 
 
@@ -94,6 +98,36 @@ class Tape:
     layer_segments: tuple[Segment, ...]
     head_segment: Segment
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The tiles of all experts, addressed by (layer, expert, tile): [layers][experts], each the segments of an expert.
+
+    Every worker reads it. A routed stage's span says which tiles of *each* chosen expert a worker multiplies, so every
+    choice of experts costs each worker the same bytes, and the owner of an output row has the row of all experts.
+    """
+
+    experts: int
+    chosen: int  # by a token
+    layers: int
+    expert_bytes: int
+    segments: tuple[Segment, ...]  # of an expert, in the order in which a token passes its stages
+    bias_bytes: int = 0  # of all experts' biases, which lie beside it
+
+    @property
+    def bytes(self) -> int:
+        return self.layers * self.experts * self.expert_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """What a token reads: the experts that it passes."""
+        return (self.bytes + self.bias_bytes) * self.chosen // self.experts
+
+    def address(self, layer: int, expert: int, stage: str) -> int:
+        """Where the first tile of a stage's matrix begins, in bytes."""
+        segment = next(segment for segment in self.segments if segment.stage == stage)
+        return (layer * self.experts + expert) * self.expert_bytes + segment.offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +200,20 @@ class RankPlan:
     tapes: tuple[Tape, ...]
     buffers: tuple[Buffer, ...]
     kv: KvLayout
+    library: Library | None = None  # None: no stage is routed
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         return (*self.layer_stages, self.head)
+
+    @property
+    def taped_stages(self) -> tuple[Stage, ...]:
+        """The stages of a layer whose tiles are on the tapes."""
+        return tuple(stage for stage in self.layer_stages if not stage.routed)
+
+    @property
+    def routed_stages(self) -> tuple[Stage, ...]:
+        return tuple(stage for stage in self.layer_stages if stage.routed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +242,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """Names the schedule: equal plans have equal digests, on every machine."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True, default=lambda value: value.value)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest_of(self)
 
     @property
     def modules(self) -> int:
@@ -219,11 +262,39 @@ class Plan:
         return sum(tape.bytes for rank in self.ranks for tape in rank.tapes)
 
     @property
+    def library_bytes(self) -> int:
+        """Bytes of all experts in memory, with their biases."""
+        return sum(rank.library.bytes + rank.library.bias_bytes for rank in self.ranks if rank.library)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights in memory."""
-        return self.tape_bytes + self.small_bytes + self.table_bytes + self.embedding_bytes
+        taped = self.tape_bytes + self.small_bytes + self.table_bytes + self.embedding_bytes
+        return taped + self.library_bytes
 
     def token_bytes(self, context: int) -> int:
-        """Bytes that one decoded token reads: every tape once, the small tensors, and the KV of `context` positions."""
+        """Bytes that one decoded token reads: every tape once, the small tensors, the experts that it passes, and the
+        KV of `context` positions."""
         kv = sum(rank.kv.position_bytes for rank in self.ranks)
-        return self.tape_bytes + self.small_bytes + kv * context
+        experts = sum(rank.library.token_bytes for rank in self.ranks if rank.library)
+        return self.tape_bytes + self.small_bytes + experts + kv * context
+
+
+#: Fields that plans have had since there are experts. A plan without experts keeps the digest that it always had.
+_WITHOUT_EXPERTS = {"routed": 0, "library": None}
+
+
+def digest_of(plan: Any) -> str:
+    """A short name for all that a plan says."""
+
+    def facts(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                key: facts(item)
+                for key, item in value.items()
+                if key not in _WITHOUT_EXPERTS or item != _WITHOUT_EXPERTS[key]
+            }
+        return [facts(item) for item in value] if isinstance(value, list | tuple) else value
+
+    text = json.dumps(facts(dataclasses.asdict(plan)), sort_keys=True, default=lambda value: value.value)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

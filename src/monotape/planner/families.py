@@ -15,7 +15,6 @@ from monotape.models.dense import (
     all_positions,
     one_window,
     read_heads,
-    upper_windows,
 )
 from monotape.models.registry import FAMILIES as RUNNABLE
 from monotape.planner.attention import (
@@ -28,7 +27,14 @@ from monotape.planner.attention import (
     latent,
 )
 from monotape.planner.config_fields import ConfigFields
-from monotape.planner.feedforward import ExpertNames, FeedForward, dense, experts, plain
+from monotape.planner.feedforward import (
+    ExpertNames,
+    FeedForward,
+    chosen_experts,
+    dense,
+    experts,
+    plain,
+)
 from monotape.planner.shape import FFN
 
 DEEPSEEK = ExpertNames("n_routed_experts", "num_experts_per_tok", shared_count="n_shared_experts")
@@ -197,8 +203,8 @@ def _gemma4_ffn(fields: ConfigFields, layer: int) -> FeedForward:
     return FeedForward((first, *moe.parts), stages=moe.stages)
 
 
-def _every(names: ExpertNames, *, biases: bool = False) -> Callable[[ConfigFields, int], FeedForward]:
-    return lambda fields, layer: experts(fields, names, biases=biases)
+def _every(names: ExpertNames) -> Callable[[ConfigFields, int], FeedForward]:
+    return lambda fields, layer: experts(fields, names)
 
 
 def _hyper_connection(fields: ConfigFields) -> int:
@@ -229,14 +235,24 @@ def _dense_block(fields: ConfigFields, layer: int) -> FeedForward:
 
 def _as_run(family: runnable.Family) -> Family:
     """A family that the engine runs, counted by the description that it runs by."""
+    biases = ("qkv" if family.qkv_bias else "") + ("o" if "output" in family.biases else "")
     attention = grouped_layer(
         family.windows,
-        biases="qkv" if family.qkv_bias else "",
+        biases=biases,
         head_norms=family.qk_norm,
+        sinks=family.sinks,
         kv_heads=family.kv_heads,
         head_dim=family.head_dim,
     )
-    return Family(attention, _dense_block)
+    names = family.experts
+    if names is None:
+        return Family(attention, _dense_block)
+
+    def block(fields: ConfigFields, layer: int) -> FeedForward:
+        fields.fixed(family.fixed, family.architecture)  # layers without experts, for one
+        return chosen_experts(fields, names, biases="router" in family.biases)
+
+    return Family(attention, block)
 
 
 _DEEPSEEK_V3 = Family(lambda fields, layer: latent(fields), after_first(DEEPSEEK))
@@ -250,14 +266,9 @@ FURTHER: Mapping[str, Family] = {
         grouped_layer(window_by_type(6), head_norms=True), _dense_block, norms=4, tied=True
     ),
     "Gemma4ForConditionalGeneration": Family(_gemma4, _gemma4_ffn, norms=4, tied=True),
-    "MixtralForCausalLM": Family(grouped_layer(_ONE_WINDOW), _every(MIXTRAL)),
-    "Qwen3MoeForCausalLM": Family(grouped_layer(upper_windows, head_norms=True), _qwen_moe),
     "Qwen3NextForCausalLM": Family(_qwen_hybrid, _qwen_moe),
     "Qwen3_5MoeForConditionalGeneration": Family(_qwen_hybrid, _qwen_moe),
     "Qwen3_5ForConditionalGeneration": Family(_qwen_hybrid, _dense_block),
-    "GptOssForCausalLM": Family(
-        grouped_layer(window_by_type(2), biases="qkvo", sinks=True), _every(MIXTRAL, biases=True)
-    ),
     "MiniMaxM2ForCausalLM": Family(_minimax, _every(MIXTRAL)),
     "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
     "KimiK25ForConditionalGeneration": _DEEPSEEK_V3,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monotape.models import experts as runnable
 from monotape.models.dense import MAX_WIDTH
 from monotape.planner.config_fields import ConfigFields
 from monotape.planner.shape import FFN, ROUTED, ROUTER, SHARED, Part
@@ -47,9 +48,19 @@ class ExpertNames:
     shared_inner: str | None = None  # or one of this size
 
 
+def chosen_experts(fields: ConfigFields, names: runnable.ExpertNames, *, biases: bool) -> FeedForward:
+    """A router and experts of a family that the engine runs."""
+    found = names.read(fields)
+    width, inner = fields.integer("hidden_size", 1, MAX_WIDTH), fields.integer(names.inner, 1, MAX_WIDTH)
+    router = Part(ROUTER, width * found.count, found.count if biases else 0)
+    vectors = 2 * inner + width if biases else 0
+    routed = Part(ROUTED, 3 * width * inner, vectors, found.count, found.chosen)
+    return FeedForward((router, routed), stages=3)
+
+
 def experts(
-    fields: ConfigFields, names: ExpertNames, *, biases: bool = False, shared_gate: bool = False,
-    router_vectors: int = 0, latent: int | None = None,
+    fields: ConfigFields, names: ExpertNames, *, shared_gate: bool = False, router_vectors: int = 0,
+    latent: int | None = None,
 ) -> FeedForward:  # fmt: skip
     """A router, the experts it chooses from, and those that every token passes.
     `latent`: experts work at this width, between a projection down and one up (K3)."""
@@ -61,8 +72,8 @@ def experts(
         raise fields.wrong(names.chosen, f"there are only {count} experts")
     expert_width = latent or width
     projections = 0 if latent is None else 2 * width * latent
-    routed = Part(ROUTED, 3 * expert_width * inner, 2 * inner + width if biases else 0, count, chosen)
-    router = Part(ROUTER, width * count, router_vectors + (count if biases else 0))
+    routed = Part(ROUTED, 3 * expert_width * inner, 0, count, chosen)
+    router = Part(ROUTER, width * count, router_vectors)
     shared = _shared_inner(fields, names, inner)
     beside = 3 * width * shared + projections + (width if shared_gate and shared else 0)
     extra = (Part(SHARED, beside, latent or 0),) if beside else ()

@@ -64,7 +64,8 @@ def _sources(spec: ModelSpec) -> Iterator[tuple[str, str, TensorSource]]:
         yield role, source.name, source
     for layer in range(spec.layers):
         for role, source in spec.layer_tensors.items():
-            yield role, source.in_layer(layer), source
+            for expert in spec.experts_of(role):
+                yield role, source.in_layer(layer, expert), source
 
 
 def _require_no_leftovers(spec: ModelSpec, checkpoint: Checkpoint, unread: frozenset[str]) -> None:
@@ -90,11 +91,12 @@ def _is_zero_bias(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def read_role(
-    spec: ModelSpec, checkpoint: Checkpoint, role: str, layer: int | None, start: int, stop: int
-) -> NDArray[np.float32]:
+    spec: ModelSpec, checkpoint: Checkpoint, role: str, layer: int | None, start: int, stop: int,
+    expert: int | None = None,
+) -> NDArray[np.float32]:  # fmt: skip
     """Rows start..stop of a role's tensor, finite, wherever they lie. `layer` is None outside the layers."""
     source = spec.model_tensors[role] if layer is None else spec.layer_tensors[role]
-    name = source.name if layer is None else source.in_layer(layer)
+    name = source.name if layer is None else source.in_layer(layer, expert)
     rows = stored_rows(spec, role, source, partial(checkpoint.rows, name), start, stop)
     first = source.rows[0] if source.rows is not None else 0
     require_finite(name, rows, first + start)

@@ -73,7 +73,7 @@ def load_tapes(
     total, done = spec.layers + 1, 0
     with ThreadPoolExecutor(max_workers=min(4, plan.machine.workers)) as pool:
         for layer in range(spec.layers):
-            for index, stage in enumerate(rank.layer_stages):
+            for index, stage in enumerate(rank.taped_stages):
                 places = [tape.layer_bytes * layer + tape.layer_segments[index].offset for tape in rank.tapes]
                 _fill_stage(spec, plan, checkpoint, packer, pool, stage, layer, tapes, places)
             done += 1

@@ -43,8 +43,7 @@ def hugging_face_config(
     if architecture not in ARCHITECTURES:
         return {"architectures": [architecture], "model_type": architecture}
     if metadata.integer(f"{architecture}.expert_count"):
-        name = "MixtralForCausalLM" if architecture == "llama" else f"{architecture} with experts"
-        return {"architectures": [name], "model_type": architecture}
+        return {"architectures": [f"{architecture} with experts"], "model_type": architecture}
     return _Translation(source, architecture, metadata, tensors, read_vector).config(tied)
 
 

@@ -9,6 +9,7 @@ from monotape.errors import CheckpointError
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.formats import GGUF_MAGIC, shown_bytes
 from monotape.weights.safetensors_folder import SafetensorsFolder
+from monotape.weights.stacks import with_stacks
 
 if TYPE_CHECKING:
     from monotape.weights.gguf_file import GgufFile
@@ -32,7 +33,7 @@ def local_path(model: str) -> Path | None:
 def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at `path`, its headers checked and nothing of its weights read."""
     if path.is_dir():
-        return _open_folder(path)
+        return with_stacks(_open_folder(path))
     if not path.exists():
         raise CheckpointError(f"{path} does not exist.", _ACCEPTED)
     if not path.is_file():

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monotape.backends.protocol import KvSequence
+from monotape.backends.reference.experts import Choice, activations, choose, gated, weighted_sum
 from monotape.backends.reference.shards import shard
 from monotape.backends.reference.weights import ReferenceWeights, Roles
 from monotape.models.lanes import steps, tensor_parallel
@@ -66,6 +67,12 @@ def linear(x: Floats, matrix: Floats) -> Floats:
     return product
 
 
+def biased(x: Floats, tensors: Roles, role: str) -> Floats:
+    """A product with the bias that the family has."""
+    made = linear(x, tensors[role])
+    return made + tensors[f"{role}_bias"] if f"{role}_bias" in tensors else made
+
+
 def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:
     mean_square: Floats = np.mean(x * x, axis=-1, keepdims=True)
     normed: Floats = x / np.sqrt(mean_square + np.float32(eps))
@@ -90,16 +97,16 @@ def rotate(heads: Floats, cosines: Floats, sines: Floats, interleaved: bool = Fa
     )
 
 
-def softmax(scores: Floats) -> Floats:
-    weights: Floats = np.exp(scores - scores.max(axis=-1, keepdims=True))
+def softmax(scores: Floats, sinks: Floats | None = None) -> Floats:
+    """Over the last axis. A sink is one more score in it, whose weight is dropped."""
+    peak = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        peak = np.maximum(peak, sinks)
+    weights: Floats = np.exp(scores - peak)
     total: Floats = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks - peak)
     return weights / total
-
-
-def silu(x: Floats) -> Floats:
-    with np.errstate(over="ignore"):  # exp(-x) may be infinite, and x / inf is the 0 that is meant
-        gated: Floats = x / (1 + np.exp(-x))
-    return gated
 
 
 def visible(position: int, window: int | None) -> slice:
@@ -171,6 +178,8 @@ class ReferenceModel:
     ) -> Floats:
         """A rank's partial output of a module: what its last matrix adds to the residual."""
         layer, number = divmod(module, len(self._modules))
+        if any(matrix.routed for matrix in self._modules[number]):
+            return self._experts(x, self._shards[rank].layers[layer])
         tensors, values = self._shards[rank].layers[layer], {"residual": x}
         for matrix in self._modules[number]:
             read = values[matrix.reads]
@@ -179,11 +188,21 @@ class ReferenceModel:
             if matrix.writes == "query":
                 values["attended"] = self._attention(read, layer, rank, tensors, sequence, start, end)
             elif matrix.gated:
-                gate, up = (linear(read, tensors[role]) for role in matrix.parts)
-                values[matrix.writes] = silu(gate) * up
+                gate, up = (biased(read, tensors, role) for role in matrix.parts)
+                values[matrix.writes] = gated(gate, up, self.spec.gating)
             else:
-                values[matrix.writes] = linear(read, tensors[matrix.parts[0]])
+                values[matrix.writes] = biased(read, tensors, matrix.parts[0])
         return values["residual"]
+
+    def _experts(self, x: Floats, tensors: Roles) -> Floats:
+        """A router and the experts that it chooses, as the layer lists them."""
+        read = rms_norm(x, tensors["ffn_norm"], self.spec.norm_eps)
+        choice = self._choice(read, tensors)
+        return weighted_sum(activations(read, choice, tensors, self.spec.gating), choice, tensors)
+
+    def _choice(self, read: Floats, tensors: Roles) -> Choice:
+        assert self.spec.experts is not None, "a router without experts"
+        return choose(biased(read, tensors, "router"), self.spec.experts)
 
     def _attention(
         self,
@@ -207,18 +226,17 @@ class ReferenceModel:
 
         queries = q.reshape(rows, kv_heads, -1, spec.head_dim)  # consecutive q heads share a kv head
         mixed = np.empty_like(queries)
+        sinks = tensors["sinks"].reshape(kv_heads, -1, 1) if "sinks" in tensors else None
         for row in range(rows):
             seen = visible(start + row, spec.windows[layer])
             keys, values = sequence.keys[layer, own, seen], sequence.values[layer, own, seen]
             scores = queries[row] @ keys.swapaxes(-1, -2) * np.float32(spec.attention_scale)
-            mixed[row] = softmax(scores) @ values
+            mixed[row] = softmax(scores, sinks) @ values
         return mixed.reshape(rows, -1)
 
     def _project(self, x: Floats, tensors: Roles, role: str) -> Floats:
         """q, k or v of each row as [row, head, head_dim], with the bias and the norm that the family has."""
-        projected = linear(x, tensors[role])
-        if f"{role}_bias" in tensors:
-            projected = projected + tensors[f"{role}_bias"]
+        projected = biased(x, tensors, role)
         heads = projected.reshape(len(x), -1, self.spec.head_dim)
         if f"{role}_norm" in tensors:
             heads = rms_norm(heads, tensors[f"{role}_norm"], self.spec.norm_eps)

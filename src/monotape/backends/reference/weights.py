@@ -18,7 +18,10 @@ Roles = Mapping[str, Floats]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceWeights:
-    """Tensors by role: those of the model (MODEL_ROLES), and those of each layer (LAYER_ROLES)."""
+    """Tensors by role: those of the model (MODEL_ROLES), and those of each layer (LAYER_ROLES).
+
+    A role that every expert has is one array, [experts, ...].
+    """
 
     model: Roles
     layers: tuple[Roles, ...]
@@ -41,7 +44,11 @@ def load_weights(spec: ModelSpec, checkpoint: Checkpoint) -> ReferenceWeights:
     check_tensors(spec, checkpoint)
 
     def read(role: str, layer: int | None) -> Floats:
-        return read_role(spec, checkpoint, role, layer, 0, spec.shape_of(role)[0])
+        count = spec.shape_of(role)[0]
+        found = [
+            read_role(spec, checkpoint, role, layer, 0, count, expert) for expert in spec.experts_of(role)
+        ]
+        return np.stack(found) if spec.is_routed(role) else found[0]
 
     return ReferenceWeights(
         {role: read(role, None) for role in spec.model_tensors},

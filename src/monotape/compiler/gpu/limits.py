@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from monotape.compiler.gpu.pages import BLOCK_BYTES, LEAST_PAGES, Room, page_blocks, prefill_ring
 from monotape.errors import UnsupportedModel
+from monotape.models.experts import SILU
+from monotape.models.spec import ModelSpec
 from monotape.plan.gpu import BLOCK_K, GPU_FORMATS, HEAD_INPUTS, MOST_RANKS, Dimensions
 from monotape.plan.types import Plan, RankPlan
 
 MOST_WIDTH = 8192  # a normalised input is held in registers: 4 words per lane of 8 warps
 MOST_VOCAB = 1 << 18  # the sampler adds integer weights of all tokens, and the sum must fit 64 bits
 _CPU = "use --backend cpu."
+
+
+def check_family(spec: ModelSpec) -> None:
+    """What the kernel has no stage for, whatever the sizes."""
+    if spec.experts is not None:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run mixtures of experts yet, and {spec.architecture} is one.",
+            f"To run it, {_CPU}",
+        )
+    others = [matrix.name for matrix in spec.layer if matrix.bias != "qkv_bias" and spec.has_bias(matrix)]
+    if spec.sinks or others or spec.gating != SILU:
+        raise UnsupportedModel(
+            f"The CUDA kernel does not run the attention sinks, biases or gate of {spec.architecture}.",
+            f"To run it, {_CPU}",
+        )
 
 
 def check_model(dimensions: Dimensions, workers: int) -> None:

@@ -13,7 +13,7 @@ from monotape.compiler.gpu.exchange import (
     own_words,
     with_attention,
 )
-from monotape.compiler.gpu.limits import check_model, check_plan, check_room, rows_bytes
+from monotape.compiler.gpu.limits import check_family, check_model, check_plan, check_room, rows_bytes
 from monotape.compiler.gpu.links import links_of, most_rows
 from monotape.compiler.gpu.pages import Room, blocks_of, page_blocks, pages_for, product_of
 from monotape.compiler.gpu.rows import chunk_for, row_plan
@@ -57,6 +57,7 @@ def gpu_plan(
 
     `workers` are those of one rank.
     """
+    check_family(spec)
     machine = Machine("cuda", workers, alignment=128, whole_heads=False, levels=False)
     plan = compile_plan(spec, machine, fmt, context=context, ranks=tp, stage_formats=stage_formats)
     return lower(spec, plan, tuning)
