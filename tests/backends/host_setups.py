@@ -68,12 +68,12 @@ def loading_from(place: Path) -> Iterator[Load]:
     """Within, a setup is loaded onto a GPU of its own; libraries stay in `place`."""
     with ExitStack() as stack:
 
-        def load(setup: str, page_blocks: int | None = None) -> CudaBackend:
+        def load(setup: str, page_blocks: int | None = None, teams: int = 1) -> CudaBackend:
             case, workers, units = SETUPS[setup]
             stack.enter_context(host_gpu(place / "libraries"))
             checkpoint = open_checkpoint(place / case)
             spec = spec_from_config(checkpoint.config)
-            tuning = Tuning(units_per_split=units, page_blocks=page_blocks)
+            tuning = Tuning(units_per_split=units, page_blocks=page_blocks, teams=teams)
             loaded = CudaBackend.load(spec, gpu_plan(spec, workers, CONTEXT, tuning=tuning), checkpoint)
             loaded._params.deadline_ns = DEADLINE_NS
             stack.callback(loaded.close)

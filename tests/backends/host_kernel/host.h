@@ -91,6 +91,11 @@ class Barriers {
   Barriers(uint64_t* first, uint32_t) : first_(first) {}
   bool passed(int i, uint32_t parity) const { return barrier_passed(first_ + i, parity); }
   void arrive(int i) const { barrier_arrive(first_ + i); }
+  void arrive(int i, uint32_t times) const {
+    machine->did_something();
+    change_barrier(first_ + i, static_cast<int>(times), 0);
+    if (machine->once_in(4)) machine->yield();
+  }
   uint64_t* at(int i) const { return first_ + i; }
 
  private:

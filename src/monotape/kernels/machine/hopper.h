@@ -63,6 +63,9 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 __device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parity) {
   uint32_t passed;
   asm volatile(
@@ -103,6 +106,9 @@ class Barriers {
   }
   __device__ __forceinline__ void arrive(int i) const {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(first_ + 8 * i) : "memory");
+  }
+  __device__ __forceinline__ void arrive(int i, uint32_t times) const {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(first_ + 8 * i), "r"(times) : "memory");
   }
   __device__ __forceinline__ void expect(int i, uint32_t bytes) const {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(first_ + 8 * i), "r"(bytes) : "memory");
