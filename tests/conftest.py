@@ -23,6 +23,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return folder
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, a file's tests stay together, and so do all that start a Ray cluster."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        together = item.path.parent if item.path.parent.name == "cluster" else item.path
+        item.add_marker(pytest.mark.xdist_group(str(together)))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Names at the end the tests that were skipped for want of a browser, where they are not overlooked."""
     skipped = [

@@ -110,7 +110,11 @@ def build(header: str, folder: Path, kernel: str = "monotape.cu") -> bytes:
     assert not any("volatile" in text for text in files.values())
     files |= {path.name: path.read_text() for path in SOURCES.iterdir()} | {"plan.h": header}
     teams = re.search(r"kTeams = (\d+);", header)
-    flags = (*FLAGS, f'-DMONOTAPE_KERNEL="{kernel}"', f"-DMONOTAPE_WARPS={4 + WARPS * int(teams[1] if teams else 1)}")
+    flags = (
+        *FLAGS,
+        f'-DMONOTAPE_KERNEL="{kernel}"',
+        f"-DMONOTAPE_WARPS={4 + WARPS * int(teams[1] if teams else 1)}",
+    )
     key = hashlib.sha256(repr((sorted(files.items()), flags, compiler)).encode()).hexdigest()[:24]
     library = folder / f"{key}.so"
     if not library.exists():

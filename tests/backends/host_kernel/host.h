@@ -34,6 +34,11 @@ inline T lane_below(T value, int distance) {
   return __shfl_up_sync(~0u, value, distance);
 }
 inline void warp_meets() { __syncwarp(); }
+inline bool lanes_agree(bool good) {
+  int all = good;
+  for (int mask = 1; mask < 32; mask <<= 1) all &= lane_across(all, mask);
+  return all;
+}
 inline void block_meets() { __syncthreads(); }
 inline int fragment_row(unsigned lane) { return static_cast<int>(lane / 4); }
 inline int fragment_column(unsigned lane) { return static_cast<int>(lane % 4); }

@@ -17,6 +17,10 @@
 #include <string>
 #include <vector>
 
+#ifndef MONOTAPE_WARPS
+#define MONOTAPE_WARPS 12  // of a block: consumers and four others
+#endif
+
 namespace host {
 
 struct Options {  // host_kernel.py: OptionsStruct

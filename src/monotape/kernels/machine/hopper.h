@@ -38,6 +38,7 @@ __device__ __forceinline__ T lane_below(T value, int distance) {
   return __shfl_up_sync(~0u, value, distance);
 }
 __device__ __forceinline__ void warp_meets() { __syncwarp(); }
+__device__ __forceinline__ bool lanes_agree(bool good) { return __all_sync(~0u, good); }
 __device__ __forceinline__ void block_meets() { __syncthreads(); }
 
 // Which row of an operand's block, and which 16 of the row's 64 bytes, are a lane's own.

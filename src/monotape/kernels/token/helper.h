@@ -22,7 +22,7 @@ __device__ __forceinline__ bool help_with(Consumer& c, Stage stage, uint32_t& st
     warp_meets();
     if (c.lane() == 0) barrier_arrive(&c.shared.helping.helped);
   }
-  return !c.lost;
+  return lanes_agree(!c.lost);
 }
 
 __device__ __forceinline__ void skip_attention(Consumer& c, int layer, int position) {

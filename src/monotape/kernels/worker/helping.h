@@ -16,11 +16,11 @@
 
 namespace monotape {
 
-// Waits for a phase; false when the request has failed or ended.
+// Waits for a phase; false when the request has failed or ended. All lanes learn the same, because they go on together.
 __device__ __forceinline__ bool await_phase(const Shared& shared, uint64_t* barrier, uint32_t parity) {
-  while (!barrier_passed(barrier, parity))
-    if (shared.failed || shared.done) return false;
-  return true;
+  bool passed = barrier_passed(barrier, parity);
+  while (!passed && !shared.failed && !shared.done) passed = barrier_passed(barrier, parity);
+  return lanes_agree(passed);
 }
 
 __device__ __forceinline__ void init_helping(Shared& shared) {
