@@ -100,7 +100,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._loose += len(data)
         super().data_received(data)
         if self._loose > self.limits.head_bytes and not self._refused:
-            self._refuse(self._too_large())
+            self._refuse(self.limits.headers_too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -112,7 +112,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._fields += 1
         self._field_bytes += len(name) + len(value)
         if self._fields > self.limits.head_fields or self._field_bytes > self.limits.head_bytes:
-            self._stop(self._too_large())
+            self._stop(self.limits.headers_too_large())
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -168,11 +168,6 @@ class LimitedConnection(HttpToolsProtocol):
             self._close()
 
     # Refusals.
-
-    def _too_large(self) -> ApiError:
-        limits = self.limits
-        message = f"The headers are larger than {limits.head_bytes} bytes or more than {limits.head_fields}."
-        return ApiError(431, message, code="headers_too_large")
 
     def _stop(self, refusal: ApiError) -> None:
         """Stops the parser from within; `send_400_response` is called when it has returned."""

@@ -6,6 +6,8 @@ import contextlib
 import resource
 from dataclasses import dataclass
 
+from monotape.server.api_error import ApiError
+
 _OTHER_FILES = 128  # that the server has open beside its connections
 
 
@@ -22,6 +24,10 @@ class Limits:
     linger_s: float = 5.0  # for a body that goes on after its answer, which may be a refusal
     idle_s: float = 75.0  # between an answer and the next request
     stall_s: float = 60.0  # for a client that does not read its answer
+
+    def headers_too_large(self) -> ApiError:
+        message = f"The headers are larger than {self.head_bytes} bytes or more than {self.head_fields}."
+        return ApiError(431, message, code="headers_too_large")
 
 
 def allow_open_files(limits: Limits) -> None:

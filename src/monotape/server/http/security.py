@@ -28,6 +28,12 @@ _CORS_HEADERS = b"authorization, content-type, x-api-key, x-request-id, anthropi
 Headers = dict[bytes, bytes]
 
 
+def request_id_for(headers: Headers) -> bytes:
+    """The id that a client has given its request, or one that is made for it."""
+    given = headers.get(b"x-request-id", b"")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
+
+
 class Security:
     """Wraps the application. Everything is refused that is not explicitly open."""
 
@@ -42,8 +48,7 @@ class Security:
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
         headers: Headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
+        request_id = request_id_for(headers)
         scope["state"] = {**scope.get("state", {}), "request_id": request_id.decode()}
         origin = headers.get(b"origin")
         began, status = time.monotonic(), 0
