@@ -20,7 +20,8 @@ COPY --from=wheel /wheels /wheels
 RUN pip install --no-cache-dir "$(ls /wheels/*.whl)[cluster]"
 USER 1000
 WORKDIR /cache
-ENV MONOTAPE_CACHE=/cache HF_HOME=/cache/huggingface
+ENV MONOTAPE_CACHE=/cache HF_HOME=/cache/huggingface \
+  RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=monotape.cluster.proxies.middlewares
 VOLUME /cache
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m \
@@ -39,7 +40,8 @@ ENV PATH=/opt/monotape/bin:$PATH
 RUN python3 -m venv /opt/monotape && pip install --no-cache-dir "$(ls /wheels/*.whl)[cluster,cuda]"
 USER 1000
 WORKDIR /cache
-ENV MONOTAPE_CACHE=/cache HF_HOME=/cache/huggingface
+ENV MONOTAPE_CACHE=/cache HF_HOME=/cache/huggingface \
+  RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=monotape.cluster.proxies.middlewares
 VOLUME /cache
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m \

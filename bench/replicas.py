@@ -46,8 +46,8 @@ deploying.connect(None)
 plan = DeployConfig(replicas=int(sys.argv[2]), cpus_per_replica=1)
 engine = EngineConfig(model=sys.argv[1], progress=False)
 try:
-    url = deploying.deploy(plan, ServerConfig(port=0, any_model_name=True), engine, "echo_source")
-    print(f"{engine.model} is ready at {url}", file=sys.stderr, flush=True)
+    said = deploying.deploy(plan, ServerConfig(port=0, any_model_name=True), engine, "echo_source")
+    print(said, file=sys.stderr, flush=True)
     signal.pause()
 finally:
     deploying.shut_down()

@@ -7,11 +7,15 @@ import dataclasses
 import signal
 import sys
 import threading
-import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from monotape.cli import serve
 from monotape.cli.options import integer
 from monotape.errors import UsageError
+
+if TYPE_CHECKING:
+    from monotape.cluster.config import DeployConfig
 
 #: Settings of a listener that Ray's proxies do not have.
 _NOT_HERE = ("max_connections",)
@@ -40,7 +44,6 @@ def main(options: argparse.Namespace) -> int:
             "pip install 'monotape[cluster]'",
         ) from None
     from monotape.cluster.config import DeployConfig
-    from monotape.server.service.service import served_names
 
     options = serve.with_file(options, "monotape deploy", add_arguments)
     for name in _NOT_HERE:
@@ -51,22 +54,22 @@ def main(options: argparse.Namespace) -> int:
     plan = DeployConfig(
         **{field.name: getattr(options, field.name) for field in dataclasses.fields(DeployConfig)}
     )
-    began = time.monotonic()
+    run(plan, lambda: deploying.deploy(plan, config, engine))
+    return 0
+
+
+def run(plan: DeployConfig, deploy: Callable[[], str]) -> None:
+    """Deploys and, where Ray was started for it, waits until a signal ends both."""
+    from monotape.cluster import deploying
+
     deploying.connect(plan.address)
     try:
-        address = deploying.deploy(plan, config, engine)
-        took, name = time.monotonic() - began, served_names(engine.model, config.served_model_name)[0]
-        print(
-            f"Listening at {address}; replicas of {name}: {plan.replicas}, after {took:.1f} s",
-            file=sys.stderr,
-        )
-        print(f"{name} is ready at {address}", file=sys.stderr, flush=True)
+        print(deploy(), file=sys.stderr, flush=True)
         if plan.address is None:
             _wait_for_signal()
     finally:
         if plan.address is None:
             deploying.shut_down()
-    return 0
 
 
 def _wait_for_signal() -> None:

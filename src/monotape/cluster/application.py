@@ -25,6 +25,7 @@ from monotape.engine.config import EngineConfig, memory_bytes
 from monotape.errors import UsageError, nearest
 from monotape.server.api_error import ApiError
 from monotape.server.config import ServerConfig
+from monotape.server.engine.info import PhaseTime
 from monotape.server.run import SOURCE
 
 T = TypeVar("T")
@@ -47,6 +48,9 @@ class ReplicaDeployment:
     async def answer(self, request: Forwarded) -> AsyncGenerator[Batch, None]:
         async for batch in self._replica.answer(request):
             yield batch
+
+    async def startup(self) -> list[PhaseTime]:
+        return self._replica.startup
 
     def check_health(self) -> None:
         self._replica.check()

@@ -5,25 +5,34 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import re
 import socket
 import threading
+import time
 from typing import Any
 
 import ray
 from ray import serve
+from ray._private import ray_constants, services
 from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client
+from ray.util import get_node_ip_address
 
+from monotape.cluster import proxies
 from monotape.cluster.application import REPLICAS, build, with_devices
 from monotape.cluster.config import DeployConfig
 from monotape.engine.config import EngineConfig, may_use_gpu
 from monotape.errors import BackendUnavailable, ResourceError, UsageError
-from monotape.server.config import ServerConfig
-from monotape.server.run import SOURCE, listen
+from monotape.server.config import ServerConfig, is_loopback
+from monotape.server.engine.info import PhaseTime
+from monotape.server.run import SOURCE, listen, startup_table
+from monotape.server.service.service import served_names
 
 NAME = "monotape"
 _CONNECT_S = 5.0
 _SHUTDOWN_S = 10.0
+_STARTUP_S = 30.0  # within which a replica that runs tells of its start
 _CAUSE = re.compile(r"BackendUnavailable: (.+)")
 
 
@@ -32,12 +41,16 @@ def connect(address: str | None) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # our own lines say when it is ready, and where
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
+        proxies.announce()
+        _stay_on_this_machine()
         # A cluster that happens to run here is not ours unless it was asked for.
         ray.init(address="local", include_dashboard=False, **quiet)
         return
-    _check_reachable(address)
+    host, port = _reachable(_found() if address == "auto" else address)
+    if is_loopback(host) and not _answers(get_node_ip_address(), port):
+        _stay_on_this_machine()
     try:
-        ray.init(address=address, **quiet)
+        ray.init(address=f"{host}:{port}", **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ResourceError(
             f"The Ray cluster at {address} cannot be joined: {str(error).splitlines()[0]}.",
@@ -45,10 +58,30 @@ def connect(address: str | None) -> None:
         ) from None
 
 
-def _check_reachable(address: str) -> None:
-    """Ray itself waits for minutes before it says so."""
-    if address == "auto":
-        return
+def _stay_on_this_machine() -> None:
+    """Has the ports of a Ray that is started here listen on the loopback address alone, as they do on macOS.
+
+    On Linux they listen on every address unless told so, in a variable that Ray reads when it is imported. A command
+    that joins such a Ray needs it as well: Ray looks for a cluster on this machine at another address otherwise.
+    """
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def _found() -> str:
+    """The address of the cluster that runs on this machine."""
+    try:
+        address: str = services.get_ray_address_from_environment("auto", None)
+    except ConnectionError:
+        raise ResourceError(
+            "No Ray cluster runs on this machine.",
+            "Start one with `ray start --head`, or leave out --address.",
+        ) from None
+    return address
+
+
+def _reachable(address: str) -> tuple[str, int]:
+    """Host and port of a cluster that answers. Ray itself waits for minutes before it says that none does."""
     host, _, port = address.rpartition(":")
     if "/" in address or not host or not port.isdigit():
         raise UsageError(
@@ -61,6 +94,14 @@ def _check_reachable(address: str) -> None:
             f"The Ray cluster at {address} does not answer: {error}.",
             "Start one with `ray start --head`, or leave out --address.",
         ) from None
+    return host, int(port)
+
+
+def _answers(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection((host, port), _CONNECT_S).close()
+        return True
+    return False
 
 
 def resolved(plan: DeployConfig, engine: EngineConfig) -> DeployConfig:
@@ -85,10 +126,11 @@ def resolved(plan: DeployConfig, engine: EngineConfig) -> DeployConfig:
 
 
 def deploy(plan: DeployConfig, config: ServerConfig, engine: EngineConfig, source: str = SOURCE) -> str:
-    """Has the application run as it is described here, and returns its address once it answers.
+    """Has the application run as it is described here, and says where it is and how long it took once it answers.
 
     An application that runs already is updated, one replica after another.
     """
+    began = time.monotonic()
     plan = resolved(plan, engine)
     config = _listening(config)
     serve.start(
@@ -104,13 +146,29 @@ def deploy(plan: DeployConfig, config: ServerConfig, engine: EngineConfig, sourc
         raise BackendUnavailable(*_cause(error)) from None
     scheme = "https" if config.ssl_certfile else "http"
     host = "localhost" if config.host in ("0.0.0.0", "::") else config.host
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"
+    address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"
+    name = served_names(engine.model, config.served_model_name)[0]
+    return (
+        f"{startup_table(_startup(), time.monotonic() - began)}\n"
+        f"Listening at {address}; replicas of {name}: {plan.replicas}; "
+        f"Ray is at {ray.get_runtime_context().gcs_address}\n"
+        f"{name} is ready at {address}"
+    )
+
+
+def _startup() -> list[PhaseTime]:
+    """The phases of a start; the replica that answers stands for all of them."""
+    handle = serve.get_deployment_handle(REPLICAS, NAME)
+    phases: list[PhaseTime] = handle.startup.remote().result(timeout_s=_STARTUP_S)
+    return phases
 
 
 def _listening(config: ServerConfig) -> ServerConfig:
-    """With a port that is free, unless proxies listen already: theirs cannot be changed."""
-    if NAME in serve.status().applications:
-        return config
+    """With a port that is free. Proxies that listen already cannot be changed: their address counts."""
+    if (running := _get_global_client(raise_if_no_controller_running=False)) is not None:
+        options = running.http_config
+        names = ("host", "port", "ssl_keyfile", "ssl_certfile")
+        return dataclasses.replace(config, **{name: getattr(options, name) for name in names})
     with listen(config) as listener:
         return dataclasses.replace(config, port=listener.getsockname()[1])
 

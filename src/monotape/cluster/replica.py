@@ -15,6 +15,7 @@ from monotape.engine.config import EngineConfig
 from monotape.errors import BackendUnavailable
 from monotape.server.app import routes
 from monotape.server.config import ServerConfig
+from monotape.server.engine.info import PhaseTime
 from monotape.server.run import running_service
 from monotape.server.service.clock import Clock
 from monotape.server.service.service import RESTART_WAIT_S, Service
@@ -73,6 +74,11 @@ class Replica:
         finally:
             exchange.gone.set()
             await _to_the_end(work)
+
+    @property
+    def startup(self) -> list[PhaseTime]:
+        """The phases of its last start."""
+        return self._service.engine.startup
 
     def figures(self) -> Message:
         return {"type": FIGURES, "replica": self._name, "text": self._service.metrics.text()}
