@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -25,9 +26,12 @@ def alive(pid: int) -> bool:
 def children(pid: int) -> dict[int, str]:
     """The children of a process, whichever thread started them, and their command lines."""
     found = {}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+        for task in list(Path(f"/proc/{pid}/task").iterdir()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread or the child has
+                for child in (task / "children").read_text().split():
+                    command = Path(f"/proc/{child}/cmdline").read_bytes()
+                    found[int(child)] = command.replace(b"\0", b" ").decode()
     return found
 
 
@@ -44,3 +48,22 @@ def wait_for_end(*pids: int, seconds: float = 30.0) -> None:
     while left := [pid for pid in pids if alive(pid)]:
         assert time.monotonic() < deadline, f"{left} still there"
         time.sleep(0.02)
+
+
+def listening(*pids: int) -> set[tuple[str, int]]:
+    """The addresses on which processes listen, as /proc/net writes them, and the ports."""
+    sockets = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                sockets.add(link.readlink().name)
+            except FileNotFoundError:  # closed meanwhile
+                continue
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                address, _, port = fields[1].partition(":")
+                found.add((address, int(port, 16)))
+    return found

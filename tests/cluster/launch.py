@@ -1,14 +1,12 @@
-"""Starts replicas with another source of models than the real one."""
+"""`monotape deploy` with another source of models than the real one, and its settings as JSON."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import signal
 import sys
-import threading
 
-import ray
-
+from monotape.cli.deploy import run
 from monotape.cluster import deploying
 from monotape.cluster.config import DeployConfig
 from monotape.engine.config import EngineConfig
@@ -17,28 +15,25 @@ from monotape.server.config import ServerConfig
 
 
 def main() -> int:
-    source, plan, server, engine = sys.argv[1], *map(json.loads, sys.argv[2:5])
-    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    config = DeployConfig(**plan)
-    deploying.connect(config.address)
-    print(f"Ray at {ray.get_runtime_context().gcs_address}", file=sys.stderr)
+    parser = argparse.ArgumentParser()
+    for name in ("plan", "server", "engine"):
+        parser.add_argument(name, type=json.loads)
+    parser.add_argument("--address")
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    settings = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.server.items()
+    }
+    plan = DeployConfig(address=options.address, **options.plan)
+    config, engine = (
+        ServerConfig(port=options.port, **settings),
+        EngineConfig(progress=False, **options.engine),
+    )
     try:
-        address = deploying.deploy(
-            config, ServerConfig(**settings), EngineConfig(progress=False, **engine), source
-        )
-        print(f"Listening at {address}; all replicas", file=sys.stderr)
-        print(f"{engine['model']} is ready at {address}", file=sys.stderr, flush=True)
-        if config.address is None:
-            ended.wait()
+        run(plan, lambda: deploying.deploy(plan, config, engine, "server.scripted"))
     except MonotapeError as error:
         print(f"monotape: {error}", file=sys.stderr)
         return 2
-    finally:
-        if config.address is None:
-            deploying.shut_down()
     return 0
 
 

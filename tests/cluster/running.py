@@ -1,38 +1,97 @@
-"""Clusters for tests: real Ray, two replicas with a core each."""
+"""One Ray for all tests of this folder, and one deployment after another on it: two replicas with a core each."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from processes import descendants
 from server.running import ROOT, RunningServer, environment, process
 
+DEPLOY_S = 180.0
 
-@contextlib.contextmanager
-def scripted_cluster(**settings: Any) -> Iterator[RunningServer]:
-    """Replicas whose model is scripted.py's. `engine` and `plan` hold further settings."""
-    with process(_launch(port=0, **settings), "scripted") as server:
-        yield server
+
+class Deployment(RunningServer):
+    """What a command has deployed to the Ray of another command."""
+
+    def __init__(self, owner: RunningServer, lines: list[str]) -> None:
+        self.process, self.url, self.lines = owner.process, owner.url, lines
+
+
+class Cluster:
+    """The first command starts Ray; the others update what runs there, as users do it."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._owner: RunningServer | None = None
+        self._current: tuple[str, RunningServer] | None = None
+
+    def use(self, name: str, command: list[str]) -> RunningServer:
+        """The deployment of a command, which runs unless it was the last one."""
+        if self._current is not None and self._current[0] == name:
+            return self._current[1]
+        if self._owner is None:
+            self._owner = self._stack.enter_context(process([*command, "--port", "0"], name)).wait()
+            server = self._owner
+        else:
+            server = Deployment(self._owner, run(self._owner, command).stderr.splitlines())
+        self._current = (name, server)
+        return server
+
+    def changed(self) -> None:
+        """A test has deployed scripted replicas with settings of its own."""
+        assert self._current is not None
+        self._current = ("changed", self._current[1])
+
+    @property
+    def current(self) -> RunningServer | None:
+        return None if self._current is None else self._current[1]
+
+    def end(self) -> None:
+        self._stack.close()
+
+
+def run(server: RunningServer, command: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command that deploys to the Ray of another one, and ends."""
+    command = [*command, "--address", ray_address(server)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=DEPLOY_S
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def ray_address(server: RunningServer) -> str:
+    found = re.search(r"Ray is at (\S+)", "\n".join(server.lines))
+    assert found is not None, server.lines
+    return found.group(1)
+
+
+def deploy(model: str, *flags: str) -> list[str]:
+    """`monotape deploy` itself."""
+    return [sys.executable, "-m", "monotape", "deploy", model, *flags]
+
+
+def deploy_two(model: str, *flags: str) -> list[str]:
+    return deploy(model, "--backend", "cpu", "--replicas", "2", "--cpus-per-replica", "1", *flags)
+
+
+def deploy_scripted(**settings: Any) -> list[str]:
+    """The same with replicas that do what their prompts say. `engine` and `plan` hold further settings."""
+    engine = {"model": "scripted", **settings.pop("engine", {})}
+    plan = {"replicas": 2, "cpus_per_replica": 1, **settings.pop("plan", {})}
+    return [sys.executable, "-m", "cluster.launch", *map(json.dumps, (plan, settings, engine))]
 
 
 def update(server: RunningServer, **settings: Any) -> None:
-    """Deploys to a cluster that runs, as a second command would."""
-    address = next(line.split()[2] for line in server.lines if line.startswith("Ray at"))
-    plan = {"address": address, **settings.pop("plan", {})}
-    command = _launch(plan=plan, port=int(server.url.rpartition(":")[2]), **settings)
-    subprocess.run(command, check=True, env=environment(), cwd=ROOT, timeout=180)
-
-
-def _launch(source: str = "server.scripted", **settings: Any) -> list[str]:
-    engine = {"model": "scripted", **settings.pop("engine", {})}
-    plan = {"replicas": 2, "cpus_per_replica": 1, **settings.pop("plan", {})}
-    return [sys.executable, "-m", "cluster.launch", source, *map(json.dumps, (plan, settings, engine))]
+    """Deploys scripted replicas with other settings."""
+    run(server, deploy_scripted(**settings))
 
 
 def replicas(server: RunningServer) -> list[int]:
@@ -47,22 +106,3 @@ def wait_for_replicas(server: RunningServer, count: int, without: Iterable[int] 
         assert time.monotonic() < deadline, found
         time.sleep(0.1)
     return found
-
-
-@contextlib.contextmanager
-def real_cluster(model: str, *flags: str, replicas: int = 2) -> Iterator[RunningServer]:
-    """`monotape deploy` itself."""
-    command = [
-        sys.executable,
-        "-m",
-        "monotape",
-        "deploy",
-        model,
-        "--port",
-        "0",
-        "--replicas",
-        str(replicas),
-        *flags,
-    ]
-    with process(command, model) as server:
-        yield server

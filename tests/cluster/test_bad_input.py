@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from cluster.running import deploy, deploy_two, replicas, run
 from monotape.cli.main import main
 from processes import need_proc
-from server.running import ROOT
+from server.running import ROOT, RunningServer
 
 
-def deploy(*flags: str, code: str = "") -> subprocess.CompletedProcess[str]:
+def in_process(*flags: str, code: str = "") -> subprocess.CompletedProcess[str]:
     """`monotape deploy` in a process of its own, because Ray starts processes and keeps state."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("src", "tests"))}
     program = (
@@ -32,7 +34,7 @@ def told(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def test_without_ray() -> None:
-    done = deploy("smollm2", code="import sys; sys.modules['ray'] = None")
+    done = in_process("smollm2", code="import sys; sys.modules['ray'] = None")
     assert told(done) == [
         "monotape: Replicas need the package 'ray'.", "  hint: pip install 'monotape[cluster]'"
     ]  # fmt: skip
@@ -61,16 +63,33 @@ def test_settings_that_cannot_be(flags: list[str], sentence: str, capsys: pytest
 
 
 @pytest.mark.slow
-def test_more_gpus_than_there_are() -> None:
-    done = deploy("smollm2", "--replicas", "3", "--gpus-per-replica", "40")
+def test_more_gpus_than_there_are(small: RunningServer) -> None:
+    done = run(small, deploy("smollm2", "--replicas", "3", "--gpus-per-replica", "40"), code=2)
     assert told(done)[0].startswith("monotape: 3 replicas with 40 GPUs each need 120, and there are ")
 
 
 @pytest.mark.slow
-def test_a_model_that_does_not_load_is_tried_once(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_model_that_does_not_load_ends_the_command(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    check_model_that_does_not_load(in_process(str(tmp_path), "--port", "0", "--backend", "cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_an_update_to_a_model_that_does_not_load_leaves_the_one_before(
+    changing: RunningServer, tmp_path: Path
+) -> None:
     need_proc()
     (tmp_path / "config.json").write_text("{}")
-    done = deploy(str(tmp_path), "--port", "0", "--backend", "cpu")
+    check_model_that_does_not_load(run(changing, deploy_two(str(tmp_path)), code=2))
+    before = replicas(changing)
+    assert [changing.say(f"say:{number}") for number in range(4)] == [str(number) for number in range(4)]
+    time.sleep(5)  # five times the interval at which Ray looks after its replicas
+    assert replicas(changing) == before, "it is being tried again"
+
+
+def check_model_that_does_not_load(done: subprocess.CompletedProcess[str]) -> None:
     sentence, hint = told(done)
     assert sentence.startswith("monotape: No replica could be started: ")
     assert "config.json" in sentence or "safetensors" in sentence

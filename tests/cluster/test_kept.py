@@ -6,82 +6,74 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from cluster.running import real_cluster
-from monotape import LLM, SamplingParams
-from server.running import RunningServer
-from server.small_models import safetensors_folder
+from cluster.conftest import KEY
+from server.running import RunningServer, real_server
 
 pytestmark = pytest.mark.slow
 CONVERSATIONS, TURNS, TOKENS = 40, 5, 12
-Messages = list[dict[str, Any]]
+
+
+@dataclass
+class Talk:
+    """A conversation so far."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    usages: list[dict[str, Any]] = field(default_factory=list)
+
+
+def question(number: int, turn: int, common: bool) -> str:
+    """Conversations differ from their first words on, or share a beginning that is most of them."""
+    name = hashlib.sha256(bytes([number])).hexdigest()
+    return f"{'Answer in one word, and in English. ' * 8 if common else ''}{name} asks: {turn}?"
+
+
+def take_turn(client: httpx.Client, talk: Talk, question: str) -> None:
+    talk.messages.append({"role": "user", "content": question})
+    body = {"messages": talk.messages, "temperature": 0, "max_tokens": TOKENS, "logprobs": True}
+    answer = client.post("/v1/chat/completions", json=body).json()
+    said = answer["choices"][0]
+    talk.messages.append(said["message"])
+    talk.logprobs.append(said["logprobs"]["content"])
+    talk.usages.append(answer["usage"])
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return safetensors_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def small(folder: Path) -> Iterator[RunningServer]:
-    """Two replicas that each keep half of the conversations, and some."""
-    flags = (
-        "--backend",
-        "cpu",
-        "--cpus-per-replica",
-        "1",
-        "--max-sequences",
-        "32",
-        "--served-model-name",
-        "small",
-    )
-    with real_cluster(str(folder), *flags) as server:
+def alone(folder: Path) -> Iterator[RunningServer]:
+    """A single server."""
+    with real_server(str(folder), "--backend", "cpu", "--workers", "1") as server:
         yield server.wait()
 
 
-def question(number: int, turn: int) -> dict[str, Any]:
-    """Conversations differ from their first words on: a pool may give one that is as good as another away."""
-    return {"role": "user", "content": f"{hashlib.sha256(bytes([number])).hexdigest()} asks: {turn}?"}
-
-
-def test_conversations_stay_where_their_kv_is(small: RunningServer, folder: Path) -> None:
-    talks: list[Messages] = [[] for _ in range(CONVERSATIONS)]
-    usages: list[list[dict[str, Any]]] = [[] for _ in range(CONVERSATIONS)]
-
-    def turn(client: httpx.Client, number: int, index: int) -> None:
-        talks[number].append(question(number, index))
-        body = {"messages": talks[number], "temperature": 0, "max_tokens": TOKENS}
-        answer = client.post(small.url + "/v1/chat/completions", json=body).json()
-        talks[number].append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
-        usages[number].append(answer["usage"])
-
-    with ThreadPoolExecutor(8) as pool, httpx.Client(timeout=60) as client:
+@pytest.mark.parametrize("common", [False, True], ids=["of-their-own", "shared-beginning"])
+def test_conversations_stay_where_their_kv_is(
+    small: RunningServer, alone: RunningServer, common: bool
+) -> None:
+    talks, expected = ([Talk() for _ in range(CONVERSATIONS)] for _ in range(2))
+    with (
+        ThreadPoolExecutor(8) as pool,
+        httpx.Client(base_url=small.url, timeout=60, headers={"x-api-key": KEY}) as client,
+    ):
         for index in range(TURNS):  # a turn of each, so that every conversation comes back after 39 others
-            list(pool.map(lambda number, index=index: turn(client, number, index), range(CONVERSATIONS)))
+            questions = [question(number, index, common) for number in range(CONVERSATIONS)]
+            list(pool.map(take_turn, itertools.repeat(client), talks, questions))
     found = [
         later["prompt_tokens_details"]["cached_tokens"] >= earlier["prompt_tokens"] - 1
-        for usage in usages
-        for earlier, later in itertools.pairwise(usage)
+        for talk in talks
+        for earlier, later in itertools.pairwise(talk.usages)
     ]
     assert len(found) == CONVERSATIONS * (TURNS - 1)
     assert sum(found) >= 0.95 * len(found), sum(found)
-    assert talks == alone(folder)
-
-
-def alone(folder: Path) -> list[Messages]:
-    """The same conversations with one engine in this process."""
-    talks: list[Messages] = [[] for _ in range(CONVERSATIONS)]
-    params = SamplingParams(temperature=0, max_tokens=TOKENS)
-    llm = LLM(str(folder), backend="cpu", workers=1, progress=False)
-    for number, messages in enumerate(talks):
-        for index in range(TURNS):
-            messages.append(question(number, index))
-            output = llm.chat(messages, params)
-            text = output[0].outputs[0].text
-            messages.append({"role": "assistant", "content": text})
-    return talks
+    with httpx.Client(base_url=alone.url, timeout=60) as client:
+        for number, talk in enumerate(expected):
+            for index in range(TURNS):
+                take_turn(client, talk, question(number, index, common))
+    assert [talk.messages for talk in talks] == [talk.messages for talk in expected]
+    assert [talk.logprobs for talk in talks] == [talk.logprobs for talk in expected]  # bit for bit

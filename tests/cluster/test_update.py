@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from cluster.running import update, wait_for_replicas
+from cluster.running import Cluster, update, wait_for_replicas
 from processes import need_proc
 from server.running import RunningServer
 
@@ -43,8 +43,11 @@ def right(answers: list[httpx.Response]) -> bool:
     } == {"still here"}
 
 
-def test_an_update_refuses_no_request(scripted: RunningServer, asking: list[httpx.Response]) -> None:
+def test_an_update_refuses_no_request(
+    scripted: RunningServer, cluster: Cluster, asking: list[httpx.Response]
+) -> None:
     need_proc()
+    cluster.changed()
     before = wait_for_replicas(scripted, 2)
     update(scripted, max_queue=4, served_model_name=["second"])
     wait_for_replicas(scripted, 2, without=before)
@@ -54,12 +57,14 @@ def test_an_update_refuses_no_request(scripted: RunningServer, asking: list[http
     assert {answer.json()["model"] for answer in asking} == {"scripted", "second"}
 
 
-def test_replicas_are_added_while_requests_wait(scripted: RunningServer) -> None:
+def test_replicas_are_added_while_requests_wait(changing: RunningServer) -> None:
     need_proc()
-    update(scripted, max_queue=16, plan={"replicas": 1})
-    update(scripted, max_queue=16, plan={"replicas": 1, "max_replicas": 2, "target_requests": 1})
-    wait_for_replicas(scripted, 1)
+    update(
+        changing, max_queue=16, plan={"replicas": 1}
+    )  # a scaled deployment keeps those that it has for minutes
+    update(changing, max_queue=16, plan={"replicas": 1, "max_replicas": 2, "target_requests": 1})
+    wait_for_replicas(changing, 1)
     with ThreadPoolExecutor(6) as pool:
-        answers = [pool.submit(scripted.say, f"n{number} rate=20 repeat=60 say:x ") for number in range(6)]
-        wait_for_replicas(scripted, 2)
+        answers = [pool.submit(changing.say, f"n{number} rate=20 repeat=60 say:x ") for number in range(6)]
+        wait_for_replicas(changing, 2)
         assert {answer.result(120) for answer in answers} == {"x " * 60}
