@@ -29,7 +29,8 @@ from shapes import SHAPES
 
 OWN = "monotape"
 PEERS = (
-    "vllm", "torch-compile", "torch-compile-sdpa", "torch-eager", "transformers", "transformers-static",
+    "vllm", "torch-compile", "torch-compile-layer", "torch-compile-sdpa", "torch-eager", "transformers",
+    "transformers-static",
 )  # fmt: skip
 DEFAULT = (OWN, "vllm", "torch-compile", "transformers")
 

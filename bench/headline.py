@@ -16,6 +16,7 @@ SHAPES = ("llama-3.2-1b", "llama-3.1-8b")
 #: Columns of the whole table, and the words above them; a version follows where the engine names one.
 ENGINES = {
     "monotape": "Monotape", "vllm": "vLLM", "torch-compile": "`torch.compile`, CUDA graphs",
+    "torch-compile-layer": "`torch.compile` by layers, CUDA graphs",
     "transformers": "`transformers`",
 }  # fmt: skip
 _NOT_IN_TIME = "not in time"  # its report says how long it had

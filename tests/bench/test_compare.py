@@ -85,7 +85,10 @@ TINY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["torch-eager", "transformers", "transformers-static"])
+@pytest.mark.parametrize(
+    "engine", ["torch-eager", "torch-compile-layer", "transformers", "transformers-static"]
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of its compiler, about itself
 def test_peers_of_pytorch_answer(engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import torch
 
