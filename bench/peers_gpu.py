@@ -33,7 +33,7 @@ class Captured:
 
     def __init__(self, step: Callable[..., torch.Tensor], device: str) -> None:
         self._token, self._position = (torch.zeros(1, dtype=torch.long, device=device) for _ in range(2))
-        aside = torch.cuda.Stream()
+        aside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(3):  # compiles, and warms up what must not be captured

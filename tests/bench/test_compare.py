@@ -86,7 +86,13 @@ TINY = {
 
 
 @pytest.mark.parametrize(
-    "engine", ["torch-eager", "torch-compile-layer", "transformers", "transformers-static"]
+    "engine",
+    [
+        "torch-eager",
+        pytest.param("torch-compile-layer", marks=pytest.mark.long),
+        "transformers",
+        "transformers-static",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of its compiler, about itself
 def test_peers_of_pytorch_answer(engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
