@@ -11,13 +11,14 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from families import Case, make_checkpoint
-from monotape.backends.cuda import direct, stored
+from monotape.backends.cuda import direct, packing, stored, tiles
 from monotape.backends.cuda.cuts import Cut, head_cuts, layer_cuts
 from monotape.backends.cuda.direct import packing_for
 from monotape.backends.cuda.loading import _empty_scales
+from monotape.backends.cuda.native_tiles import FORMATS
 from monotape.backends.cuda.packing import AnyPacking, Layers
 from monotape.backends.cuda.rank_view import rank_plan
-from monotape.backends.cuda.stored import FORMATS, StoredPacking, round_rows
+from monotape.backends.cuda.stored import StoredPacking, round_rows
 from monotape.compiler.compile import compile_plan
 from monotape.engine.asked import Asked, formats_for
 from monotape.errors import CheckpointError
@@ -71,6 +72,7 @@ def check(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, monkeypatch: pyte
         with monkeypatch.context() as patched:
             for module in (direct, stored):
                 patched.setattr(module, "pack_function", lambda: None)
+            patched.setattr(packing, "pack", tiles.pack)
             plain, wanted = packed(spec, own, checkpoint, AnyPacking)
         assert len(native) > 6
         for ours, theirs in zip(native, plain, strict=True):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from monotape.backends.cuda import native_tiles
 from monotape.backends.cuda.tiles import BLOCK_K, pack
 from monotape.plan.formats import GPU_LAYOUTS, TILE_ROWS, Format
-from monotape.weights.coded import Coded
+from monotape.weights.coded import GROUPS, Coded
 from monotape.weights.quantised.codes import E2M1, E4M3
 
 RNG = np.random.default_rng(3)
@@ -97,3 +99,43 @@ def test_bytes_are_pairs_by_a_mask() -> None:
     assert np.array_equal(
         bf16(pairs.reshape(*words.shape[:-1], 4)) * 2.0**133, lanes_of(codes).astype(np.float64)
     )
+
+
+#: Bytes of a number of each plane of groups, and how many planes of blocks there are.
+PLANES = {
+    Format.FP8: ((), 0), Format.FP8_BLOCK: (("f4",), 0), Format.INT8: ((), 0), Format.MXFP4: (("u1",), 0),
+    Format.INT4_G32: (("f2",), 0), Format.INT4_G64: (("f2",), 0), Format.INT4_G128: (("f2",), 0),
+    Format.INT4_G32Z: (("f2", "f2"), 0), Format.INT4_G64Z: (("f2", "f2"), 0), Format.INT4_G128Z: (("f2", "f2"), 0),
+    Format.Q8: (("f2",), 0), Format.Q4_1: (("f2", "f2"), 0), Format.Q5_0: (("f2",), 0),
+    Format.Q4_K: (("u1", "u1"), 2), Format.Q5_K: (("u1", "u1"), 2), Format.Q6_K: (("i1",), 1),
+    Format.K_MIXED: (("i1", "i1"), 2), Format.WIDE: (("f4", "f4"), 0),
+}  # fmt: skip
+BITS = {Format.Q5_0: 5, Format.Q5_K: 5, Format.Q6_K: 6, Format.K_MIXED: 6}
+WHOLE_BYTES = (Format.FP8, Format.FP8_BLOCK, Format.INT8, Format.Q8, Format.WIDE)
+
+
+@pytest.mark.parametrize("fmt", native_tiles.FORMATS, ids=lambda fmt: fmt.value)
+def test_native_tiles_have_the_same_bits(fmt: Format) -> None:
+    """Where tiles lie apart as well, and planes are parts of larger ones."""
+    tiles, k = 5, 384
+    assert native_tiles.knows_layout(fmt)
+
+    def numbers(kind: str, columns: int) -> np.ndarray:
+        """Any bits; every second column of twice as many."""
+        wide = RNG.integers(0, 256, (tiles * TILE_ROWS, 2 * columns * np.dtype(kind).itemsize)).astype(
+            np.uint8
+        )
+        return wide.view(kind)[:, ::2]
+
+    of_groups, row_planes = PLANES[fmt]
+    codes = numbers("u1", k) & np.uint8(0xFF if fmt in WHOLE_BYTES else (1 << BITS.get(fmt, 4)) - 1)
+    coded = Coded(
+        codes,
+        tuple(numbers(kind, k // GROUPS[fmt]) for kind in of_groups),
+        tuple(numbers("f2", k // BLOCK_K) for _ in range(row_planes)),
+    )
+    size = GPU_LAYOUTS[fmt].tile_bytes(k)
+    ours, theirs = (np.full((2 * tiles, size), 0xA5, np.uint8) for _ in range(2))
+    native_tiles.pack(fmt, coded, ours[::2])
+    pack(fmt, coded, theirs[::2])
+    assert np.array_equal(ours, theirs)

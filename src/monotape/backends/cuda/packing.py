@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from monotape.backends.cuda.blocks import PACKERS, Halves, first_not_finite, to_halves
 from monotape.backends.cuda.cuts import Cut, TileSpan
-from monotape.backends.cuda.tiles import pack
+from monotape.backends.cuda.native_tiles import pack
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS, Format
 from monotape.plan.gpu import GPU_FORMATS, scale_name

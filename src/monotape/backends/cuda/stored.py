@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monotape.backends.cpu.build import BuildError
 from monotape.backends.cuda.blocks import EXPONENT
 from monotape.backends.cuda.cuts import Cut, TileSpan
-from monotape.backends.cuda.library import find_library
+from monotape.backends.cuda.native_tiles import FORMATS, knows_layout, native_library
 from monotape.backends.cuda.packing import Layers, Pack, Scales
 from monotape.backends.cuda.packing import pack_table as plain_table
 from monotape.models.spec import ModelSpec
-from monotape.plan.formats import GPU_LAYOUTS, TILE_ROWS, Format
+from monotape.plan.formats import TILE_ROWS, Format
 from monotape.plan.gpu import scale_name
 from monotape.plan.types import Stage
 from monotape.weights.check import require_finite
@@ -28,16 +27,9 @@ from monotape.weights.raw import RawMatrix
 from monotape.weights.rounded import RoundedCheckpoint
 from monotape.weights.tapes import Bytes, TileRun, refuse_row, rows_of, source_of, tensor_name, tile_runs
 
-#: native/tile.h: Format, after halves.
-FORMATS = (
-    Format.FP8, Format.FP8_BLOCK, Format.INT8, Format.INT4_G32, Format.INT4_G64, Format.INT4_G128, Format.INT4_G32Z,
-    Format.INT4_G64Z, Format.INT4_G128Z, Format.MXFP4, Format.Q8, Format.Q4_1, Format.Q5_0, Format.Q4_K, Format.Q5_K,
-    Format.Q6_K, Format.K_MIXED, Format.WIDE,
-)  # fmt: skip
 #: native/gguf_row.h: Kind, after halves that are moved.
 KINDS = ("bf16", "f16", "q4_0", "q4_1", "q5_0", "q8_0", "mxfp4", "q4_k", "q5_k", "q6_k")
 _HALF = 0
-BLOCK_K = 128  # values of k in a block of codes
 _RUN_FIELDS = (
     "tensor", "first_row", "rows", "first_k", "k", "padded_k", "at", "step", "format", "scales", "layer_scales",
     "tile_scales",
@@ -45,17 +37,9 @@ _RUN_FIELDS = (
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL(str(find_library()))
-    except (BuildError, OSError):
-        return None
-
-
-@cache
 def pack_function() -> Any:
     """The native function; None where it cannot be built or loaded."""
-    if (library := _library()) is None:
+    if (library := native_library()) is None:
         return None
     function = library.monotape_pack_stored
     function.restype = c_int64
@@ -65,7 +49,7 @@ def pack_function() -> Any:
 
 @cache
 def _round_function() -> Any:
-    if (library := _library()) is None:
+    if (library := native_library()) is None:
         return None
     function = library.monotape_round_rows
     function.restype = None
@@ -91,7 +75,7 @@ def round_rows(fmt: Format, values: NDArray[np.float32]) -> tuple[NDArray[np.uin
 
 @cache
 def _unpack_function() -> Any:
-    if (library := _library()) is None:
+    if (library := native_library()) is None:
         return None
     function = library.monotape_unpack_rows
     function.restype = c_int64
@@ -140,17 +124,6 @@ def stored_packing(
         if len(tensors[part.role]) < len(layers):
             return None
     return StoredPacking(spec, checkpoint, tensors, layers, scales, halves.pop() if halves else Format.BF16)
-
-
-@cache
-def knows_layout(fmt: Format) -> bool:
-    """Whether native code lays weights of this format out as the plan has them."""
-    if fmt.is_half or (library := _library()) is None:
-        return fmt.is_half
-    size = library.monotape_block_bytes
-    size.restype, size.argtypes = c_int64, [c_int64]
-    layout = GPU_LAYOUTS[fmt]
-    return bool(layout.k == BLOCK_K and layout.block_bytes == size(1 + FORMATS.index(fmt)))
 
 
 def _reads(fmt: Format, raw: RawMatrix) -> bool:

@@ -260,6 +260,22 @@ int64_t monotape_pack_stored(const Run* runs, int64_t count, const Source* sourc
   return -1;
 }
 
+// Tiles of rows that were read elsewhere: codes, one a byte, and planes of the numbers of groups and of blocks, as many as
+// the format has. A tile is `step` bytes after the one before it.
+void monotape_pack_codes(Format format, int64_t tiles, int64_t k, const uint8_t* codes, const uint8_t* const* groups,
+                         const uint16_t* const* rows, uint8_t* out, int64_t step) {
+  Tile tile(format, k);
+  const int64_t group_bytes = tile.shape.group ? k / tile.shape.group * tile.shape.element : 0, blocks = k / kBlockK;
+  for (int64_t t = 0; t < tiles; t++, out += step) {
+    std::memcpy(tile.codes(0), codes + t * kTileRows * k, kTileRows * k);
+    for (int p = 0; p < tile.shape.group_planes; p++)
+      std::memcpy(tile.groups<uint8_t>(p, 0), groups[p] + t * kTileRows * group_bytes, kTileRows * group_bytes);
+    for (int p = 0; p < tile.shape.row_planes; p++)
+      std::memcpy(tile.rows(p, 0), rows[p] + t * kTileRows * blocks, 2 * kTileRows * blocks);
+    tile.put(out);
+  }
+}
+
 // Rows of GGUF blocks as rows of 16-bit floats: an embedding that is no head. Returns -1, or the first row that holds a
 // number which is not finite, or not once it is rounded.
 int64_t monotape_unpack_rows(const Source* source, int64_t first, int64_t rows, int64_t is_bf16, uint16_t* out) {
