@@ -76,6 +76,13 @@ def end_of_text_ids(
             f"generation_config.json has {given!r} as eos_token_id.",
             "It must be a token id or a list of them.",
         )
-    named = None if tokenizer is None else tokenizer.eos_id
-    ids = {*spec.eos_ids, *listed, *([] if named is None else [named])}
+    named = [] if tokenizer is None else [tokenizer.eos_id, *_harmony_ends(tokenizer)]
+    ids = {*spec.eos_ids, *listed, *(token_id for token_id in named if token_id is not None)}
     return frozenset(token_id for token_id in ids if 0 <= token_id < spec.vocab)
+
+
+def _harmony_ends(tokenizer: Tokenizer) -> list[int | None]:
+    """A model that writes channels ends an answer or waits for a call's result; some files list only the first."""
+    if tokenizer.id_of("<|channel|>") is None:
+        return []
+    return [tokenizer.id_of("<|return|>"), tokenizer.id_of("<|call|>")]

@@ -14,18 +14,28 @@ class Detokenizer:
     """One text in the making. What `push` and `flush` return, joined, is the text.
 
     With a `prompt` the text continues it: a character that the prompt's last tokens began is completed, and a
-    leading space is part of the text. Without one, the space that encoding put in front is taken away.
+    leading space is part of the text. Without one, the space that encoding put in front is taken away. `special_mark`
+    is written before each special token that is not skipped, so that a reader can tell it from text that looks like it.
     """
 
-    __slots__ = ("_decoder", "_leading_spaces", "_pieces", "_skip")
+    __slots__ = ("_decoder", "_leading_spaces", "_mark", "_pieces", "_skip")
 
-    def __init__(self, pieces: Pieces, *, skip_special: bool = True, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        pieces: Pieces,
+        *,
+        skip_special: bool = True,
+        prompt: Sequence[int] = (),
+        special_mark: str = "",
+    ) -> None:
         self._pieces = pieces
+        self._mark = b""
         self._skip = pieces.special if skip_special else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._leading_spaces = 0 if prompt else pieces.spelling.leading_spaces
         for token_id in prompt[-_LONGEST_CHARACTER:]:
             self._text_of(token_id)
+        self._mark = special_mark.encode()
 
     def push(self, token_id: int) -> str:
         """The text that is certain once this token is known; often all of it, sometimes nothing yet."""
@@ -39,7 +49,10 @@ class Detokenizer:
     def _text_of(self, token_id: int) -> str:
         if token_id in self._skip:
             return ""
-        return self._decoder.decode(self._pieces.bytes_of(token_id))
+        spelled = self._pieces.bytes_of(token_id)
+        if self._mark and token_id in self._pieces.special:
+            spelled = self._mark + spelled
+        return self._decoder.decode(spelled)
 
     def _without_leading_spaces(self, text: str) -> str:
         stripped = text.lstrip(" ")

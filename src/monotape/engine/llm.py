@@ -176,16 +176,19 @@ class LLM:
         *,
         index: int = 0,
         constraint: Constraint | None = None,
+        special_mark: str = "",
     ) -> TextStream:
         """Starts one prompt; iterating gives its text as it comes. A constraint says which tokens may come.
 
-        `index` makes it one of several completions of the prompt: each but the first has the next seed.
+        `index` makes it one of several completions of the prompt: each but the first has the next seed. `special_mark`
+        is written before the text of each special token, where those are not skipped.
         """
         prompts = split_prompts(prompt)
         if len(prompts) != 1:
             raise RequestError(f"stream() was given {len(prompts)} prompts.", "It takes one; use generate().")
         checked = make_prompt(prompts[0], self.tokenizer, self.backend.spec.vocab)
-        return self._stream(checked, sampling_params or self.default_sampling_params, index, constraint)
+        params = sampling_params or self.default_sampling_params
+        return self._stream(checked, params, index, constraint, special_mark)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **rendering: Any
@@ -276,12 +279,17 @@ class LLM:
         ]  # fmt: skip
 
     def _stream(
-        self, prompt: Prompt, params: SamplingParams, index: int = 0, constraint: Constraint | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        index: int = 0,
+        constraint: Constraint | None = None,
+        special_mark: str = "",
     ) -> TextStream:
         if params.n != 1:
             raise RequestError(f"n is {params.n}.", "A stream gives one completion; use generate().")
         request = self._requests(prompt, params, index)[0]
-        return self._open(dataclasses.replace(request, constraint=constraint))
+        return self._open(dataclasses.replace(request, constraint=constraint, special_mark=special_mark))
 
     def _open(self, request: Request) -> TextStream:
         self._turnstile.enter()

@@ -27,6 +27,7 @@ class Request:
     eos_ids: frozenset[int]  # empty when they are ignored
     vocab: int
     constraint: Constraint | None = None
+    special_mark: str = ""  # before the text of each special token
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -47,7 +47,11 @@ class TextStream:
         self._detokenizer = (
             None
             if voice is None
-            else voice.detokenizer(skip_special=params.skip_special_tokens, prompt=request.prompt.ids)
+            else voice.detokenizer(
+                skip_special=params.skip_special_tokens,
+                prompt=request.prompt.ids,
+                special_mark=request.special_mark,
+            )
         )
         self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
         self._stop_ids = request.stop_ids

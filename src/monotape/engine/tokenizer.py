@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 class Tokenizer:
     """What a model reads and writes. `add_bos` None leaves that to the file's own post-processor."""
 
-    __slots__ = ("_add_bos", "_core", "named_tokens", "pieces")
+    __slots__ = ("_add_bos", "_core", "_specials", "named_tokens", "pieces")
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class Tokenizer:
     ) -> None:
         self._core = core
         self._add_bos = add_bos
+        self._specials: re.Pattern[str] | None = None
         self.pieces = pieces
         self.named_tokens = dict(named_tokens)  # "bos_token": "<s>", ...
 
@@ -94,19 +97,18 @@ class Tokenizer:
         return found
 
     @property
+    def added_tokens(self) -> list[tokenizers.AddedToken]:
+        """Tokens that are found in a text before it is cut into others."""
+        return list(self._core.get_added_tokens_decoder().values())
+
+    @property
     def size(self) -> int:
         """Tokens in the vocabulary; a model's own table may be padded beyond it."""
         return int(self._core.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """The ids of a text. Special tokens written in it count; a BOS that it starts with is not doubled."""
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"The text has half of a surrogate pair at character {error.start}.",
-                "Decode it as UTF-8 first.",
-            ) from None
+        _checked(text)
         by_processor = add_special and self._add_bos is None
         # Of the library's two ways to encode, this one lets other threads run meanwhile.
         ids: list[int] = self._core.encode_batch([text], add_special_tokens=by_processor)[0].ids
@@ -120,13 +122,42 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return decode(self.pieces, ids, skip_special=skip_special)
 
-    def detokenizer(self, *, skip_special: bool, prompt: Sequence[int]) -> Detokenizer:
+    def encode_text(self, text: str) -> list[int]:
+        """The ids of a text in which nothing is a special token, whatever it spells: such a spelling is cut in two."""
+        if self._specials is None:
+            listed = [
+                token.content for token in self.added_tokens if token.special and len(token.content) > 1
+            ]
+            self._specials = re.compile("|".join(map(re.escape, listed)) or r"(?!)")
+        _checked(text)
+        cuts = [
+            0,
+            *(found.start() + min(2, len(found[0]) - 1) for found in self._specials.finditer(text)),
+            len(text),
+        ]
+        parts = [text[start:end] for start, end in itertools.pairwise(cuts)]
+        found = self._core.encode_batch(parts, add_special_tokens=False)
+        return [token_id for part in found for token_id in part.ids]
+
+    def detokenizer(
+        self, *, skip_special: bool, prompt: Sequence[int], special_mark: str = ""
+    ) -> Detokenizer:
         """For the text that continues `prompt`."""
-        return Detokenizer(self.pieces, skip_special=skip_special, prompt=prompt)
+        return Detokenizer(self.pieces, skip_special=skip_special, prompt=prompt, special_mark=special_mark)
 
     def token_text(self, token_id: int) -> str:
         """One token by itself, for people: incomplete characters show as replacement characters."""
         return self.pieces.bytes_of(token_id).decode("utf-8", "replace")
+
+
+def _checked(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"The text has half of a surrogate pair at character {error.start}.", "Decode it as UTF-8 first."
+        ) from None
+    return text
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

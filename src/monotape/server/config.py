@@ -8,8 +8,8 @@ from typing import Any
 
 from monotape.errors import UsageError
 
-TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral")
-REASONING_PARSERS = ("auto", "none", "qwen3", "deepseek_r1")
+TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "openai")
+REASONING_PARSERS = ("auto", "none", "qwen3", "deepseek_r1", "openai_gptoss")
 
 _BESIDE_THE_QUEUE = 8  # connections for the request that runs, health checks and metrics
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from monotape.server.conversation.tool_formats import ToolFormat
+from monotape.server.conversation.harmony.parser import HarmonyParser
+from monotape.server.conversation.tool_formats import HARMONY, ToolFormat
 from monotape.server.conversation.tool_parser import CallArguments, CallBegins, Event, Say, ToolParser
+from monotape.server.conversation.xml_calls import XmlCallParser
 
 THINK, THOUGHT = "<think>", "</think>"
 
@@ -77,12 +81,19 @@ class Call:
     arguments: str = ""
 
 
+class Parser(Protocol):
+    """Finds calls in what is said; harmony's finds thoughts too."""
+
+    def feed(self, text: str) -> list[Event]: ...
+    def end(self) -> list[Event]: ...
+
+
 @dataclass(slots=True)
 class Answer:
     """The events of one answer, and their sum."""
 
     splitter: ReasoningSplitter | None
-    parser: ToolParser | None
+    parser: Parser | None
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
@@ -129,9 +140,19 @@ class AnswerStyle:
     open_in_prompt: bool  # the prompt has opened the thoughts
     calls: ToolFormat | None  # None: they are not looked for
     several: bool  # calls in one answer
+    schemas: Mapping[str, Any]  # of the parameters of the functions that were offered
+    channels: str | None = None  # harmony's: what the prompt has of the answer's first message
 
     def new_answer(self) -> Answer:
-        return Answer(
-            ReasoningSplitter(open_in_prompt=self.open_in_prompt) if self.reasoning else None,
-            None if self.calls is None else ToolParser(self.calls, several=self.several),
-        )
+        if self.channels is not None:
+            offered = self.schemas if self.calls is not None else ()
+            return Answer(None, HarmonyParser(offered, opened=self.channels, several=self.several))
+        splitter = ReasoningSplitter(open_in_prompt=self.open_in_prompt) if self.reasoning else None
+        return Answer(splitter, self._parser())
+
+    def _parser(self) -> Parser | None:
+        if self.calls is None or self.calls is HARMONY:
+            return None
+        if self.calls.xml:
+            return XmlCallParser(self.schemas, several=self.several)
+        return ToolParser(self.calls, several=self.several)

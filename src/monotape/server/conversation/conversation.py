@@ -10,6 +10,7 @@ from typing import Any
 from monotape.engine.sampling_params import SamplingParams
 from monotape.server.api_error import bad_request
 from monotape.server.conversation.answer import Answer, AnswerStyle
+from monotape.server.conversation.harmony.marks import SPECIAL
 from monotape.server.conversation.prompt import ChatPrompt, Form, form_of, write_prompt
 from monotape.server.conversation.tool_parser import Event
 from monotape.server.engine import wire
@@ -82,7 +83,8 @@ async def converse(
         service.check(prompt.ids, params)
     grammar = None if form.asked is None else form.asked.grammar
     progress = bool(request.stream and request.return_progress)
-    work = Work(prompt.ids, params, grammar, clock, progress)
+    mark = SPECIAL if form.harmony else ""
+    work = Work(prompt.ids, params, grammar, clock, mark, progress)
     return Conversation(service, work, completions, prompt.style, turn)
 
 
@@ -102,6 +104,6 @@ def _params(service: Service, request: ChatRequest, form: Form, room: int | None
         decided["logprobs"] = request.top_logprobs or 0
     elif request.top_logprobs:
         raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs", "invalid_value")
-    if form.tools.style is not None and form.tools.style.special:
+    if form.harmony or (form.tools.style is not None and form.tools.style.special):
         decided["skip_special_tokens"] = False
     return sampling_params(request, service.engine.defaults, **decided)

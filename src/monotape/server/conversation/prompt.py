@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,16 @@ from monotape.backends.token_ids import TokenIds
 from monotape.errors import RequestError
 from monotape.server.api_error import bad_request, from_engine_error, unsupported
 from monotape.server.conversation.answer import THINK, THOUGHT, AnswerStyle, thinks
+from monotape.server.conversation.harmony.marks import SPECIAL, has_marks, is_harmony
+from monotape.server.conversation.harmony.prompt import IDENTITY, Options, Span, effort_of, opening, spans
 from monotape.server.conversation.messages import read_messages
-from monotape.server.conversation.tool_formats import choose_format, knows_tools, with_tool_prompt
+from monotape.server.conversation.tool_formats import (
+    HARMONY,
+    ToolFormat,
+    choose_format,
+    knows_tools,
+    with_tool_prompt,
+)
 from monotape.server.conversation.tools import Tools, tools_of
 from monotape.server.requests.openai import ChatRequest
 from monotape.server.requests.structured import Asked, grammar_of
@@ -28,6 +37,8 @@ class Form:
     template: str | None
     tools: Tools
     asked: Asked | None  # for structured output, or the call of a tool
+    harmony: bool = False  # the model writes channels
+    native: bool = False  # and its prompts are written here, not by its template
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +55,22 @@ def form_of(service: Service, request: ChatRequest) -> Form:
         raise unsupported("chat_template", "start the server with --trust-request-chat-template to allow it.")
     template = request.chat_template or text.template
     asked = grammar_of(request)
-    tools = tools_of(request, choose_format(service.config.tool_call_parser, template))
+    marked = has_marks(text.tokenizer)
+    harmony = marked and (is_harmony(template) or not template)
+    native = harmony and text.own_template and request.chat_template is None
+    tools = tools_of(request, _format(service, template, harmony))
     if asked is not None and tools.forced is not None:
         raise bad_request(f"{asked.param} and a forced tool_choice exclude each other.", "tool_choice")
-    return Form(template, tools, asked or tools.forced)
+    return Form(template, tools, asked or tools.forced, harmony, native)
+
+
+def _format(service: Service, template: str | None, harmony: bool) -> ToolFormat:
+    name = service.config.tool_call_parser
+    if name == HARMONY.name and not harmony:
+        raise bad_request(
+            "This model has no channels: the server was started with the wrong --tool-call-parser."
+        )
+    return HARMONY if harmony and name == "auto" else choose_format(name, template)
 
 
 async def write_prompt(
@@ -55,23 +78,68 @@ async def write_prompt(
 ) -> ChatPrompt:
     """Renders and tokenises, in threads; an error when the text cannot fit the context in any way."""
     text, _ = service.loaded()
-    rendered, clock.render_ns = await _render(service, request, form)
-    if form.asked is not None and rendered.rstrip().endswith(THINK):
-        # The answer is constrained: there is no room for thoughts before it.
-        rendered += f"\n{THOUGHT}\n\n"
+    opened = _opening(form)
     try:
+        if form.native:
+            began = time.monotonic_ns()
+            parts = harmony_spans(request, form, opened)
+            clock.render_ns = time.monotonic_ns() - began
+            ids, clock.tokenize_ns = await text.encode_spans(parts, context=context)
+            return ChatPrompt(ids, _style(service, request, form, "", opened))
+        rendered, clock.render_ns = await _render(service, request, form)
+        if form.asked is not None and rendered.rstrip().endswith(THINK):
+            # The answer is constrained: there is no room for thoughts before it.
+            rendered += f"\n{THOUGHT}\n\n"
+        rendered += "".join(span.text for span in opened)
         ids, clock.tokenize_ns = await text.encode(rendered, add_special=False, context=context)
     except RequestError as error:
         raise from_engine_error(error, _MESSAGE_FIELDS) from None
-    return ChatPrompt(
-        ids,
-        AnswerStyle(
-            reasoning=thinks(service.config.reasoning_parser, form.template),
-            open_in_prompt=rendered.rstrip().endswith(THINK),
-            calls=form.tools.style,
-            several=request.parallel_tool_calls is not False,
-        ),
+    return ChatPrompt(ids, _style(service, request, form, rendered, opened))
+
+
+def _opening(form: Form) -> tuple[Span, ...]:
+    """The beginning of a constrained answer on a channel: there is no room for thoughts before it."""
+    if not form.harmony or form.asked is None:
+        return ()
+    return opening("commentary", "functions.") if form.asked is form.tools.forced else opening("final")
+
+
+def _style(
+    service: Service, request: ChatRequest, form: Form, rendered: str, opened: tuple[Span, ...]
+) -> AnswerStyle:
+    if form.harmony and request.continue_final_message:
+        opened = opening("final")
+    channels = "".join(SPECIAL + span.text if span.mark else span.text for span in opened)
+    return AnswerStyle(
+        reasoning=not form.harmony and thinks(service.config.reasoning_parser, form.template),
+        open_in_prompt=rendered.rstrip().endswith(THINK),
+        calls=form.tools.style,
+        several=request.parallel_tool_calls is not False,
+        schemas={tool.function.name: tool.function.parameters for tool in request.tools or []},
+        channels=channels if form.harmony else None,
     )
+
+
+def harmony_spans(request: ChatRequest, form: Form, opened: tuple[Span, ...]) -> list[tuple[str, bool]]:
+    given = request.chat_template_kwargs or {}
+    asked = request.reasoning_effort or (request.reasoning.effort if request.reasoning else None)
+    continued = bool(request.continue_final_message)
+    try:
+        options = Options(
+            effort=effort_of(str(given["reasoning_effort"]) if "reasoning_effort" in given else asked),
+            identity=str(given.get("model_identity", IDENTITY)),
+            prompted=not continued
+            if request.add_generation_prompt is None
+            else request.add_generation_prompt,
+            continued=continued,
+            opened=opened,
+        )
+        functions = [tool["function"] for tool in form.tools.described]
+        made = spans(read_messages(request.messages), functions, options)
+    except RequestError as error:
+        field = "reasoning_effort" if error.message.startswith("reasoning_effort") else "messages"
+        raise bad_request(f"{error.message} {error.hint}", field, "invalid_value") from None
+    return [(span.text, span.mark) for span in made]
 
 
 async def _render(service: Service, request: ChatRequest, form: Form) -> tuple[str, int]:

@@ -21,6 +21,7 @@ class ToolFormat:
     bare: bool = False  # an answer that starts with an object is a call without a mark
     named: bool = False  # name[ARGS]{...} is a call too
     short_ids: bool = False
+    xml: bool = False  # calls are tags, not JSON
     special: bool = False  # the marks are special tokens, which must not be left out of the text
 
 
@@ -32,7 +33,9 @@ MISTRAL = ToolFormat(
     "mistral", ("[TOOL_CALLS]",), "", "arguments", skips=" \t\r\n[", separators=",]", named=True,
     short_ids=True, special=True,
 )  # fmt: skip
-FORMATS = {style.name: style for style in (HERMES, LLAMA3, MISTRAL)}
+QWEN_CODER = ToolFormat("qwen3_coder", ("<tool_call>", "<function="), "</tool_call>", "", xml=True)
+HARMONY = ToolFormat("openai", (), "", "", special=True)
+FORMATS = {style.name: style for style in (HERMES, LLAMA3, MISTRAL, QWEN_CODER, HARMONY)}
 
 
 def choose_format(name: str, template: str | None) -> ToolFormat:
@@ -43,7 +46,7 @@ def choose_format(name: str, template: str | None) -> ToolFormat:
     if "[TOOL_CALLS]" in source:
         return MISTRAL
     if "<tool_call>" in source:
-        return HERMES
+        return QWEN_CODER if "<function=" in source else HERMES
     if "<|python_tag|>" in source or ("<|start_header_id|>" in source and "tools" in source):
         return LLAMA3
     return HERMES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,8 @@ import msgspec
 
 from monotape.errors import RequestError
 from monotape.server.api_error import bad_request
-from monotape.server.conversation.tool_formats import ToolFormat
-from monotape.server.grammar.definition import from_tool
+from monotape.server.conversation.tool_formats import HARMONY, HERMES, ToolFormat
+from monotape.server.grammar.definition import Grammar, from_channels, from_tool
 from monotape.server.requests.openai import ChatRequest, NamedTool, Tool
 from monotape.server.requests.structured import Asked
 
@@ -44,6 +45,11 @@ def tools_of(request: ChatRequest, style: ToolFormat) -> Tools:
         offered = {name: offered[name]}
     elif choice != "required":
         return Tools(described, style)
+    if style is HARMONY:
+        return Tools(described, style, _asked(lambda: from_channels(offered)))
+    style = (
+        HERMES if style.xml else style
+    )  # values between tags have no grammar; this model reads JSON as well
     return Tools(described, dataclasses.replace(style, bare=True), _forced(style, offered))
 
 
@@ -56,7 +62,11 @@ def _described(tool: Tool) -> dict[str, Any]:
 def _forced(style: ToolFormat, offered: dict[str, Any]) -> Asked:
     """A call of one of these. Marks that are special tokens are left out: the grammar alone makes it a call."""
     begin, end = ("", "") if style.special else (style.begins[0] + "\n", "\n" + style.ends)
+    return _asked(lambda: from_tool(begin, "name", style.arguments_key, end, offered))
+
+
+def _asked(make: Callable[[], Grammar]) -> Asked:
     try:
-        return Asked("tools", from_tool(begin, "name", style.arguments_key, end, offered))
+        return Asked("tools", make())
     except RequestError as error:
         raise bad_request(f"{error.message} {error.hint}", "tools", "invalid_value") from None

@@ -141,6 +141,7 @@ class Engine:
         grammar: Grammar | None = None,
         interval: int | None = None,
         progress: bool = False,
+        special_mark: str = "",
     ) -> Run:
         """Starts a completion; only one at a time."""
         assert self._run is None, "the gate lets one through"
@@ -151,7 +152,9 @@ class Engine:
             self._ids, len(prompt), self._timeout_s + PROMPT_TOKEN_S * len(prompt), self._send
         )
         self._last_step = time.monotonic()
-        self._send(wire.Generate(run.id, prompt.to_bytes(), params, index, grammar, interval, progress))
+        self._send(
+            wire.Generate(run.id, prompt.to_bytes(), params, index, grammar, interval, special_mark, progress)
+        )
         return run
 
     async def compile(self, grammar: Grammar) -> None:

@@ -23,6 +23,7 @@ class Text:
     tokenizer: Tokenizer | None
     template: str | None
     config: Mapping[str, Any]  # the checkpoint's tokenizer_config.json where there is one
+    given: bool = False  # whether a user gave the template
 
 
 def load_text(config: EngineConfig) -> Text:
@@ -34,7 +35,12 @@ def load_text(config: EngineConfig) -> Text:
     LOG.info("%s is %s", config.model, described(checkpoint.source))
     assets = checkpoint.text
     template = read_template(config.chat_template) if config.chat_template else assets.chat_template
-    return Text(Tokenizer.from_assets(assets), template, assets.tokenizer_config or {})
+    return Text(
+        Tokenizer.from_assets(assets),
+        template,
+        assets.tokenizer_config or {},
+        given=bool(config.chat_template),
+    )
 
 
 def load_llm(config: EngineConfig, phase: Callable[[str], None]) -> LLM:

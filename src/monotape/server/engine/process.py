@@ -158,6 +158,7 @@ class EngineProcess:
             job.params,
             index=job.index,
             constraint=constraint,
+            special_mark=job.special_mark,
         )
         with self._lock, contextlib.ExitStack() as undo:
             undo.callback(stream.close)

@@ -22,6 +22,7 @@ class Generate(msgspec.Struct, tag=True):
     index: int = 0  # which of the completions of its request: each but the first has the next seed
     grammar: Grammar | None = None
     interval: int | None = None  # tokens in a message; None: as many as come within a few milliseconds
+    special_mark: str = ""  # before the text of each special token
     progress: bool = False  # whether pieces without text say how much of the prompt has been read
 
 

@@ -13,11 +13,12 @@ from monotape.errors import RequestError
 MAX_GRAMMAR_CHARACTERS = 1 << 20
 MAX_CHOICES = 10_000
 
-Kind = Literal["json", "regex", "choice", "lark", "tool"]
+Kind = Literal["json", "regex", "choice", "lark", "tool", "channels"]
 #: What each kind is called in sentences.
 NAMES: dict[Kind, str] = {
     "json": "The JSON schema", "regex": "The regular expression", "choice": "The list of choices",
     "lark": "The grammar", "tool": "The schema of a tool",
+    "channels": "The schema of a tool",
 }  # fmt: skip
 
 
@@ -59,6 +60,11 @@ def from_tool(begin: str, name_key: str, arguments_key: str, end: str, tools: Ma
     """One call of one of these functions, written as the model's template wants it."""
     call = {"begin": begin, "end": end, "name_key": name_key, "arguments_key": arguments_key, "tools": tools}
     return _sized("tool", _as_json(call, "tool"))
+
+
+def from_channels(tools: Mapping[str, Any]) -> Grammar:
+    """One call in harmony, from the name of the function on: what stands before it is in the prompt."""
+    return _sized("channels", _as_json(dict(tools), "channels"))
 
 
 def _as_json(value: Any, kind: Kind) -> str:

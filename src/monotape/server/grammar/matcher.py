@@ -111,7 +111,8 @@ class Matcher:
                 return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON_STYLE)  # type: ignore[arg-type]
             if grammar.kind == "regex":
                 return llguidance.LLMatcher.grammar_from_regex(grammar.text)
-            made = {"choice": _choice, "tool": _tool, "lark": _lark}[grammar.kind](grammar.text)
+            writers = {"choice": _choice, "tool": _tool, "channels": _channels, "lark": _lark}
+            made = writers[grammar.kind](grammar.text)
         except Exception as error:  # of parsers that raise what they like
             raise self._refused("cannot be used", str(error)) from None
         return llguidance.LLMatcher.grammar_from_lark(made)
@@ -134,6 +135,16 @@ def _tool(text: str) -> str:
     names = " | ".join(f"call_{index}" for index in range(len(rules)))
     parts = " ".join(filter(None, (_literal(call["begin"]), "call", _literal(call["end"]))))
     return "\n".join([f"start: {parts}", f"call: {names}", *rules])
+
+
+def _channels(text: str) -> str:
+    rules = []
+    for index, (name, parameters) in enumerate(json.loads(text).items()):
+        schema = parameters if isinstance(parameters, Mapping) else {"type": "object"}
+        written = json.dumps({**schema, "x-guidance": _JSON_STYLE})
+        header = f'{json.dumps(name + " ")} <|constrain|> "json" <|message|>'
+        rules.append(f"call_{index}: {header} arguments_{index}\narguments_{index}: %json {written}")
+    return "\n".join(["start: " + " | ".join(f"call_{index}" for index in range(len(rules))), *rules])
 
 
 def _literal(text: str) -> str:

@@ -40,6 +40,7 @@ class Work:
     params: SamplingParams
     grammar: Grammar | None = None
     clock: Clock = field(default_factory=Clock)
+    special_mark: str = ""  # before the text of each special token of an answer
     progress: bool = False  # whether pieces say how much of the prompt has been read, before any token
 
 
@@ -177,7 +178,13 @@ class Service:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.engine.ready.wait(), RESTART_WAIT_S)
         run = self.engine.generate(
-            work.prompt, work.params, index, work.grammar, self.config.stream_interval, work.progress
+            work.prompt,
+            work.params,
+            index,
+            work.grammar,
+            self.config.stream_interval,
+            work.progress,
+            work.special_mark,
         )
         try:
             async for message in run:

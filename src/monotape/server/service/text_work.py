@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from monotape.backends.token_ids import TokenIds
 from monotape.engine.chat_template import ChatTemplate
+from monotape.engine.incremental import IncrementalEncoder
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import ContextOverflow, RequestError
 from monotape.server.engine.model_source import Text
@@ -37,6 +39,8 @@ class TextWork:
         self._chat = ChatTemplate(text.template, named)
         self._chat.start()
         self._pool = ThreadPoolExecutor(_THREADS, "text")
+        self._encoder = None if text.tokenizer is None else IncrementalEncoder(text.tokenizer)
+        self.own_template = not text.given  # the model's: one that a user gave is followed to the letter
         self._longest = 1 if text.tokenizer is None else _longest_token(text.tokenizer)
 
     def close(self) -> None:
@@ -55,7 +59,14 @@ class TextWork:
     async def encode(self, text: str, *, add_special: bool, context: int) -> tuple[TokenIds, int]:
         """The ids. A text that cannot fit the context in any way is refused before it is cut into tokens."""
         tokenizer = self._required()
-        least = len(text) // self._longest
+        self._check_length(len(text), context)
+        if add_special:
+            return await self.elsewhere(lambda: TokenIds.of(tokenizer.encode(text, add_special=True)))
+        assert self._encoder is not None
+        return await self.elsewhere(partial(self._encoder.encode, text))
+
+    def _check_length(self, characters: int, context: int) -> None:
+        least = characters // self._longest
         if least > context:
             raise ContextOverflow(
                 f"This model's maximum context length is {context} tokens. However, your prompt contains at least "
@@ -65,7 +76,13 @@ class TextWork:
                 context=context,
                 exact=False,
             )
-        return await self.elsewhere(lambda: TokenIds.of(tokenizer.encode(text, add_special=add_special)))
+
+    async def encode_spans(self, spans: Sequence[tuple[str, bool]], *, context: int) -> tuple[TokenIds, int]:
+        """The ids of a prompt in which only marks, those with True, are special tokens."""
+        self._required()
+        self._check_length(sum(len(text) for text, _ in spans), context)
+        assert self._encoder is not None
+        return await self.elsewhere(partial(self._encoder.encode_spans, spans))
 
     async def decode(self, ids: Sequence[int]) -> str:
         tokenizer = self._required()

@@ -1,0 +1,92 @@
+"""Tokenises what is new of a conversation: text between two special tokens that was seen before has its ids already.
+
+An added token ends what stands before it: the tokenizers library cuts a text there first, and encodes the parts by
+themselves. So the ids of the parts, joined, are those of the text. Files for which that may not hold are not cut.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.backends.token_ids import TokenIds
+from monotape.engine.tokenizer import Tokenizer
+
+KEPT_CHARACTERS = 32 << 20  # of parts whose ids are kept; the least recent go first
+_SHORTEST = 24  # characters: a shorter part is encoded faster than it is kept
+_SAMPLES = ("a b", " c d ", "\n e")
+
+
+class IncrementalEncoder:
+    """One tokenizer and the parts that it has encoded. Safe from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, kept_characters: int = KEPT_CHARACTERS) -> None:
+        self._tokenizer, self._limit = tokenizer, kept_characters
+        self._lock = threading.Lock()
+        self._known: collections.OrderedDict[tuple[str, bool], NDArray[np.int32]] = collections.OrderedDict()
+        self._characters = 0
+        self._cuts = _cuts(tokenizer)
+
+    def encode(self, text: str) -> TokenIds:
+        """The ids of a text in which special tokens count, as Tokenizer.encode gives them without add_special."""
+        encode = self._tokenizer.encode
+        parts = [
+            self._ids(part, True, lambda part: encode(part, add_special=False)) for part in self._parts(text)
+        ]
+        return TokenIds(np.concatenate(parts)) if parts else TokenIds.of([])
+
+    def encode_spans(self, spans: Sequence[tuple[str, bool]]) -> TokenIds:
+        """The ids of texts in which nothing is a special token, and of special tokens: those with True."""
+        parts = [np.empty(0, np.int32)]
+        for text, special in spans:
+            if special:
+                token_id = self._tokenizer.id_of(text)
+                assert token_id is not None, text
+                parts.append(np.array([token_id], np.int32))
+            else:
+                parts.append(self._ids(text, False, self._tokenizer.encode_text))
+        return TokenIds(np.concatenate(parts))
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """Each from a token at which the text may be cut to the next one."""
+        start = 0
+        for match in self._cuts.finditer(text) if self._cuts is not None else ():
+            if match.start() > start:
+                yield text[start : match.start()]
+                start = match.start()
+        if start < len(text):
+            yield text[start:]
+
+    def _ids(self, part: str, marked: bool, encode: Callable[[str], list[int]]) -> NDArray[np.int32]:
+        key = (part, marked)
+        with self._lock:
+            if (known := self._known.get(key)) is not None:
+                self._known.move_to_end(key)
+                return known
+        made = np.array(encode(part), np.int32)
+        if _SHORTEST <= len(part) <= self._limit:
+            with self._lock:
+                if self._known.setdefault(key, made) is made:
+                    self._characters += len(part)
+                while self._characters > self._limit:
+                    self._characters -= len(self._known.popitem(last=False)[0][0])
+        return made
+
+
+def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """Finds the tokens at which a text is cut, as the library finds them: the leftmost, and the longest of those."""
+    plain = [token for token in tokenizer.added_tokens if not token.normalized]
+    if not plain or any(token.single_word or token.lstrip for token in plain):
+        return None  # such a token looks at the characters before it, from which a cut would part it
+    longest = sorted(plain, key=lambda token: -len(token.content))
+    found = re.compile("|".join(re.escape(token.content) for token in longest))
+    sample = longest[0].content.join(_SAMPLES)
+    whole = tokenizer.encode(sample, add_special=False)
+    parts = [_SAMPLES[0], *(longest[0].content + text for text in _SAMPLES[1:])]
+    cut = [token_id for part in parts for token_id in tokenizer.encode(part, add_special=False)]
+    return found if cut == whole else None

@@ -1,0 +1,241 @@
+"""Qwen3-Coder's tool calls, tags around plain values, as JSON arguments while they stream.
+
+    <tool_call>
+    <function=NAME>
+    <parameter=KEY>
+    VALUE
+    </parameter>
+    </function>
+    </tool_call>
+
+The schema of a function says which values are text: text goes on as it comes, any other value when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from monotape.server.conversation.tool_formats import QWEN_CODER
+from monotape.server.conversation.tool_parser import CallArguments, CallBegins, Event, Say, new_call_id
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_FUNCTION = re.compile(r"<function=([^<>\s]{1,256})>")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]{1,256})>\n?")
+_END_OF_VALUE = "</parameter>"
+_AFTER_VALUE = ("<parameter=", "</function>", _CLOSE)
+_WORDS = {"True": True, "False": False, "None": None}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,), "object": (dict,),
+    "null": (type(None),),
+}  # fmt: skip
+
+
+class XmlCallParser:
+    """One answer. `schemas` are the parameters of the functions that were offered."""
+
+    def __init__(self, schemas: Mapping[str, Any], *, several: bool = True) -> None:
+        self._schemas, self._several = schemas, several
+        self._mode, self._buffer, self._held = "text", "", ""
+        self._space = ""  # after a call
+        self._types: frozenset[str] = frozenset()  # of the function's parameters, those of the one at hand
+        self._name, self._keys = "", 0
+        self.calls = 0
+
+    def feed(self, text: str) -> list[Event]:
+        self._buffer += text
+        return self._run(ended=False)
+
+    def end(self) -> list[Event]:
+        events = self._run(ended=True)
+        if self._mode == "value":  # it was cut off: what is there of it is given as it is
+            self._arguments(events, self._buffer if self._streams else self._held + self._buffer, cut=True)
+        elif self._mode == "call":
+            self._say(events, self._held + self._buffer)
+        elif self._mode == "parameters":  # only tags are missing
+            self._close(events)
+            self._say(events, self._buffer)
+        return events
+
+    def _run(self, *, ended: bool) -> list[Event]:
+        events: list[Event] = []
+        while getattr(self, f"_in_{self._mode}")(events, ended):
+            pass
+        return events
+
+    def _take(self, count: int) -> str:
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
+
+    def _in_text(self, events: list[Event], ended: bool) -> bool:
+        found = [at for mark in (_OPEN, "<function=") if (at := self._buffer.find(mark)) >= 0]
+        if found:
+            self._say(events, self._take(min(found)))
+            self._mode, self._held = "call", ""
+            return True
+        kept = 0 if ended else max(_beginning(self._buffer, mark) for mark in (_OPEN, "<function="))
+        self._say(events, self._take(len(self._buffer) - kept))
+        return False
+
+    def _in_call(self, events: list[Event], ended: bool) -> bool:
+        """After a mark: the function's tag, or it was no call."""
+        inside = self._buffer.removeprefix(_OPEN).lstrip()
+        if match := _FUNCTION.match(inside):
+            self._buffer = inside[match.end() :]
+            self._mode, self._name, self._keys = "parameters", match[1], 0
+            self._report(events, CallBegins(self.calls, new_call_id(QWEN_CODER), self._name))
+            self._report(events, CallArguments(self.calls, "{"))
+            return True
+        begins = "<function=".startswith(inside) or (
+            inside.startswith("<function=") and ">" not in inside and len(inside) < 300 and "\n" not in inside
+        )
+        if begins:
+            return False
+        self._say(events, self._take(len(_OPEN) if self._buffer.startswith(_OPEN) else 1))
+        self._mode = "text"
+        return True
+
+    def _in_parameters(self, events: list[Event], ended: bool) -> bool:
+        rest = self._buffer.lstrip()
+        if match := _PARAMETER.match(rest):
+            if match.end() == len(rest) and not match[0].endswith("\n") and not ended:
+                return False  # the line break after the tag belongs to it
+            self._buffer = rest[match.end() :]
+            self._begin_value(events, match[1])
+            return True
+        for tag in ("</function>", _CLOSE):
+            if rest.startswith(tag):
+                self._buffer = rest[len(tag) :] if tag == "</function>" else rest
+                self._close(events)
+                self._mode = "closing"
+                return True
+        tags = ("<parameter=", "</function>", _CLOSE)
+        if any(tag.startswith(rest) for tag in tags) or (rest.startswith("<parameter=") and len(rest) < 300):
+            return False
+        self._close(events)  # anything else is text again
+        self._mode = "text"
+        return True
+
+    def _in_closing(self, events: list[Event], ended: bool) -> bool:
+        rest = self._buffer.lstrip()
+        if _CLOSE.startswith(rest) and rest != _CLOSE and not ended:
+            return False
+        self._buffer = rest.removeprefix(_CLOSE)
+        self._mode = "text"
+        return True
+
+    def _begin_value(self, events: list[Event], key: str) -> None:
+        self._types = _types_of(self._schemas.get(self._name), key)
+        comma = ", " if self._keys else ""
+        self._keys += 1
+        self._held, self._mode = "", "value"
+        opening = '"' if self._streams else ""
+        name = json.dumps(key, ensure_ascii=False)
+        self._report(events, CallArguments(self.calls, f"{comma}{name}: {opening}"))
+
+    @property
+    def _streams(self) -> bool:
+        return self._types <= {"string"}
+
+    def _in_value(self, events: list[Event], ended: bool) -> bool:
+        at = self._buffer.find(_END_OF_VALUE)
+        if at < 0:
+            kept = max(
+                _beginning(self._buffer, _END_OF_VALUE), _beginning(self._buffer, f"\n{_END_OF_VALUE}")
+            )
+            self._part(events, self._take(len(self._buffer) - kept))
+            return False
+        after = self._buffer[at + len(_END_OF_VALUE) :].lstrip()
+        if not after.startswith(_AFTER_VALUE):
+            if any(tag.startswith(after) for tag in _AFTER_VALUE) and not (ended and after):
+                if not ended:
+                    kept = at - 1 if self._buffer[:at].endswith("\n") else at
+                    self._part(events, self._take(max(0, kept)))
+                    return False
+            else:  # the value itself has such a tag
+                self._part(events, self._take(at + len(_END_OF_VALUE)))
+                return True
+        self._part(events, self._take(at).removesuffix("\n"))
+        self._take(len(_END_OF_VALUE))
+        self._end_value(events)
+        return True
+
+    def _part(self, events: list[Event], text: str) -> None:
+        if not self._streams:
+            self._held += text
+        elif text:
+            self._arguments(events, text)
+
+    def _arguments(self, events: list[Event], text: str, *, cut: bool = False) -> None:
+        written = json.dumps(text, ensure_ascii=False)[1:-1] if self._streams or not cut else text
+        if written:
+            self._report(events, CallArguments(self.calls, written))
+
+    def _end_value(self, events: list[Event]) -> None:
+        written = '"' if self._streams else _as_json(self._held, self._types)
+        self._report(events, CallArguments(self.calls, written))
+        self._held, self._mode = "", "parameters"
+
+    def _close(self, events: list[Event]) -> None:
+        self._report(events, CallArguments(self.calls, "}"))
+        self.calls += 1
+
+    def _report(self, events: list[Event], event: CallBegins | CallArguments) -> None:
+        if self._several or not self.calls:
+            events.append(event)
+
+    def _say(self, events: list[Event], text: str) -> None:
+        if self.calls and not self._several:
+            return
+        if self.calls and not text.strip():
+            self._space += text
+            return
+        text, self._space = self._space + text, ""
+        if text:
+            events.append(Say("content", text))
+
+
+def _beginning(text: str, mark: str) -> int:
+    """The length of the longest end of `text` with which `mark` begins."""
+    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+
+
+def _types_of(schema: Any, key: str) -> frozenset[str]:
+    """The JSON types that a parameter may have; none where the schema does not say."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return _types(properties.get(key)) if isinstance(properties, Mapping) else frozenset()
+
+
+def _types(schema: Any) -> frozenset[str]:
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    given = schema.get("type")
+    found = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
+    for name in ("anyOf", "oneOf"):
+        for variant in schema.get(name) or []:
+            found |= _types(variant)
+    if not found and isinstance(schema.get("enum"), list):
+        found = {
+            name for name, kinds in _TYPES.items() if any(type(value) in kinds for value in schema["enum"])
+        }
+        found |= {"string"} if any(isinstance(value, str) for value in schema["enum"]) else set()
+    return frozenset(name for name in found if isinstance(name, str))
+
+
+def _as_json(text: str, types: frozenset[str]) -> str:
+    """A value of one of these types; one that is none of them is passed on as text."""
+    stripped = text.strip()
+    try:
+        value = _WORDS[stripped] if stripped in _WORDS else json.loads(stripped, parse_constant=_no_constant)
+    except ValueError:
+        return json.dumps(text, ensure_ascii=False)
+    fits = any(type(value) in _TYPES.get(name, ()) for name in types)
+    if not fits:
+        return json.dumps(text, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False) if stripped in _WORDS else stripped
+
+
+def _no_constant(_: str) -> None:
+    raise ValueError("NaN and Infinity are no JSON")

@@ -1,0 +1,95 @@
+"""Parts of a text that were seen before have their ids already; the ids are those of the whole text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import real_tokenizers
+from engine.vocabularies import byte_level, sentencepiece
+from monotape.engine.incremental import IncrementalEncoder
+from monotape.engine.tokenizer import Tokenizer
+from monotape.weights.checkpoint import TextAssets, Vocabulary
+
+
+def made(vocabulary: Vocabulary) -> Tokenizer:
+    tokenizer = Tokenizer.from_assets(TextAssets(vocabulary=vocabulary))
+    assert tokenizer is not None
+    return tokenizer
+
+
+BYTES, PIECES = made(byte_level()), made(sentencepiece())
+SPECIAL = ["<|bos|>", "<|end|>", "<|im_start|>", "<tool>", "<|im_", "start|>", "<s>", "</s>"]
+TEXTS = st.lists(
+    st.sampled_from([*SPECIAL, " ", "\n", "hello", " world", "ab", "abc", "é", "1234", "  "]), max_size=12
+)
+
+
+@given(TEXTS)
+@pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["byte level", "SentencePiece"])
+def test_the_ids_are_those_of_the_whole_text(tokenizer: Tokenizer, parts: list[str]) -> None:
+    encoder, text = IncrementalEncoder(tokenizer), "".join(parts)
+    expected = tokenizer.encode(text, add_special=False)
+    assert list(encoder.encode(text)) == expected
+    assert list(encoder.encode(text)) == expected  # from what is known by now
+
+
+class Counted(IncrementalEncoder):
+    """Counts the characters that it had to encode."""
+
+    def __init__(self, tokenizer: Tokenizer, kept_characters: int = 10**6) -> None:
+        super().__init__(tokenizer, kept_characters)
+        self.encoded = 0
+
+    def _ids(self, part, marked, encode):  # type: ignore[no-untyped-def]
+        def counted(text: str) -> list[int]:
+            self.encoded += len(text)
+            return encode(text)  # type: ignore[no-any-return]
+
+        return super()._ids(part, marked, counted)
+
+
+def test_only_what_is_new_is_encoded() -> None:
+    encoder = Counted(BYTES)
+    turns = [f"<|im_start|>user says hello world {number} times, and more" for number in range(9)]
+    encoder.encode("".join(turns))
+    before = encoder.encoded
+    encoder.encode("".join([*turns, "<|im_start|>and a new turn, as long as that"]))
+    assert encoder.encoded - before == len("<|im_start|>and a new turn, as long as that")
+    encoder.encode("".join(["<|im_start|>another beginning of some length", *turns]))
+    assert encoder.encoded - before == len("<|im_start|>and a new turn, as long as that") + len(
+        "<|im_start|>another beginning of some length"
+    )
+
+
+def test_what_is_kept_is_bounded() -> None:
+    encoder = Counted(BYTES, kept_characters=200)
+    for number in range(50):
+        encoder.encode(f"<|im_start|>turn number {number:04} of many, many turns")
+    assert encoder._characters <= 200 and len(encoder._known) <= 4
+    encoder.encode("<|im_start|>turn number 0049 of many, many turns")
+    assert encoder.encoded == 50 * len("<|im_start|>turn number 0049 of many, many turns")
+
+
+def test_special_tokens_count_only_where_they_are_meant() -> None:
+    encoder = IncrementalEncoder(BYTES)
+    text = "a<|end|>b"
+    spelled = encoder.encode_spans([(text, False)])
+    assert BYTES.decode(list(spelled), skip_special=False) == text and len(spelled) > 3
+    assert list(encoder.encode_spans([("a", False), ("<|end|>", True), ("b", False)])) == BYTES.encode(
+        text, add_special=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(real_tokenizers.PACKAGES))
+def test_real_tokenizers_are_cut(name: str) -> None:
+    tokenizer = real_tokenizers.tokenizer(name)
+    encoder = IncrementalEncoder(tokenizer)
+    assert encoder._cuts is not None
+    marks = [token.content for token in tokenizer.added_tokens[:6]]
+    text = (
+        "".join(f"{mark}user\n Größe 🙂  {mark} \n\n{number}it's\t" for number, mark in enumerate(marks)) * 3
+    )
+    assert list(encoder.encode(text)) == tokenizer.encode(text, add_special=False)
