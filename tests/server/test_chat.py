@@ -325,3 +325,36 @@ def test_a_request_of_opencode_with_its_defaults(scripted: RunningServer) -> Non
     assert calls[0]["function"]["name"] == "bash" and calls[0]["id"]
     assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"command": "pwd"}
     assert chunks[-1]["usage"]["total_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "TEXT"}]}),
+        ("/v1/completions", {"prompt": "TEXT"}),
+        ("/v1/responses", {"input": "TEXT"}),
+        ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "TEXT"}]}),
+    ],
+)
+def test_a_long_prompt_shows_its_progress_in_comments(
+    scripted: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    text = f"{path} {'a long way to read ' * 40} prefill=800 say:hi"
+    sent = json.loads(json.dumps({**body, "stream": True}).replace("TEXT", text))
+    raw = scripted.post(path, sent).text
+    told = [line for line in raw.splitlines() if line.startswith(":") and "prompt tokens read" in line]
+    counts = [int(line.split()[1]) for line in told]
+    assert len(counts) >= 2 and counts == sorted(set(counts))
+    assert "prompt_progress" not in raw
+    again = scripted.post(path, sent).text  # all of it is cached: there is nothing to show
+    assert not [
+        line
+        for line in again.splitlines()
+        if "prompt tokens read" in line and int(line.split()[1]) < counts[0]
+    ]
+
+
+def test_the_last_step_of_the_progress_is_the_whole_prompt(scripted: RunningServer) -> None:
+    chunks = stream(scripted, f"{'another long way ' * 40} prefill=300 say:hi", return_progress=True)
+    told = [chunk["prompt_progress"] for chunk in chunks[:-1] if "prompt_progress" in chunk]
+    assert told[-1]["processed"] == told[-1]["total"]

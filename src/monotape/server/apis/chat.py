@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.types import Scope
 
 from monotape.server.apis.openai_frame import DONE, begin, failure, whole
+from monotape.server.apis.progress import Reading
 from monotape.server.apis.usage import finish_reason, openai_usage, token_logprobs
 from monotape.server.conversation.answer import Answer
 from monotape.server.conversation.conversation import Conversation, Part, converse
@@ -78,7 +78,7 @@ class _ChatStream:
         self._usage = bool(options and options.include_usage)
         self._continuous = bool(options and options.continuous_usage_stats)
         self._tokens = 0  # of the completion that runs
-        self._cached: int | None = None  # tokens of its prompt, where their reading is shown
+        self._reading = Reading(conversation.work)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         conversation, clock = self._conversation, self._conversation.work.clock
@@ -104,20 +104,19 @@ class _ChatStream:
             last = self._deltas(part.index, part.events, None) + self._last(
                 part.index, part.done, part.answer
             )
-            self._tokens, self._cached = 0, None
+            self._tokens, self._reading = 0, Reading(self._conversation.work)
             return last
+        if piece.read is not None and not self._request.return_progress:
+            return self._reading.comment(piece)
         if piece.read is not None:
-            self._cached = piece.read if self._cached is None else self._cached
-            return self._reading(piece.read, self._cached)
+            return self._progress(self._reading.step(piece.read))
+        read = self._reading.last() if self._request.return_progress and not self._tokens else None
         self._tokens += len(piece.token_ids)
-        return self._deltas(part.index, part.events, piece)
+        return self._progress(read) + self._deltas(part.index, part.events, piece)
 
-    def _reading(self, read: int, cached: int) -> bytes:
-        """A chunk that says how much of the prompt has been read, under llama.cpp's names."""
-        work = self._conversation.work
-        took_ms = (time.monotonic_ns() - work.clock.started_ns) / 1e6
-        progress = {"total": len(work.prompt), "cache": cached, "processed": read, "time_ms": round(took_ms)}
-        return sse({**self._head, "choices": [], "prompt_progress": progress})
+    def _progress(self, step: dict[str, Any] | None) -> bytes:
+        """A chunk that says how much of the prompt has been read."""
+        return b"" if step is None else sse({**self._head, "choices": [], "prompt_progress": step})
 
     def _deltas(self, index: int, events: list[Event], piece: wire.Piece | None) -> bytes:
         """One chunk for what is said, one for each step of a tool call."""

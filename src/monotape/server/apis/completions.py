@@ -13,6 +13,7 @@ from monotape.backends.token_ids import TokenIds
 from monotape.errors import RequestError
 from monotape.server.api_error import ApiError, bad_request, from_engine_error
 from monotape.server.apis.openai_frame import DONE, begin, failure, whole
+from monotape.server.apis.progress import Reading
 from monotape.server.apis.usage import finish_reason, openai_usage, token_text
 from monotape.server.engine import wire
 from monotape.server.http.endpoint import Stream
@@ -92,7 +93,8 @@ async def _prepare(service: Service, request: CompletionRequest, clock: Clock) -
     for prompt in prompts:
         ids, echoed = await _tokens(text, prompt, request, info.context, clock)
         service.check(ids, params)
-        work = Work(ids, params, None if asked is None else asked.grammar, clock)
+        grammar = None if asked is None else asked.grammar
+        work = Work(ids, params, grammar, clock, progress=bool(request.stream))
         prepared.append(Prepared(work, echoed))
     return prepared
 
@@ -204,7 +206,7 @@ async def _chunks(
     head: dict[str, Any],
 ) -> AsyncGenerator[bytes, None]:
     tokens = offset = 0
-    clock = prepared.work.clock
+    clock, reading = prepared.work.clock, Reading(prepared.work)
 
     def chunk(text: str, chosen: list[wire.Chosen | None], **more: Any) -> bytes:
         nonlocal offset
@@ -232,6 +234,8 @@ async def _chunks(
                     timings=clock.timings(),
                 )
                 return
+            if told := reading.comment(message):
+                yield told
             tokens += len(message.token_ids)
             if (message.text or message.chosen) and not silent:
                 more = {"timings": so_far(tokens, message.decode_ns)} if request.timings_per_token else {}

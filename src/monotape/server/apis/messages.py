@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import Scope
 
 from monotape.server.api_error import ApiError
+from monotape.server.apis.progress import Reading
 from monotape.server.conversation.blocks import Block, Blocks, Step
 from monotape.server.conversation.conversation import Conversation, converse, prompt_of
 from monotape.server.engine import wire
@@ -107,7 +108,7 @@ def _usage(stats: wire.Stats) -> dict[str, Any]:
 async def _stream(
     conversation: Conversation, head: dict[str, Any], clamped: bool
 ) -> AsyncGenerator[bytes, None]:
-    work, blocks = conversation.work, Blocks()
+    work, blocks, reading = conversation.work, Blocks(), Reading(conversation.work)
     usage = {
         "input_tokens": len(work.prompt), "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
         "output_tokens": 0,
@@ -120,7 +121,7 @@ async def _stream(
             if part.done is not None:
                 steps += blocks.end()
                 yield b"".join([*map(_event, steps), _last(part.done, blocks, work.clock, clamped)])
-            elif events := b"".join(map(_event, steps)):
+            elif events := b"".join(map(_event, steps)) + reading.comment(part.piece):
                 yield events
 
 

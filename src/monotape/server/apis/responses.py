@@ -11,6 +11,7 @@ import msgspec
 from starlette.types import Scope
 
 from monotape.server.api_error import ApiError
+from monotape.server.apis.progress import Reading
 from monotape.server.conversation.blocks import Block, Blocks, Step
 from monotape.server.conversation.conversation import Conversation, Part, converse
 from monotape.server.engine import wire
@@ -124,9 +125,11 @@ class _Response:
     async def events(self) -> AsyncGenerator[bytes, None]:
         started = {"response": self.object("in_progress")}
         yield self._event("response.created", **started) + self._event("response.in_progress", **started)
+        reading = Reading(self._conversation.work)
         async with self._conversation.answers() as parts:
             async for part in parts:
-                if events := b"".join([self._step(step) for step in self.take(part)]):
+                events = b"".join([self._step(step) for step in self.take(part)])
+                if events := events + reading.comment(part.piece):
                     yield events
         await self.count_thoughts()
         final = self.object()

@@ -82,9 +82,8 @@ async def converse(
         params = _params(service, request, form, info.context - len(prompt.ids) if clamp else None)
         service.check(prompt.ids, params)
     grammar = None if form.asked is None else form.asked.grammar
-    progress = bool(request.stream and request.return_progress)
     mark = SPECIAL if form.harmony else ""
-    work = Work(prompt.ids, params, grammar, clock, mark, progress)
+    work = Work(prompt.ids, params, grammar, clock, mark, progress=True)
     return Conversation(service, work, completions, prompt.style, turn)
 
 

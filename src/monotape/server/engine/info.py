@@ -37,10 +37,12 @@ names, `timings` llama.cpp's. In a stream both are in the chunk with the finish 
 `prompt_n` counts the prompt tokens that were computed and `cache_n` those that were not. Chunks sent while the answer
 is being made have only `predicted_n` and `predicted_ms` (from the first token on) in `timings`.
 
-With `"return_progress": true`, as in llama.cpp, a stream says how far its prompt has been read: twice a second until
-the first token comes, a chunk without choices has `prompt_progress`. `processed` counts the `cache` too:
+With `"return_progress": true`, as in llama.cpp, a stream says how far its prompt has been read: for every part of it,
+at most twenty times a second, a chunk without choices has `prompt_progress`. `processed` counts the `cache` too. Other
+streams have comment lines, which clients skip:
 
     "prompt_progress": {"total": 9300, "cache": 512, "processed": 4096, "time_ms": 2150}
+    : 4096 of 9300 prompt tokens read
 """
 
 from __future__ import annotations

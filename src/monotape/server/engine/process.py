@@ -55,6 +55,8 @@ class EngineProcess:
         self._stream: TextStream | None = None
         self._progress = 0
         self._reported: int | None = None  # the completion whose client wants to know how its prompt is read
+        self._told = 0  # the tokens of that prompt that its client knows of
+        self._reading = threading.Event()  # such a prompt may be being read
         self._grammars = grammars
         self._compilers = ThreadPoolExecutor(COMPILERS, "grammar")
         self._compiling: dict[int, Future[None]] = {}
@@ -81,16 +83,26 @@ class EngineProcess:
             os._exit(0)  # the server is gone, or wants this process gone: nothing here is worth finishing
 
     def beat(self) -> None:
+        """Says that the process is alive, and how far a prompt has been read as soon as another part of it has been."""
+        last = -wire.BEAT_S
         while True:
             with self._lock:  # a stream is read only while its backend is alive
                 stream, job_id = self._stream, self._running
                 read = 0 if stream is None else stream.filled
-                beat = wire.Beat(job_id, self._progress + read, read)
-                told = stream is not None and job_id == self._reported and not stream.times_ns
-            self._outbox.put(beat)
-            if told and job_id is not None:
+                reading = stream is not None and job_id == self._reported and not stream.times_ns
+                further = reading and read > self._told
+                self._told = read if further else self._told
+                if not reading:
+                    self._reading.clear()
+            if time.monotonic() - last >= wire.BEAT_S:
+                last = time.monotonic()
+                self._outbox.put(wire.Beat(job_id, self._progress + read, read))
+            if further and job_id is not None:
                 self._outbox.put(wire.Piece(job_id, "", [], 0, None, read))
-            time.sleep(wire.BEAT_S)
+            if reading:
+                time.sleep(wire.PROGRESS_S)
+            else:
+                self._reading.wait(max(0.0, last + wire.BEAT_S - time.monotonic()))
 
     def run(self) -> NoReturn:
         """Runs completions in the order in which they come, until the backend fails."""
@@ -172,7 +184,9 @@ class EngineProcess:
             self._outbox.put(wire.Started(job.id, started_ns, cached, stream.cache_miss))
             if job.progress:
                 self._outbox.put(wire.Piece(job.id, "", [], 0, None, cached))
-                self._reported = job.id
+                with self._lock:
+                    self._reported, self._told = job.id, cached
+                    self._reading.set()
             last = self._play(job.id, stream)
             completion = stream.completion
             scores = None if job.params.prompt_logprobs is None else prompt_scores(stream.output)

@@ -1,0 +1,37 @@
+"""How far a prompt has been read, for the client of a stream: comments, or chunks where those are wanted."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from monotape.server.engine import wire
+from monotape.server.service.service import Work
+
+
+class Reading:
+    """The prompt of one completion. llama.cpp's names: `processed` counts the `cache` too."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._cached: int | None = None  # until the engine has said it
+        self._read = 0
+
+    def comment(self, piece: wire.Piece | None) -> bytes:
+        """A line that clients skip and that keeps proxies from closing the connection; nothing for other pieces."""
+        if piece is None or piece.read is None or self.step(piece.read)["processed"] == self._cached:
+            return b""
+        return f": {piece.read} of {len(self._work.prompt)} prompt tokens read\n\n".encode()
+
+    def step(self, read: int) -> dict[str, Any]:
+        self._cached = read if self._cached is None else self._cached
+        self._read = read
+        took_ms = (time.monotonic_ns() - self._work.clock.started_ns) / 1e6
+        total = len(self._work.prompt)
+        return {"total": total, "cache": self._cached, "processed": read, "time_ms": round(took_ms)}
+
+    def last(self) -> dict[str, Any] | None:
+        """The step to the end, when the first token comes; None where it has been shown."""
+        if self._cached is None or self._read >= len(self._work.prompt):
+            return None
+        return self.step(len(self._work.prompt))
