@@ -358,3 +358,14 @@ def test_the_last_step_of_the_progress_is_the_whole_prompt(scripted: RunningServ
     chunks = stream(scripted, f"{'another long way ' * 40} prefill=300 say:hi", return_progress=True)
     told = [chunk["prompt_progress"] for chunk in chunks[:-1] if "prompt_progress" in chunk]
     assert told[-1]["processed"] == told[-1]["total"]
+
+
+def test_a_header_that_changes_with_every_call_is_counted(scripted: RunningServer) -> None:
+    rest = " ".join(f"rule {number * number}" for number in range(90))
+    before = scripted.metric("monotape_changed_prefix_tokens_total")
+    for stamp in ("17:04:11", "17:05:52"):
+        body = [{"role": "system", "content": f"now {stamp}; {rest}"}, {"role": "user", "content": "say:ok"}]
+        assert scripted.post("/v1/chat/completions", {"messages": body}).status_code == 200
+    assert scripted.metric("monotape_changed_prefixes_total") >= 1
+    assert scripted.metric("monotape_changed_prefix_tokens_total") - before > 400
+    assert any("an earlier prompt changed at token" in line for line in scripted.lines)

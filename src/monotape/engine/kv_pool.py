@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 from monotape.backends.protocol import KvSequence
 from monotape.backends.token_ids import TokenIds, common_prefix
+from monotape.engine.changed_prefix import Change, change_between
 from monotape.errors import ResourceError
 
 _REMEMBERED = 16  # dropped conversations, to say why one was not found
+_COMPARED = 4  # conversations in which the rest of a prompt is looked for
+_WORTH_A_LOOK = 128  # tokens to be computed
 _SHORT = 16  # tokens; a common beginning this short is the template's, not the conversation's
 
 
@@ -29,6 +32,9 @@ class Lease:
     sequence: KvSequence
     cached: int
     miss: str | None = None  # why nothing is cached
+    change: Change | None = (
+        None  # why no more is cached, where the prompt is an earlier one with another beginning
+    )
 
 
 class KvPool:
@@ -62,15 +68,24 @@ class KvPool:
         common = 0 if first is None or not reuse else shared[first][0]
         cached = min(common, len(tokens) - 1)
         again = common == len(tokens)  # the same prompt once more: its old answer is not wanted
+        change = self._change(tokens, cached) if reuse and not again else None
         if best is None or cached == 0:
             miss = self._miss(tokens) if reuse else "the request wants figures for its whole prompt"
-            return Lease(self._empty_sequence(), 0, miss)
+            return Lease(self._empty_sequence(), 0, miss, change)
         copy = None if again else self._copy(best, cached)
         if copy is not None:
-            return Lease(copy, cached)
+            return Lease(copy, cached, change=change)
         self._kept.remove(best)
         best.sequence.truncate(cached)
-        return Lease(best.sequence, cached)
+        return Lease(best.sequence, cached, change=change)
+
+    def _change(self, tokens: TokenIds, cached: int) -> Change | None:
+        """What a prompt changed near the top of one of the latest conversations, so that the rest is computed again."""
+        if len(tokens) - cached < _WORTH_A_LOOK:
+            return None
+        latest = self._kept[-_COMPARED:]
+        found = [change for kept in latest if (change := change_between(kept.tokens, tokens)) is not None]
+        return max(found, key=lambda change: change.again, default=None)
 
     def give_back(self, lease: Lease, tokens: Sequence[int]) -> None:
         """Keeps the sequence. `tokens` are those of the request that are known, in order from its first."""

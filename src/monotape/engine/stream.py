@@ -8,6 +8,7 @@ from functools import partial
 
 from monotape.backends.protocol import Backend, Generation, KvSequence, Token
 from monotape.backends.token_ids import TokenIds
+from monotape.engine.changed_prefix import Change
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import (
     CompletionOutput,
@@ -123,6 +124,11 @@ class TextStream:
     def cache_miss(self) -> str | None:
         """Why no KV of an earlier request was used; None when some was."""
         return self._lease.miss
+
+    @property
+    def change(self) -> Change | None:
+        """What was changed near the top of an earlier prompt, so that the rest had to be computed again."""
+        return self._lease.change
 
     @property
     def filled(self) -> int:

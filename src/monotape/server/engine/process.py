@@ -181,7 +181,9 @@ class EngineProcess:
         with stream:
             self._outbox.begin(job.interval)
             cached = stream.completion.stats.cached_tokens
-            self._outbox.put(wire.Started(job.id, started_ns, cached, stream.cache_miss))
+            change = stream.change
+            changed = None if change is None else (change.at, change.again)
+            self._outbox.put(wire.Started(job.id, started_ns, cached, stream.cache_miss, changed))
             if job.progress:
                 self._outbox.put(wire.Piece(job.id, "", [], 0, None, cached))
                 with self._lock:

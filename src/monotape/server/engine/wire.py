@@ -84,6 +84,7 @@ class Started(msgspec.Struct, tag=True):
     time_ns: int  # this machine's monotonic clock
     cached: int
     miss: str | None
+    changed: tuple[int, int] | None = None  # engine/changed_prefix.py: at, again
 
 
 class Chosen(msgspec.Struct, array_like=True):

@@ -22,6 +22,7 @@ class Clock:
     started_ns: int = 0  # when the engine began
     answers: int = 1  # to each prompt
     miss: str | None = None  # why nothing of the prompt was cached
+    changed: tuple[int, int] | None = None  # engine/changed_prefix.py: at, again
     done: list[wire.Stats] = field(default_factory=list)
     on_start: Callable[[], None] = lambda: None  # called when the engine begins with its first completion
 
@@ -41,6 +42,9 @@ class Clock:
         prompts = self.done[:: self.answers]
         cached = sum(part.cached_tokens for part in prompts)
         why = f" ({self.miss})" if self.miss and not cached else ""
+        if self.changed is not None:
+            at, again = self.changed
+            why = f" (an earlier prompt changed at token {at}; {again} tokens after it are the same)"
         figures = self.metrics()
         parts = [
             f"prompt {sum(part.prompt_tokens for part in prompts)}",

@@ -33,6 +33,14 @@ class Metrics:
         self.misses = Counter(
             "monotape_prefix_cache_misses", "Prompts without a cached prefix.", ["reason"], registry=registry
         )
+        self.changed_prompts = Counter(
+            "monotape_changed_prefixes", "Prompts that repeat an earlier one after a change within it.",
+            registry=registry,
+        )  # fmt: skip
+        self.changed_tokens = Counter(
+            "monotape_changed_prefix_tokens", "Prompt tokens computed again because of a change before them.",
+            registry=registry,
+        )  # fmt: skip
         self.refused = Counter("monotape_queue_full", "Requests answered with 429.", registry=registry)
         self.cancelled = Counter("monotape_disconnects", "Requests whose client left.", registry=registry)
         self.prefill = Histogram(
@@ -73,6 +81,10 @@ class Metrics:
         """Reasons hold numbers; their first words are enough to count them by."""
         kinds = {"nothing": "first", "no": "different", "it": "short", "the": "scored"}
         self.misses.labels(kinds.get(reason.split()[0], "dropped")).inc()
+
+    def changed(self, at: int, again: int) -> None:
+        self.changed_prompts.inc()
+        self.changed_tokens.inc(again)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

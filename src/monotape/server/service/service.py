@@ -205,6 +205,9 @@ class Service:
         if message.miss is not None:
             clock.miss = message.miss
             self.metrics.missed(message.miss)
+        if message.changed is not None:
+            clock.changed = message.changed
+            self.metrics.changed(*message.changed)
 
 
 async def _to_the_end(work: Any) -> None:
