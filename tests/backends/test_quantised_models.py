@@ -69,6 +69,22 @@ def test_the_cores_run_it(pair: Pair, name: str) -> None:
         assert len(generate(ours, count=7)) == 7
 
 
+def test_columns_sorted_by_activation_are_no_less_exact_than_eight_bits(pair: Pair) -> None:
+    """`down` has the file's own codes, the other stages eight bits: the exact logits are those of the reference."""
+    quantised, plain = pair("gptq-v2-sorted")
+    exact = reference(plain)
+    expected = exact.logits(PROMPT, exact.new_sequence())
+    with cpu(quantised, "auto") as ours, cpu(plain, "q8") as eight_bits:
+        assert {stage.name: stage.format for stage in ours.plan.ranks[0].layer_stages}[
+            "down"
+        ] is Format.INT4_G32Z
+        errors = [
+            np.abs(backend.logits(PROMPT, backend.new_sequence()) - expected).max()
+            for backend in (ours, eight_bits)
+        ]
+    assert errors[0] <= 2 * errors[1] + np.finfo(np.float32).eps
+
+
 class _Recording:
     """A packer that only looks at what it is given."""
 

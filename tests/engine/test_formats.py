@@ -141,6 +141,23 @@ def test_quantised_safetensors_keep_their_format(
 
 
 @pytest.mark.usefixtures("all_kernels")
+@pytest.mark.parametrize("backend", ["cuda", "cpu"])
+def test_columns_sorted_by_activation_keep_their_format_where_their_input_can_be_sorted(
+    quantised: Callable[[str], Path], backend: str
+) -> None:
+    opened = open_checkpoint(quantised("gptq-v2-sorted"))
+    source, chosen = formats_for(backend, Asked(), spec_from_config(opened.config), opened)
+    assert source is not opened
+    unpacked = Format.BF16 if backend == "cuda" else Format.Q8
+    found = {
+        stage: chosen.of_stages.get(stage, chosen.default) for stage in ("qkv", "output", "gate_up", "down")
+    }
+    assert found == {"qkv": unpacked, "output": unpacked, "gate_up": unpacked, "down": Format.INT4_G32Z}
+    (note,) = chosen.notes
+    assert "with columns sorted by activation are unpacked to" in note and "(qkv, output, gate_up)" in note
+
+
+@pytest.mark.usefixtures("all_kernels")
 def test_a_rank_that_begins_within_a_group_gets_smaller_groups(tmp_path: Path) -> None:
     """The shares of down begin at multiples of 16 columns with 32 ranks, of 128 with 4."""
     kinds = dict.fromkeys(SHAPES, Kind.Q4_K)

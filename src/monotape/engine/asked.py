@@ -20,6 +20,7 @@ from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.rounded import WAYS, RoundedCheckpoint
+from monotape.weights.sorted_columns import with_sorted_columns
 
 DTYPES = {
     "f32": Format.F32, "float32": Format.F32, "f16": Format.F16, "float16": Format.F16, "half": Format.F16,
@@ -70,7 +71,7 @@ def require_kernels(backend: str, dtype: str, option: str = "dtype") -> None:
 def formats_for(
     backend: str, asked: Asked, spec: ModelSpec, checkpoint: Checkpoint, ranks: int | None = None
 ) -> tuple[Checkpoint, Chosen]:
-    """What to load from, which is the checkpoint itself where nothing is rounded, and the formats of all stages."""
+    """What to load from: the checkpoint itself where nothing is rounded or sorted; and the formats of all stages."""
     fmt, head = dtype_format(asked.dtype), dtype_format(asked.head_dtype, "head dtype")
     require_kernels(backend, asked.dtype)
     require_kernels(backend, asked.head_dtype, "head dtype")
@@ -81,6 +82,8 @@ def formats_for(
             f"The {backend} backend keeps the head in the format of the layers.", "Leave out --head-dtype."
         )
     uniform = fmt is not None and (fmt in FLOATS or (machine == "cpu" and fmt is Format.Q8))
+    if backend != "reference" and not uniform:  # the reference adds in the order of the file
+        checkpoint = with_sorted_columns(spec, checkpoint)
     rounded = _to_round(spec, checkpoint, None if uniform else fmt, head)
     source = _rounded(checkpoint, rounded)
     if uniform:

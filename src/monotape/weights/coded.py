@@ -75,7 +75,7 @@ def fits(fmt: Format, matrix: Quantised, *, row_scales: bool) -> bool:
     """
     if isinstance(matrix, KMatrix):
         return matrix.label in _K_HOLDS.get(fmt, ())
-    if matrix.group_of is not None:  # columns would have to be sorted, and the activations with them
+    if matrix.group_of is not None:  # sorted_columns.py could not sort them
         return False
     return _fits(fmt, matrix, row_scales)
 
