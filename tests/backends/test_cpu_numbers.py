@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from backends.cpu_cases import PROMPT, cpu, generate, ids, reference
-from families import BY_NAME, CASES, Case, make_checkpoint
+from families import BY_NAME, CASES, Case, make_checkpoint, transformers_model
 from monotape.backends.protocol import Job
 
 pytestmark = pytest.mark.slow
@@ -22,9 +22,8 @@ Logits = NDArray[np.float64]
 
 def transformers_logits(folder: Path, dtype: Any, *, through_q8: bool = False) -> Logits:
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model = transformers_model(folder, dtype)
     if through_q8:
         for parameter in model.parameters():
             if parameter.dim() == 2:

@@ -88,7 +88,7 @@ def formats_for(
     source = _rounded(checkpoint, rounded)
     if uniform:
         assert fmt is not None
-        chosen = Chosen(fmt)
+        chosen = Chosen(fmt, {"router": Format.F32} if spec.experts and fmt is Format.Q8 else {})
         if head is not None and head not in FLOATS:
             head = head_format(machine, spec, source)
     else:
@@ -115,6 +115,7 @@ def _to_round(
     """The matrices to round, by name."""
     stages = stage_tensors(spec)
     of_head = stages.pop("head")
+    stages.pop("router", None)  # a rounded router chooses other experts, and saves nothing
     layers = [name for names in stages.values() for name in names]
     return {
         **_of_kind(checkpoint, layers, fmt, "--dtype"),
@@ -147,7 +148,7 @@ def _require_codes(spec: ModelSpec, fmt: Format | None, chosen: Chosen, dtype: s
     if fmt is None or fmt in FLOATS:
         return
     for matrix in spec.layer:
-        if chosen.of_stages.get(matrix.name, chosen.default) in FLOATS:
+        if matrix.writes != "choice" and chosen.of_stages.get(matrix.name, chosen.default) in FLOATS:
             raise UsageError(
                 f"The matrix {matrix.name} cannot be read as {dtype}: its columns are stored or shared out in pieces "
                 "that groups do not fit.",

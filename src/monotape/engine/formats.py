@@ -40,9 +40,10 @@ def stage_tensors(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     """The names of a stage's tensors in all layers, by stage; the head comes last."""
     names = {
         matrix.name: tuple(
-            tensor_name(source_of(spec, role, layer), layer)
+            tensor_name(source_of(spec, role, layer), layer, expert)
             for role in matrix.parts
             for layer in range(spec.layers)
+            for expert in spec.experts_of(role)
         )
         for matrix in spec.layer
     }
@@ -67,7 +68,9 @@ def gpu_formats(spec: ModelSpec, checkpoint: Checkpoint, ranks: int | None = Non
 def cpu_formats(spec: ModelSpec, checkpoint: Checkpoint, ranks: int | None = None) -> Chosen:
     """On a CPU float weights stay as they are stored if all are alike. Codes that no kernel reads become q8."""
     stored = _stored_stages(spec, checkpoint)
-    layers = {label for matrix in spec.layer for label in stored[matrix.name].labels}
+    # A router often has another format than all else, which is no reason to widen anything.
+    main = [matrix for matrix in spec.layer if matrix.writes != "choice"]
+    layers = {label for matrix in main for label in stored[matrix.name].labels}
     if layers <= {"f32", "f16", "bf16"}:
         default = Format(layers.pop()) if len(layers) == 1 else Format.F32
         if not mixes("cpu"):

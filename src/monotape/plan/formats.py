@@ -75,6 +75,7 @@ CPU_LAYOUTS = {
     Format.INT4_G32Z: Layout(32, 16 + 4),
     Format.INT4_G64Z: Layout(64, 32 + 4),
     Format.INT4_G128Z: Layout(128, 64 + 4),
+    Format.MXFP4: Layout(32, 16 + 1),
     Format.Q4_1: Layout(32, 16 + 4),
     Format.Q5_0: Layout(32, 20 + 2),
     Format.Q4_K: Layout(128, 64 + 4 + 8),

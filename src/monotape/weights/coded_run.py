@@ -12,15 +12,16 @@ from monotape.weights.tapes import TileRun, in_tiles, rows_of, source_of, stored
 
 
 def coded_run(
-    spec: ModelSpec, checkpoint: Checkpoint, stage: Stage, run: TileRun, layer: int | None
-) -> Coded | None:
+    spec: ModelSpec, checkpoint: Checkpoint, stage: Stage, run: TileRun, layer: int | None,
+    expert: int | None = None,
+) -> Coded | None:  # fmt: skip
     """The run's rows in the format of their stage, which their matrix fits; None where it is stored as floats.
 
     Rows that only fill a tile, and values that only fill a block, are zeros in every plane: they stand for 0 in every
     format.
     """
     source, (start, stop) = source_of(spec, run.part.role, layer), rows_of(run)
-    matrix = checkpoint.stored_matrix(tensor_name(source, layer))
+    matrix = checkpoint.stored_matrix(tensor_name(source, layer, expert))
     if matrix is None:
         return None
     assert not (source.lanes and source.split == "columns"), f"{source.name}: lanes side by side"

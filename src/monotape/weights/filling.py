@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from monotape.models.spec import ModelSpec, TensorSource
 from monotape.plan.formats import CPU_LAYOUTS, TILE_ROWS, Format
-from monotape.plan.types import Plan, Stage
+from monotape.plan.types import Plan, Span, Stage
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.coded import GROUPS, Coded, Plane, coded
 from monotape.weights.coded_run import coded_run
@@ -86,21 +86,59 @@ def load_tapes(
     return tapes
 
 
+def load_library(
+    spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: Packer, progress: Progress | None = None,
+    *, rank_index: int = 0,
+) -> Bytes:  # fmt: skip
+    """The tiles of all experts, filled layer by layer."""
+    rank = plan.ranks[rank_index]
+    library = rank.library
+    assert library is not None, "a model without experts"
+    found = aligned_bytes(library.bytes)
+    with ThreadPoolExecutor(max_workers=min(4, plan.machine.workers)) as pool:
+        for layer in range(spec.layers):
+            for expert in range(library.experts):
+                for stage in rank.routed_stages:
+                    first = library.address(layer, expert, stage.name)
+                    tiles = found[first : first + stage.tiles * stage.tile_bytes].reshape(stage.tiles, -1)
+                    jobs = _pack_span(
+                        spec, checkpoint, packer, pool, stage, layer, Span(0, stage.tiles), tiles, expert
+                    )
+                    _finish(spec, checkpoint, stage, layer, jobs, expert)
+            if progress:
+                progress("experts", layer + 1, spec.layers)
+    return found
+
+
 def _fill_stage(
     spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer: Packer, pool: ThreadPoolExecutor,
     stage: Stage, layer: int | None, tapes: list[Bytes], places: list[int],
 ) -> None:  # fmt: skip
     tile_bytes = stage.tile_bytes
-    jobs = []
+    jobs: list[Future[None]] = []
     for worker, span in enumerate(stage.spans):
         segment = tapes[worker][places[worker] : places[worker] + span.count * tile_bytes]
         tiles = segment.reshape(span.count, tile_bytes)
-        for run in tile_runs(stage, span):
-            for piece, out in _pieces(run, tiles, stage.padded_k):
-                jobs.append(
-                    pool.submit(_pack_piece, spec, stage.format, checkpoint, packer, stage, layer, piece, out)
-                )
-    names = [tensor_name(source_of(spec, part.role, layer), layer) for part in stage.parts]
+        jobs += _pack_span(spec, checkpoint, packer, pool, stage, layer, span, tiles)
+    _finish(spec, checkpoint, stage, layer, jobs)
+
+
+def _pack_span(
+    spec: ModelSpec, checkpoint: Checkpoint, packer: Packer, pool: ThreadPoolExecutor, stage: Stage, layer: int | None,
+    span: Span, tiles: Bytes, expert: int | None = None,
+) -> list[Future[None]]:  # fmt: skip
+    return [
+        pool.submit(_pack_piece, spec, stage.format, checkpoint, packer, stage, layer, piece, out, expert)
+        for run in tile_runs(stage, span)
+        for piece, out in _pieces(run, tiles, stage.padded_k)
+    ]
+
+
+def _finish(
+    spec: ModelSpec, checkpoint: Checkpoint, stage: Stage, layer: int | None, jobs: list[Future[None]],
+    expert: int | None = None,
+) -> None:  # fmt: skip
+    names = [tensor_name(source_of(spec, part.role, layer), layer, expert) for part in stage.parts]
     for done, job in enumerate(jobs, start=1):
         job.result()
         if done % _RELEASE_EVERY == 0 or done == len(jobs):
@@ -120,10 +158,10 @@ def _pieces(run: TileRun, tiles: Bytes, padded_k: int) -> Iterator[tuple[TileRun
 
 def _pack_piece(
     spec: ModelSpec, fmt: Format, checkpoint: Checkpoint, packer: Packer,
-    stage: Stage, layer: int | None, run: TileRun, out: Bytes,
+    stage: Stage, layer: int | None, run: TileRun, out: Bytes, expert: int | None = None,
 ) -> None:  # fmt: skip
     source = source_of(spec, run.part.role, layer)
-    name = tensor_name(source, layer)
+    name = tensor_name(source, layer, expert)
     start, stop = rows_of(run)
     offset = (source.rows[0] if source.rows else 0) + run.part.first
     target = out if run.step == 1 else np.empty(out.shape, np.uint8)
@@ -137,7 +175,7 @@ def _pack_piece(
         bad = packer.pack_raw(fmt, raw, order, columns, stage.padded_k, target)
         bad = bad if bad < 0 else int((order[: bad + 1] >= 0).sum()) - 1
     elif holds_codes(fmt):
-        coded = coded_run(spec, checkpoint, stage, run, layer)
+        coded = coded_run(spec, checkpoint, stage, run, layer, expert)
         assert coded is not None, f"{name} is not stored as codes"
         bad = packer.pack_coded(fmt, coded, target)
     elif stored is not None:

@@ -36,11 +36,40 @@ def small_tensors(
         )
     if spec.qk_norm:
         small["q_norm"], small["k_norm"] = per_layer("q_norm"), per_layer("k_norm")
+    if spec.sinks:
+        small["sinks"] = _heads(per_layer("sinks"), spec, rank)
+    first = rank is None or rank.rank == 0  # of partial sums one has the bias
+    for matrix in spec.layer:
+        if (
+            matrix.bias == "qkv_bias"
+            or not spec.has_bias(matrix)
+            or not (first or matrix.writes != "residual")
+        ):
+            continue
+        for role in matrix.parts:
+            found = [_biases(spec, checkpoint, role, layer) for layer in range(spec.layers)]
+            small[f"{role}_bias"] = np.ascontiguousarray(_share(np.stack(found), role, rank))
     return small
+
+
+def _biases(spec: ModelSpec, checkpoint: Checkpoint, role: str, layer: int) -> NDArray[np.float32]:
+    """Of a layer: [rows], or [experts, rows] of a matrix that every expert has."""
+    name, experts = f"{role}_bias", spec.experts_of(role)
+    rows = [read_role(spec, checkpoint, name, layer, 0, spec.shape_of(name)[0], expert) for expert in experts]
+    return np.stack(rows) if spec.is_routed(role) else rows[0]
+
+
+def _heads(values: NDArray[np.float32], spec: ModelSpec, rank: RankPlan | None) -> NDArray[np.float32]:
+    """A value of each query head: those of the rank."""
+    if rank is None:
+        return values
+    part = rank.layer_stages[0].parts[0]
+    first = part.first // spec.head_dim
+    return np.ascontiguousarray(values[:, first : first + part.rows // spec.head_dim])
 
 
 def _share(values: NDArray[np.float32], role: str, rank: RankPlan | None) -> NDArray[np.float32]:
     if rank is None:
         return values
-    part = next(part for part in rank.layer_stages[0].parts if part.role == role)
-    return values[:, part.first : part.first + part.rows]
+    part = next(part for stage in rank.layer_stages for part in stage.parts if part.role == role)
+    return values[..., part.first : part.first + part.rows]

@@ -115,8 +115,8 @@ def source_of(spec: ModelSpec, role: str, layer: int | None) -> TensorSource:
     return spec.model_tensors[role] if layer is None else spec.layer_tensors[role]
 
 
-def tensor_name(source: TensorSource, layer: int | None) -> str:
-    return source.name if layer is None else source.in_layer(layer)
+def tensor_name(source: TensorSource, layer: int | None, expert: int | None = None) -> str:
+    return source.name if layer is None else source.in_layer(layer, expert)
 
 
 def aligned_bytes(count: int) -> Bytes:

@@ -18,9 +18,9 @@ FORMAT_CODES = {
     Format.INT4_G32: 4, Format.INT4_G64: 5, Format.INT4_G128: 6,
     Format.INT4_G32Z: 7, Format.INT4_G64Z: 8, Format.INT4_G128Z: 9,
     Format.Q4_1: 10, Format.Q5_0: 11, Format.Q4_K: 12, Format.Q5_K: 13, Format.Q6_K: 14, Format.K_MIXED: 15,
-    Format.WIDE: 16,
+    Format.WIDE: 16, Format.MXFP4: 17,
 }  # fmt: skip
-STAGE_NAMES = ("qkv", "output", "gate_up", "down", "head")
+STAGE_NAMES = ("qkv", "output", "router", "gate_up", "down", "head")  # abi.h: Stage
 FINISH_RUNNING, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_NUMERICAL, FINISH_DEADLINE = range(6)
 KIND_GENERATE, KIND_LOGITS = 0, 1
 HEAD_INPUTS = {"own": 0, "mean": 1, "sum": 2, "concatenate": 3}
@@ -45,12 +45,15 @@ class ModelStruct(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocab")),
         *((name, c_int32) for name in ("rope_dims", "context", "chunk", "kv_block", "workers")),
+        *((name, c_int32) for name in ("experts", "chosen", "softmax_over_all")),
         ("formats", c_int32 * len(STAGE_NAMES)), ("embedding_format", c_int32), ("kv_format", c_int32),
-        ("norm_eps", c_float), ("attention_scale", c_float),
+        *((name, c_float) for name in ("norm_eps", "attention_scale", "gate_alpha", "gate_limit", "gate_shift")),
         ("rank", c_int32), ("first_word", c_int32), ("deadline_us", c_int64),
         *((name, c_void_p) for name in ("windows", "cosines", "sines", "attention_norm", "ffn_norm", "final_norm")),
         *((name, c_void_p) for name in ("qkv_bias", "q_norm", "k_norm", "embedding")),
-        *((name, c_void_p) for name in ("tapes", "layer_bytes", "spans")),
+        *((name, c_void_p) for name in ("tapes", "layer_bytes", "spans", "sinks", "output_bias", "router_bias")),
+        *((name, c_void_p) for name in ("gate_bias", "up_bias", "down_bias", "library")),
+        ("expert_bytes", c_int64),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from monotape.backends.cpu.bridge import (
     FORMAT_CODES,
     HEAD_INPUTS,
+    STAGE_NAMES,
     GroupStruct,
     ModelStruct,
     SpanStruct,
@@ -20,13 +21,14 @@ from monotape.backends.cpu.bridge import (
 )  # fmt: skip
 from monotape.backends.cpu.packer import NativePacker
 from monotape.errors import UnsupportedModel
-from monotape.models.layer import DENSE
+from monotape.models.experts import SILU, Softmax
+from monotape.models.layer import DENSE, SPARSE
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS
 from monotape.plan.types import Plan, RankPlan
 from monotape.weights.checkpoint import Checkpoint
-from monotape.weights.filling import load_tapes, pack_vocabulary
+from monotape.weights.filling import load_library, load_tapes, pack_vocabulary
 from monotape.weights.small import small_tensors
 from monotape.weights.tapes import Bytes, Progress, aligned_bytes
 
@@ -53,9 +55,9 @@ def load_model(
 
     Each rank has its own tapes. Read-only tensors that all ranks share exist once: positions, norms and the embedding.
     """
-    if spec.layer != DENSE:
+    if spec.layer not in (DENSE, SPARSE) or (spec.layer == DENSE and spec.gating != SILU):
         raise UnsupportedModel(
-            f"The CPU backend runs layers of {len(DENSE)} matrices; those of {spec.family} are others.",
+            f"The CPU backend runs layers of four matrices, or of experts; those of {spec.family} are others.",
             "Use --backend reference or cuda.",
         )
     model = LoadedModel((ModelStruct * len(plan.ranks))(), None)
@@ -87,6 +89,10 @@ def _load_rank(
     model.kept.append(pointers)
     struct.tapes = ctypes.addressof(pointers)
     _point(model, struct, "layer_bytes", np.array([tape.layer_bytes for tape in rank.tapes], np.int64))
+    if rank.library is not None:
+        experts = load_library(spec, plan, checkpoint, packer, progress, rank_index=rank.rank)
+        _point(model, struct, "library", experts)
+        struct.expert_bytes = rank.library.expert_bytes
     spans = _spans(rank)
     model.kept.append(spans)
     struct.spans = ctypes.addressof(spans)
@@ -109,17 +115,31 @@ def _group(model: LoadedModel, spec: ModelSpec, plan: Plan) -> GroupStruct:
 def _set_dimensions(struct: ModelStruct, spec: ModelSpec, plan: Plan, rank: RankPlan) -> None:
     for name in ("layers", "width", "head_dim", "norm_eps", "attention_scale"):
         setattr(struct, name, getattr(spec, name))
-    qkv, _, gate_up, _ = rank.layer_stages
+    stages = {stage.name: stage for stage in rank.stages}
+    qkv, gate_up = stages["qkv"], stages["gate_up"]
     struct.heads, struct.kv_heads = qkv.parts[0].rows // spec.head_dim, rank.kv.kv_heads
     struct.ffn, struct.vocab = gate_up.parts[0].rows, rank.head.rows
     struct.rank, struct.first_word = rank.rank, rank.head.parts[0].first
     struct.rope_dims = spec.rope.dims
     struct.context, struct.chunk, struct.workers = plan.context, plan.chunk, plan.machine.workers
     struct.kv_block = rank.kv.block
-    struct.formats[:] = [FORMAT_CODES[stage.format] for stage in rank.stages]
+    struct.formats[:] = [FORMAT_CODES[stages[name].format] if name in stages else 0 for name in STAGE_NAMES]
+    _set_experts(struct, spec)
     struct.embedding_format = FORMAT_CODES[rank.head.format if spec.tied else plan.format]
     struct.kv_format = FORMAT_CODES[rank.kv.format]
     struct.deadline_us = DEADLINE_US
+
+
+def _set_experts(struct: ModelStruct, spec: ModelSpec) -> None:
+    if spec.experts is not None:
+        struct.experts, struct.chosen = spec.experts.count, spec.experts.chosen
+        struct.softmax_over_all = spec.experts.softmax is Softmax.ALL
+    if spec.gating != SILU:
+        struct.gate_alpha, struct.gate_shift = spec.gating.alpha, spec.gating.shift
+        # abi.h: 0 is silu. No float32 is above this one.
+        struct.gate_limit = (
+            float(np.finfo(np.float32).max) if spec.gating.limit is None else spec.gating.limit
+        )
 
 
 def _point(model: LoadedModel, struct: ModelStruct, name: str, array: NDArray[Any]) -> None:
@@ -140,10 +160,16 @@ def _embedding_table(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, packer
 
 
 def _spans(rank: RankPlan) -> ctypes.Array[SpanStruct]:
-    table = (SpanStruct * (len(rank.tapes) * len(rank.stages)))()
+    """Of each worker and stage. A stage that the model does not have is empty."""
+    table = (SpanStruct * (len(rank.tapes) * len(STAGE_NAMES)))()
+    library = {segment.stage: segment.offset for segment in rank.library.segments} if rank.library else {}
     for tape in rank.tapes:
-        segments = (*tape.layer_segments, tape.head_segment)
-        for index, (stage, segment) in enumerate(zip(rank.stages, segments, strict=True)):
+        offsets = {segment.stage: segment.offset for segment in (*tape.layer_segments, tape.head_segment)}
+        for stage in rank.stages:
             span = stage.spans[tape.worker]
-            table[tape.worker * len(rank.stages) + index] = SpanStruct(span.first, span.count, segment.offset)
+            offset = (
+                library[stage.name] + span.first * stage.tile_bytes if stage.routed else offsets[stage.name]
+            )
+            at = tape.worker * len(STAGE_NAMES) + STAGE_NAMES.index(stage.name)
+            table[at] = SpanStruct(span.first, span.count, offset)
     return table

@@ -23,6 +23,7 @@ _RAW = {
     "q5_k": (9, (Format.Q5_K, Format.K_MIXED)),
     "q6_k": (10, (Format.Q6_K, Format.K_MIXED)),
 }
+_MOST_EXPONENT = 253  # of MXFP4: native/scales_impl.h
 
 
 class NativePacker:
@@ -81,6 +82,10 @@ class NativePacker:
         )  # fmt: skip
 
     def pack_coded(self, fmt: Format, rows: Coded, out: Bytes) -> int:
+        if fmt is Format.MXFP4:  # most values of a block with a larger exponent are not finite
+            wrong = (rows.of_groups[0] > _MOST_EXPONENT).any(axis=1)
+            if wrong.any():
+                return int(np.argmax(wrong))
         return self.pack_codes(fmt, code_rows(fmt, rows), out)
 
 
@@ -104,6 +109,11 @@ def code_rows(fmt: Format, rows: Coded) -> CodeRows:
     codes = np.ascontiguousarray(rows.codes)
     if fmt is Format.WIDE:
         return CodeRows(codes, scales=first, minima=second)
+    if fmt is Format.MXFP4:
+        assert first is not None
+        return CodeRows(
+            codes, s=(first ^ np.uint8(0x80)).view(np.int8)
+        )  # the packer adds 128 to what is signed
     if rows.of_rows:
         return CodeRows(codes, d, e, first, second)
     assert rows.row_scales is None or np.isin(rows.row_scales, (0, 1)).all(), (

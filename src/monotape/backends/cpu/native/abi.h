@@ -6,20 +6,21 @@
 namespace monotape {
 
 constexpr int kTileRows = 8;   // plan/types.py: TILE_ROWS
-constexpr int kStages = 5;     // qkv, output, gate_up, down, head
+constexpr int kStages = 6;     // qkv, output, router, gate_up, down, head
 
 // How weights lie on a tape: formats.h. bridge.py: FORMAT_CODES.
 enum class Format : int32_t {
   f32 = 0, f16 = 1, bf16 = 2, q8 = 3,
   int4_g32 = 4, int4_g64 = 5, int4_g128 = 6, int4_g32z = 7, int4_g64z = 8, int4_g128z = 9,
   q4_1 = 10, q5_0 = 11, q4_k = 12, q5_k = 13, q6_k = 14, k_mixed = 15, wide = 16,
+  mxfp4 = 17,
 };
-enum class Stage : int32_t { qkv = 0, output = 1, gate_up = 2, down = 3, head = 4 };
+enum class Stage : int32_t { qkv = 0, output = 1, router = 2, gate_up = 3, down = 4, head = 5 };
 enum class JobKind : int32_t { generate = 0, logits = 1 };
 enum class HeadInput : int32_t { own = 0, mean = 1, sum = 2, concatenate = 3 };  // plan/types.py: Plan.head_input
 enum class Finish : int32_t { running = 0, stop = 1, length = 2, cancelled = 3, numerical_fault = 4, deadline_fault = 5 };
 
-// One worker's share of one stage: its tiles, and where they lie on its tape.
+// One worker's share of one stage: its tiles, and where they lie on its tape, or in each expert of the library.
 struct Span {
   int32_t first;
   int32_t count;
@@ -42,9 +43,11 @@ struct Group {
 struct Model {
   int32_t layers, width, heads, kv_heads, head_dim, ffn, vocab;  // as this rank has them
   int32_t rope_dims, context, chunk, kv_block, workers;
+  int32_t experts, chosen, softmax_over_all;  // experts 0: a dense model, without a router; models/experts.py
   Format formats[kStages];         // of each stage's weights
   Format embedding_format, kv_format;
   float norm_eps, attention_scale;
+  float gate_alpha, gate_limit, gate_shift;  // models/experts.py: Gating; gate_limit 0: none, and silu(gate) * up
   int32_t rank, first_word;        // first_word: of the vocabulary, where this rank's share begins
   int64_t deadline_us;             // how long a worker may wait for another
   const int32_t* windows;          // [layers]; 0: the layer sees every position
@@ -60,6 +63,14 @@ struct Model {
   const uint8_t* const* tapes;     // [workers]
   const int64_t* layer_bytes;      // [workers]
   const Span* spans;               // [workers][kStages]
+  const float* sinks;              // [layers][heads], or null; so are the biases
+  const float* output_bias;        // [layers][width]; of several ranks the first has it
+  const float* router_bias;        // [layers][experts]
+  const float* gate_bias;          // [layers][experts][ffn]
+  const float* up_bias;            // [layers][experts][ffn]
+  const float* down_bias;          // [layers][experts][width]; of several ranks the first has it
+  const uint8_t* library;          // [layers][experts][expert_bytes], or null
+  int64_t expert_bytes;
 };
 
 struct Sampling {
@@ -97,7 +108,7 @@ struct Status {
   int64_t start_ns;
 };
 
-static_assert(sizeof(Span) == 16 && sizeof(Step) == 16 && sizeof(Group) == 32 && sizeof(Model) == 208 && sizeof(Sampling) == 56 && sizeof(Job) == 176 &&
+static_assert(sizeof(Span) == 16 && sizeof(Step) == 16 && sizeof(Group) == 32 && sizeof(Model) == 296 && sizeof(Sampling) == 56 && sizeof(Job) == 176 &&
               sizeof(Status) == 48);
 
 }  // namespace monotape

@@ -160,9 +160,10 @@ void widen_kv(Format format, const void* values, int count, float* out) {
   for (; i < count; i++) out[i] = f16_to_f32(halves[i]);
 }
 
-void combine(const float* partials, int blocks, size_t block_stride, int head_dim, float* out) {
-  float highest = -FLT_MAX, total = 0;
+void combine(const float* partials, int blocks, size_t block_stride, int head_dim, const float* sink, float* out) {
+  float highest = sink ? *sink : -FLT_MAX, total = 0;
   for (int b = 0; b < blocks; b++) highest = std::fmax(highest, partials[b * block_stride]);
+  if (sink) total = std::exp(*sink - highest);
   for (int d = 0; d < head_dim; d++) out[d] = 0;
   for (int b = 0; b < blocks; b++) {
     const float* partial = partials + b * block_stride;

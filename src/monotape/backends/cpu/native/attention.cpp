@@ -16,7 +16,8 @@ bool Worker::attention(int layer, const Rows& rows) {
     const int blocks = rows.position / model_.kv_block - first + 1;
     for (int head = index_; head < model_.heads; head += model_.workers)
       kernels_.combine(shared_.partials.data() + head * shared_.blocks * shared_.partial_stride, blocks,
-                       shared_.partial_stride, model_.head_dim, shared_.attended.data() + head * model_.head_dim);
+                       shared_.partial_stride, model_.head_dim, sink(layer, head),
+                       shared_.attended.data() + head * model_.head_dim);
   } else {
     // (KV head, row) pairs are dealt out to all workers; a worker takes its rows of a head some at a time.
     for (int kv_head = 0; kv_head < model_.kv_heads; kv_head++) {
@@ -31,6 +32,10 @@ bool Worker::attention(int layer, const Rows& rows) {
     }
   }
   return meet(Stage::output);
+}
+
+const float* Worker::sink(int layer, int head) const {
+  return model_.sinks ? model_.sinks + static_cast<size_t>(layer) * model_.heads + head : nullptr;
 }
 
 int Worker::first_position(int layer, int position) const {
@@ -77,7 +82,7 @@ bool Worker::attend_rows(int layer, const Rows& rows, int kv_head, const int* ch
     float* out = shared_.attended.data() + chosen[i] * shared_.query_stride + head * dim;
     for (int g = 0; g < group; g++)
       kernels_.combine(partials_.data() + i * row_partials + g * shared_.blocks * shared_.partial_stride, blocks,
-                       shared_.partial_stride, dim, out + g * dim);
+                       shared_.partial_stride, dim, sink(layer, static_cast<int>(head) + g), out + g * dim);
   }
   return true;
 }

@@ -65,6 +65,15 @@ inline __attribute__((always_inline)) void each_register(const uint8_t* codes, B
   });
 }
 
+// A part's codes of four bits as what a table says: [k / 4][row][4] int8, as each_register() has them.
+inline __attribute__((always_inline)) void look_up(const uint8_t* codes, int8_t* out) {
+  repeat<kPart * kTileRows / 32>(MT_BODY(i) {
+    const bytes16 a = load_bytes(codes + 16 * i);
+    store_bytes(out + 32 * i, doubled_e2m1(masked(a, 0x0f)));
+    store_bytes(out + 32 * i + 16, doubled_e2m1(upper_halves(a)));
+  });
+}
+
 #ifndef MONOTAPE_OWN_DOTS
 // Dot products of 8 rows of packed codes with a group of one row's activations.
 template <int Bits, int Group>

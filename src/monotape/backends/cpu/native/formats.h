@@ -22,6 +22,9 @@ struct Layout {
   int scale_bytes;   // of a part, for 8 rows
   bool has_minimum;  // a term that the codes do not multiply
   bool centred;      // codes stand for code - 2^(bits - 1)
+  bool table = false;  // codes are places in a table of int8 (codes_impl.h), so they unpack to values of 8 bits
+
+  constexpr int value_bits() const { return table ? 8 : bits; }
 
   constexpr int code_bytes() const { return kTileRows * kPart * bits / 8; }
   constexpr int part_bytes() const { return scale_bytes + code_bytes(); }
@@ -52,6 +55,7 @@ constexpr Layout layout_of(Format format) {
     case Format::q6_k: return {6, 128, 16, kHalves, 2 * kBytes, false, true};      // d; a part: s of both groups
     case Format::k_mixed: return {6, 128, 16, 2 * kHalves, 4 * kBytes, true, false};  // d, e; a part: s, s, m, m
     case Format::wide: return {8, 32, 16, 0, 4 * kFloats, true, true};             // a part: scales, minima as stored
+    case Format::mxfp4: return {4, 32, 32, kBytes, 0, false, true, true};          // the exponent of a power of two
     default: return {};
   }
 }

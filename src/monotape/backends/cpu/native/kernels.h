@@ -40,14 +40,18 @@ struct Kernels {
   void (*normalise)(const float* x, const float* gain, int count, float eps, float* out);
   // out[row * out_stride + i] = silu(gate[i]) * up[i] for 8 values of each row; products: 8 of gate, then 8 of up, a row
   void (*gate_rows)(const float* products, int rows, float* out, size_t out_stride);
+  // The same as gate * sigmoid(alpha * gate) * (up + shift), after gate <= limit and -limit <= up <= limit.
+  void (*gate_limited_rows)(const float* products, int rows, float alpha, float limit, float shift, float* out,
+                            size_t out_stride);
   void (*store_kv)(Format format, const float* x, int count, void* out);
   // Keys or values as float32, which attend() reads with Format::f32: the same bits, without widening them each time.
   void (*widen_kv)(Format format, const void* values, int count, float* out);
   // Partial results of `group` query heads (q, scaled, [group][head_dim]) over `count` positions of one KV head.
   void (*attend)(Format format, const float* q, int group, int head_dim, const void* keys, const void* values,
                  int count, float* scores, float* partials, size_t partial_stride);
-  // out = the partial results of `blocks` blocks, combined in their order.
-  void (*combine)(const float* partials, int blocks, size_t block_stride, int head_dim, float* out);
+  // out = the partial results of `blocks` blocks, combined in their order. `sink`: a score that joins the softmax and
+  // weighs nothing, or null.
+  void (*combine)(const float* partials, int blocks, size_t block_stride, int head_dim, const float* sink, float* out);
   // exp(x - peak) for a run of values.
   void (*exponentials)(const float* x, int count, float peak, float* out);
 };

@@ -104,6 +104,17 @@ void gate_rows(const float* products, int rows, float* out, size_t out_stride) {
   for (; r < rows; r++) gate_some<1>(products + r * 2 * kTileRows, out + r * out_stride, out_stride);
 }
 
+// A limit is the first operand of min() and max(): on every machine the second one is returned where it is a NaN.
+void gate_limited_rows(const float* products, int rows, float alpha, float limit, float shift, float* out,
+                       size_t out_stride) {
+  for (int r = 0; r < rows; r++, products += 2 * kTileRows, out += out_stride) {
+    const f32x8 gate = min(broadcast(limit), load(products));
+    const f32x8 up = max(broadcast(-limit), min(broadcast(limit), load(products + kTileRows)));
+    const f32x8 e = exponential(mul(gate, broadcast(-alpha)));
+    store(out, mul(div(gate, add(broadcast(1), e)), add(up, broadcast(shift))));
+  }
+}
+
 void store_kv(Format format, const float* x, int count, void* out) {
   if (format == Format::f32) {
     std::memcpy(out, x, sizeof(float) * count);
@@ -122,7 +133,7 @@ void exponentials(const float* x, int count, float peak_value, float* out) {
 
 const Kernels kKernels = {
     MONOTAPE_ISA_NAME, prepared_bytes,   panel_bytes, prepare,    prepare_in_panel, multiply, multiply_panels,
-    unpack_row,        normalise,        gate_rows,    store_kv,         widen_kv, attend,
+    unpack_row,        normalise,        gate_rows,   gate_limited_rows, store_kv,        widen_kv, attend,
     combine,           exponentials,
 };
 

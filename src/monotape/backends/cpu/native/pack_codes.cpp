@@ -11,11 +11,11 @@ constexpr int kRegisters = kPart * kTileRows / 16;  // of unpacked codes, in a p
 using Register = uint8_t[16];
 
 // The codes of a part, in the highest bits of bytes: [k / 4][row][4].
-void align_codes(const CodeRow (&rows)[kTileRows], int bits, int first, Register (&out)[kRegisters]) {
+void align_codes(const CodeRow (&rows)[kTileRows], const Layout& layout, int first, Register (&out)[kRegisters]) {
   for (int lane = 0; lane < kTileRows; lane++)
     for (int k4 = 0; k4 < kPart / 4; k4++)
       std::memcpy(&out[k4 * 2 + lane / 4][lane % 4 * 4], rows[lane].codes + first + 4 * k4, 4);
-  const int sign = 1 << (bits - 1), shift = 8 - bits;
+  const int sign = layout.table ? 0 : 1 << (layout.bits - 1), shift = 8 - layout.bits;
   for (Register& bytes : out)
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>((byte ^ sign) << shift);
 }
@@ -89,12 +89,13 @@ void put_tile(Format format, const CodeRow (&rows)[kTileRows], int padded_k, uin
   const Layout layout = layout_of(format);
   const int parts = layout.block / kPart;
   for (int block = 0; block < padded_k / layout.block; block++) {
-    if (layout.head_bytes) out = put_lanes(rows, &CodeRow::d, block, out);
+    if (layout.head_bytes == kBytes) out = put_lanes(rows, &CodeRow::s, block, out);
+    else if (layout.head_bytes) out = put_lanes(rows, &CodeRow::d, block, out);
     if (layout.head_bytes > kHalves) out = put_lanes(rows, &CodeRow::e, block, out);
     for (int part = block * parts; part < (block + 1) * parts; part++) {
       out = put_scales(format, rows, part, out);
       Register aligned[kRegisters];
-      align_codes(rows, layout.bits, part * kPart, aligned);
+      align_codes(rows, layout, part * kPart, aligned);
       put_codes(layout.bits, aligned, out);
       out += layout.code_bytes();
     }

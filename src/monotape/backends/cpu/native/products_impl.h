@@ -73,7 +73,7 @@ void prepare_codes(const Layout& layout, const float* x, int k, int padded_k, ui
   const int lacks = layout.centred ? 0 : 128;
   quantise(x, k, padded_k, [&](int part, const int16_t* integers, float scale) {
     for (int g = 0; g < kPart / Group; g++)
-      put_row<Group>(integers + g * Group, scale, 8 - layout.bits, lacks, blocks[part * (kPart / Group) + g]);
+      put_row<Group>(integers + g * Group, scale, 8 - layout.value_bits(), lacks, blocks[part * (kPart / Group) + g]);
   });
 }
 
@@ -129,6 +129,17 @@ inline void float_tile(const uint8_t* tile, int k, const float* const* x, f32x8*
   for (int r = 0; r < R; r++) y[r] = add(even[r], odd[r]);
 }
 
+template <Format F, int Group>
+inline __attribute__((always_inline)) f32x8 dots_with(const uint8_t* codes, const InputBlock<Group>& x) {
+  if constexpr (layout_of(F).table) {
+    alignas(16) int8_t values[kPart * kTileRows];
+    look_up(codes, values);
+    return dots_of<8>(reinterpret_cast<const uint8_t*>(values), x);
+  } else {
+    return dots_of<layout_of(F).bits>(codes, x);
+  }
+}
+
 // One tile of codes times a row. Products with codes and sums with minima are added up apart: one order for decode, where
 // they alternate, and prefill, where they do not.
 template <Format F>
@@ -143,7 +154,7 @@ inline __attribute__((always_inline)) f32x8 code_tile(const uint8_t* tile, int k
     for (int p = 0; p < layout.block / kPart; p++, tile += layout.part_bytes(), x += kGroups) {
       repeat<kGroups>(MT_BODY(g) {
         const uint8_t* codes = tile + layout.scale_bytes + g * (layout.code_bytes() / kGroups);
-        products = fma(dots_of<layout.bits>(codes, x[g]), scales.scale(tile, g), products);
+        products = fma(dots_with<F>(codes, x[g]), scales.scale(tile, g), products);
         if constexpr (layout.has_minimum) minima = add_sum_by(x[g], scales.minimum(tile, g), minima);
       });
     }
@@ -194,7 +205,8 @@ inline void unpack_slice(const uint8_t* tile, int k, Slice<layout_of(F).group>& 
         store(slice.scales + at, scales.scale(tile, g));
         if constexpr (layout.has_minimum) store(slice.minima + at, scales.minimum(tile, g));
       }
-      if constexpr (F != Format::q8)
+      if constexpr (layout.table) look_up(tile + layout.scale_bytes, out);
+      else if constexpr (F != Format::q8)
         each_register<layout.bits, kPart>(
             tile + layout.scale_bytes,
             MT_BODY_OF(i, w) { store_bytes(out + 16 * i, aligned<layout.bits, layout.centred>(w)); });
@@ -284,9 +296,11 @@ void unpack_codes_row(const uint8_t* tile, int lane, int k, float* row) {
     const uint8_t* part = tile + layout.head_bytes;
     for (int p = 0; p < layout.block / kPart && first < k; p++, part += layout.part_bytes(), first += kPart) {
       int8_t codes[kPart * kTileRows];
-      each_register<layout.bits, kPart>(
-          part + layout.scale_bytes,
-          MT_BODY_OF(i, w) { store_bytes(codes + 16 * i, aligned<layout.bits, layout.centred>(w)); });
+      if constexpr (layout.table) look_up(part + layout.scale_bytes, codes);
+      else
+        each_register<layout.bits, kPart>(
+            part + layout.scale_bytes,
+            MT_BODY_OF(i, w) { store_bytes(codes + 16 * i, aligned<layout.bits, layout.centred>(w)); });
       float factors[2][kTileRows], minima[2][kTileRows] = {};
       for (int g = 0; g < kPart / layout.group; g++) {
         store(factors[g], scales.scale(part, g));

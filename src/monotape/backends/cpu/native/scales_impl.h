@@ -13,7 +13,14 @@ struct Scales {
   f32x8 d, e;
 
   inline __attribute__((always_inline)) explicit Scales(const uint8_t* head) {
-    if constexpr (layout_of(F).head_bytes > 0) d = load_halves_at(head);
+    if constexpr (F == Format::mxfp4) {
+      // Codes are looked up as twice their values, so the scale is 2^(exponent - 128). An exponent of 0 makes it a
+      // subnormal number, which only the multiplication can make.
+      const f32x8 exponent = add(load_int8(head), broadcast(12582912.0f));  // less 128, in the lowest bits
+      d = mul(add_to_exponent(broadcast(4.0f), exponent), broadcast(0.25f));
+      return;
+    }
+    if constexpr (layout_of(F).head_bytes > kBytes) d = load_halves_at(head);
     if constexpr (layout_of(F).head_bytes > kHalves) e = load_halves_at(head + kHalves);
     if constexpr (F == Format::int4_g32z || F == Format::int4_g64z || F == Format::int4_g128z)
       e = mul(sub(broadcast(8), e), d);
@@ -43,7 +50,7 @@ inline void with_codes(Format format, Body body) {
   case Format::name: return body(std::integral_constant<Format, Format::name>{});
     MT_FORMAT(q8) MT_FORMAT(int4_g32) MT_FORMAT(int4_g64) MT_FORMAT(int4_g128) MT_FORMAT(int4_g32z)
     MT_FORMAT(int4_g64z) MT_FORMAT(int4_g128z) MT_FORMAT(q4_1) MT_FORMAT(q5_0) MT_FORMAT(q4_k) MT_FORMAT(q5_k)
-    MT_FORMAT(q6_k) MT_FORMAT(k_mixed) MT_FORMAT(wide)
+    MT_FORMAT(q6_k) MT_FORMAT(k_mixed) MT_FORMAT(wide) MT_FORMAT(mxfp4)
 #undef MT_FORMAT
     default: return;
   }

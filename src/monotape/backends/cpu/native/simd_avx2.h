@@ -84,6 +84,11 @@ template <int N>
 static inline bytes16 inserted(bytes16 low, bytes16 high) {
   return _mm_or_si128(masked(low, (1 << N) - 1), shifted<N>(high));
 }
+static inline bytes16 upper_halves(bytes16 a) { return masked(_mm_srli_epi16(a, 4), 0x0f); }
+// Twice the value of each e2m1 code, an int8.
+static inline bytes16 doubled_e2m1(bytes16 codes) {
+  return _mm_shuffle_epi8(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), codes);
+}
 // Codes in the lowest bits: as they are, or less their centre.
 template <int Bits, bool Centred>
 static inline bytes16 aligned(bytes16 a) {

@@ -87,6 +87,12 @@ template <int N>
 static inline bytes16 inserted(bytes16 low, bytes16 high) {
   return vsliq_n_u8(low, high, N);
 }
+static inline bytes16 upper_halves(bytes16 a) { return vshrq_n_u8(a, 4); }
+// Twice the value of each e2m1 code, an int8.
+static inline bytes16 doubled_e2m1(bytes16 codes) {
+  static constexpr int8_t kValues[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  return vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(kValues), codes));
+}
 // Codes in the lowest bits: as they are, or less their centre.
 template <int Bits, bool Centred>
 static inline bytes16 aligned(bytes16 a) {

@@ -81,6 +81,16 @@ template <int N>
 static inline bytes16 shifted(bytes16 a) {
   return masked({{a.v[0] << N, a.v[1] << N}}, static_cast<uint8_t>(0xff << N));
 }
+static inline bytes16 upper_halves(bytes16 a) { return masked({{a.v[0] >> 4, a.v[1] >> 4}}, 0x0f); }
+// Twice the value of each e2m1 code, an int8.
+static inline bytes16 doubled_e2m1(bytes16 codes) {
+  static constexpr int8_t kValues[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  uint8_t bytes[16];
+  std::memcpy(bytes, &codes, 16);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(kValues[byte]);
+  std::memcpy(&codes, bytes, 16);
+  return codes;
+}
 // Bits N and above are those of `high`, shifted there; the others stay.
 template <int N>
 static inline bytes16 inserted(bytes16 low, bytes16 high) {

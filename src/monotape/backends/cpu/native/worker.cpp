@@ -35,17 +35,29 @@ Shared::Shared(const Model& m, const Kernels& k, Collective* c, Patience patienc
   residual.resize(m.chunk * width_stride);
   query.resize(m.chunk * query_stride);
   attended.resize(m.chunk * query_stride);
-  activation.resize(m.chunk * ffn_stride);
+  const size_t passes = std::max(1, m.chosen);  // experts of a row
+  activation.resize(m.chunk * passes * ffn_stride);
+  choice_stride = round_up(m.experts, kTileRows);
+  choice.resize(m.chunk * choice_stride);
+  chosen.resize(static_cast<size_t>(m.chunk) * m.chosen);
+  expert_weights.resize(chosen.size());
   logits.resize(round_up(c && m.rank == 0 ? c->vocab() : m.vocab, kTileRows) + kTileRows);
   partials.resize(m.heads * blocks * partial_stride);
-  panels.resize(whole_panels(m.chunk) / kPanelRows * panel_stride);
+  // Each expert's rows begin a new panel.
+  const size_t partly_filled = std::min<size_t>(m.experts, m.chunk * passes);
+  panels.resize((whole_panels(static_cast<int>(m.chunk * passes)) / kPanelRows + partly_filled) * panel_stride);
 }
 
 Worker::Worker(Shared& shared, int index)
     : shared_(shared), model_(shared.model), kernels_(shared.kernels), index_(index) {
   const Model& m = model_;
   const size_t unit = std::max<size_t>(round_up(m.head_dim, kTileRows), 2 * kTileRows);
-  prepared_.resize(shared.prepared_stride);
+  prepared_.resize(shared.prepared_stride * std::max(1, m.chosen));
+  group_first_.resize(m.experts + 1);
+  panel_first_.resize(m.experts + 1);
+  entry_row_.resize(shared.chosen.size());
+  entry_weight_.resize(shared.chosen.size());
+  sums_.resize(m.experts ? static_cast<size_t>(m.chunk) * kTileRows : 0);
   normalised_.resize(std::max({shared.width_stride, shared.ffn_stride, shared.query_stride}));
   product_.resize(whole_panels(m.chunk) * unit);
   scores_.resize(shared.group * round_up(m.kv_block, kTileRows));
@@ -90,7 +102,12 @@ bool Worker::forward(const Rows& rows, Wanted wanted) {
 }
 
 bool Worker::layer(int index, const Rows& rows) {
-  return qkv(index, rows) && attention(index, rows) && output(index, rows) && gate_up(index, rows) && down(index, rows);
+  return qkv(index, rows) && attention(index, rows) && output(index, rows) && feed_forward(index, rows);
+}
+
+bool Worker::feed_forward(int layer, const Rows& rows) {
+  if (model_.experts) return router(layer, rows) && expert_gate_up(layer, rows) && expert_down(layer, rows);
+  return gate_up(layer, rows) && down(layer, rows);
 }
 
 // Later tokens read only keys and values of the last layer, and the head reads one row. That row moves to the front and goes
@@ -104,7 +121,7 @@ bool Worker::last_layer(const Rows& rows, Wanted wanted) {
     std::copy_n(shared_.residual.data() + last * shared_.width_stride, shared_.width_stride, shared_.residual.data());
   }
   const Rows row{rows.tokens + last, 1, rows.position + last};
-  return meet(Stage::qkv) && attention(layer, row) && output(layer, row) && gate_up(layer, row) && down(layer, row);
+  return meet(Stage::qkv) && attention(layer, row) && output(layer, row) && feed_forward(layer, row);
 }
 
 // A tied embedding is read off the tiles of the head, wherever their owner keeps them.
@@ -218,21 +235,27 @@ void Worker::rotate(float* head, int position) const {
 bool Worker::add_to_residual(Stage stage, int layer, const Input& input, int rows) {
   const Span& owned = span(stage);
   const uint8_t* tape = tiles(stage, layer);
-  const int module = 2 * layer + (stage == Stage::down);
+  const float* bias = stage == Stage::output ? model_.output_bias : nullptr;
+  if (bias) bias += static_cast<size_t>(layer) * model_.width;
   if (shared_.collective && stopped()) return false;
   for (int t = 0; t < owned.count; t++, tape += tile_bytes(input.format, input.padded_k)) {
     if (quits()) return false;
     product(tape, 1, input, rows);
-    if (shared_.collective) {
-      share_tile(module, (owned.first + t) * kTileRows, rows);
-      continue;
-    }
-    for (int r = 0; r < rows; r++) {
-      float* out = shared_.residual.data() + r * shared_.width_stride + (owned.first + t) * kTileRows;
-      for (int lane = 0; lane < kTileRows; lane++) out[lane] += product_[r * kTileRows + lane];
-    }
+    const int column = (owned.first + t) * kTileRows, lanes = std::min(kTileRows, model_.width - column);
+    for (int r = 0; bias && r < rows; r++)
+      for (int lane = 0; lane < lanes; lane++) product_[r * kTileRows + lane] += bias[column + lane];
+    finish_tile(stage, layer, column, rows);
   }
-  return !shared_.collective || fold(stage, module, rows);
+  return !shared_.collective || fold(stage, module_of(stage, layer), rows);
+}
+
+// A tile of a module's output is in product_: its owner adds it to the residual, or shares it with the other ranks.
+void Worker::finish_tile(Stage stage, int layer, int column, int rows) {
+  if (shared_.collective) return share_tile(module_of(stage, layer), column, rows);
+  for (int r = 0; r < rows; r++) {
+    float* out = shared_.residual.data() + r * shared_.width_stride + column;
+    for (int lane = 0; lane < kTileRows; lane++) out[lane] += product_[r * kTileRows + lane];
+  }
 }
 
 bool Worker::output(int layer, const Rows& rows) {

@@ -32,7 +32,12 @@ struct Shared {
   size_t width_stride, query_stride, ffn_stride;  // floats a row
   size_t prepared_stride, panel_stride;        // bytes a row, and a panel of rows, of the widest input
   size_t partial_stride, blocks;               // floats a partial result; KV blocks in a whole context
-  std::vector<float> residual, query, attended, activation, logits;
+  std::vector<float> residual, query, attended, activation, logits;  // with experts, activation has a row for each
+                                               // expert that a row passes
+  size_t choice_stride;                        // floats a row
+  std::vector<float> choice;                   // logits of the router
+  std::vector<int32_t> chosen;                 // [row][chosen]: experts, the lowest first
+  std::vector<float> expert_weights;           // [row][chosen]
   std::vector<float> partials;                 // [heads][blocks][partial]: decode, where workers share a head's blocks
   std::vector<uint8_t> panels;                 // of a chunk's rows: prefill, where workers share the preparing
   int32_t next_token = 0;                      // known to worker 0, read by all after they meet
@@ -90,8 +95,21 @@ class Worker {
   bool qkv(int layer, const Rows& rows, int first_unit = 0);
   bool attention(int layer, const Rows& rows);
   bool output(int layer, const Rows& rows);
+  bool feed_forward(int layer, const Rows& rows);
   bool gate_up(int layer, const Rows& rows);
   bool down(int layer, const Rows& rows);
+
+  // Experts: experts.cpp.
+  bool router(int layer, const Rows& rows);
+  void choose_experts(int row);
+  void group_rows(int rows);
+  bool gather(Stage stage, const float* x, size_t stride, const float* gain, int k, Input& input);
+  bool expert_gate_up(int layer, const Rows& rows);
+  bool expert_down(int layer, const Rows& rows);
+  void expert_product(const uint8_t* tiles, int count, const Input& input, int rows, bool panels);
+  void gate_tiles(int layer, int expert, int pair, int rows, float* out);
+  void finish_tile(Stage stage, int layer, int column, int rows);
+  const uint8_t* expert_tiles(Stage stage, int layer, int expert) const;
 
   // Normalises (gain != null) and prepares the rows of a stage's input. One row: every worker does all of it, which is
   // cheaper than a rendezvous. Many rows: each worker does some, then all meet.
@@ -108,6 +126,8 @@ class Worker {
   // Keys or values of a KV head from `position` on.
   uint8_t* kv_at(void* cache, int layer, int kv_head, int position) const;
   int first_position(int layer, int position) const;
+  const float* sink(int layer, int head) const;
+  static int module_of(Stage stage, int layer) { return 2 * layer + (stage == Stage::down); }
   bool quits();
   const Span& span(Stage stage) const { return shared_.model.spans[index_ * kStages + static_cast<int>(stage)]; }
   const uint8_t* tiles(Stage stage, int layer) const;
@@ -129,6 +149,11 @@ class Worker {
   int index_;
   std::vector<uint8_t> prepared_;              // one row
   std::vector<float> normalised_, product_, scores_, combined_;
+  std::vector<int> group_first_, panel_first_; // of each expert: its first entry and its first panel; then the ends
+  std::vector<int> next_entry_;                // of each expert, while rows are grouped
+  std::vector<int> entry_row_;                 // rows by expert: the row of each (row, expert) pair, experts in order
+  std::vector<float> entry_weight_;
+  std::vector<float> sums_;                    // of the experts of a tile: [row][8]
   std::vector<float> partials_;                // [row][query head of a group][block]: of the rows attended together
   std::vector<float> wide_keys_, wide_values_; // one block of positions in float32
   uint32_t sends_ = 0, heads_ = 0, agreements_ = 0;  // numbers of the last words of each kind
