@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from monotape.backends.cpu.bridge import FORMAT_CODES, library
 from monotape.backends.cpu.packer import CodeRows, NativePacker
 from monotape.plan.formats import CPU_LAYOUTS, TILE_ROWS, Format
+from monotape.weights.quantised.codes import E2M1
 
 Floats = NDArray[np.float32]
 
@@ -29,6 +30,7 @@ CODES = {
     Format.Q6_K: (6, 16, 32),
     Format.K_MIXED: (6, 16, 0),
     Format.WIDE: (8, 16, 0),
+    Format.MXFP4: (4, 32, 0),
 }
 ZERO_POINTS = (Format.INT4_G32Z, Format.INT4_G64Z, Format.INT4_G128Z)
 TWO_LEVELS = (Format.Q4_K, Format.Q5_K, Format.Q6_K, Format.K_MIXED)
@@ -48,6 +50,10 @@ class Matrix:
         """The format's definition, in float64, where every product is exact."""
         _, group, centre = CODES[self.format]
         rows, block = self.rows, CPU_LAYOUTS[self.format].k
+        if self.format is Format.MXFP4:
+            assert rows.s is not None
+            exponents = (rows.s.view(np.uint8) ^ np.uint8(0x80)).astype(np.float64) - 127
+            return (E2M1.astype(np.float64)[rows.codes] * 2 ** spread(exponents, 32))[:, : self.k]
         codes = rows.codes.astype(np.float64) - centre
         if rows.scales is not None and rows.minima is not None:
             return (codes * spread(rows.scales, 16) + spread(rows.minima, 16))[:, : self.k]
@@ -108,6 +114,10 @@ def random_rows(fmt: Format, count: int, k: int, seed: int = 0) -> CodeRows:
     if fmt is Format.WIDE:
         scales = generator.uniform(-0.01, 0.01, (count, groups)).astype(np.float32)
         return CodeRows(codes, scales=scales, minima=-128 * scales + np.float32(0.001))
+    if fmt is Format.MXFP4:
+        sizes = generator.integers(110, 130, groups) + generator.integers(0, 3, (count, groups))
+        exponents = sizes.astype(np.uint8)
+        return CodeRows(codes, s=(exponents ^ np.uint8(0x80)).view(np.int8))
     if fmt in ZERO_POINTS:
         return CodeRows(codes, halves(), generator.integers(0, 17, (count, blocks)).astype(np.float16))
     if fmt is Format.Q4_1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from families import BY_NAME, CASES, Case, make_checkpoint
+from families import CASES, Case, make_checkpoint
 
 
 def eight_heads(case: Case) -> Case:
@@ -17,7 +17,7 @@ def eight_heads(case: Case) -> Case:
 
 
 EIGHT = {case.name: eight_heads(case) for case in CASES}
-assert set(EIGHT) == set(BY_NAME)
+assert set(EIGHT) == {case.name for case in CASES}
 
 
 def make_eight(name: str, folder: Path) -> Path:

@@ -10,10 +10,12 @@ from monotape.weights.gguf_header import GgufTensor
 from monotape.weights.gguf_metadata import Metadata
 from monotape.weights.gguf_names import (
     ARCHITECTURES,
+    FAMILIES,
     GGUF_EMBEDDING,
     ROPE_FACTORS,
     ROPE_LONG,
     ROPE_SHORT,
+    WITH_EXPERTS,
     layer_of,
 )
 
@@ -27,7 +29,15 @@ _KNOWN = {
     "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
     "rope.scaling.yarn_log_multiplier", "expert_count", "expert_used_count", "tensor_data_layout",
 }  # fmt: skip
-_WINDOWED = ("llama", "phi3")  # architectures whose files say how far a layer looks back
+#: Keys of architectures with experts, and the values with which they change nothing.
+_OF_EXPERTS: dict[str, tuple[float, ...]] = {
+    "expert_feed_forward_length": (),  # read here
+    "expert_shared_count": (0,), "expert_shared_feed_forward_length": (0,), "expert_weights_scale": (0, 1),
+    "expert_weights_norm": (True,), "expert_group_count": (0, 1), "expert_group_used_count": (0, 1),
+    "expert_gating_func": (1, 3),  # a softmax over all logits, which is renormalised, or over the chosen ones
+    "attention.sliding_window_pattern": (2,),
+}  # fmt: skip
+_WINDOWED = ("llama", "phi3", "gpt-oss")  # architectures whose files say how far a layer looks back
 _NO_TOKEN = 0xFFFF_FFFF  # how some converters write "there is no such token"
 _CONVERT = "The file is damaged or was converted by a faulty tool: fetch it again."
 
@@ -42,7 +52,7 @@ def hugging_face_config(
     architecture = architecture_of(source, metadata)
     if architecture not in ARCHITECTURES:
         return {"architectures": [architecture], "model_type": architecture}
-    if metadata.integer(f"{architecture}.expert_count"):
+    if metadata.integer(f"{architecture}.expert_count") and architecture not in WITH_EXPERTS:
         return {"architectures": [f"{architecture} with experts"], "model_type": architecture}
     return _Translation(source, architecture, metadata, tensors, read_vector).config(tied)
 
@@ -88,6 +98,10 @@ class _Translation:
         self._metadata = metadata
         self._tensors = tensors
         self._read_vector = read_vector
+        self._experts = metadata.integer(f"{architecture}.expert_count") or 0
+        self._family = WITH_EXPERTS[architecture] if self._experts else FAMILIES[architecture]
+        if not self._experts and self._family.experts is not None:
+            raise CheckpointError(f"{source} has no {architecture}.expert_count.", _CONVERT)
 
     def config(self, tied: bool) -> dict[str, Any]:
         self._require_known_keys()
@@ -99,10 +113,14 @@ class _Translation:
         self._require_layers(layers)
         eos, bos = token_id(self._metadata, "eos"), token_id(self._metadata, "bos")
         config: dict[str, Any] = {
-            "architectures": [ARCHITECTURES[self._architecture]],
-            "model_type": self._architecture,
+            "architectures": [self._family.architecture],
+            "model_type": self._family.name,
             "hidden_size": width,
-            "intermediate_size": self._size("feed_forward_length"),
+            **(
+                self._expert_sizes()
+                if self._experts
+                else {"intermediate_size": self._size("feed_forward_length")}
+            ),
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
@@ -122,10 +140,25 @@ class _Translation:
             )
         return config | self._particulars(width, heads, head_dim)
 
+    def _expert_sizes(self) -> dict[str, Any]:
+        names = self._family.experts
+        assert names is not None
+        # Files of llama and of gpt-oss give the width of an expert under either name.
+        own = self._metadata.integer(self._key("expert_feed_forward_length"))
+        found = {
+            names.count[0]: self._experts,
+            names.chosen[0]: self._size("expert_used_count"),
+            names.inner: self._size("expert_feed_forward_length")
+            if own is not None
+            else self._size("feed_forward_length"),
+        }
+        # The files do not say it: every model of the family that was released renormalises.
+        return found | ({"norm_topk_prob": True} if self._architecture == "qwen3moe" else {})
+
     def _particulars(self, width: int, heads: int, head_dim: int) -> dict[str, Any]:
         """Fields that only some families have, present only where they say something."""
         found: dict[str, Any] = {}
-        if head_dim * heads != width or self._architecture == "qwen3":
+        if head_dim * heads != width or self._architecture in ("qwen3", "qwen3moe", "gpt-oss"):
             found["head_dim"] = head_dim
         rotating = self._size("rope.dimension_count", head_dim)
         if rotating != head_dim:
@@ -135,7 +168,7 @@ class _Translation:
         window = self._key("attention.sliding_window")
         if self._architecture in _WINDOWED and window in self._metadata.keys:
             found["sliding_window"] = self._metadata.integer(window) or None
-            if self._architecture == "llama":
+            if self._architecture == "llama" and not self._experts:
                 found |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
         plain = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
         stored = self._tensors[GGUF_EMBEDDING].stored
@@ -163,10 +196,15 @@ class _Translation:
                 continue
             if below == "attention.sliding_window" and self._architecture in _WINDOWED:
                 continue
+            if self._experts and below in _OF_EXPERTS and self._changes_nothing(key, _OF_EXPERTS[below]):
+                continue
             raise UnsupportedModel(
                 f"{self._source} sets {key}, which Monotape does not know for {self._architecture}.",
                 "It may change the model's results, so it is not ignored.",
             )
+
+    def _changes_nothing(self, key: str, values: tuple[float, ...]) -> bool:
+        return not values or self._metadata.scalar(key) in values
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self._tensors:
@@ -227,7 +265,9 @@ class _Translation:
         linear = self._metadata.number(self._key("rope.scale_linear"), 1.0)
         if kind == "none":
             return None if linear == 1.0 else {"rope_type": "linear", "factor": linear}
-        return {"rope_type": kind} | self._scaling_settings()
+        # gpt-oss does not round the bounds of its ramp, which the files do not say.
+        exact = {"truncate": False} if self._architecture == "gpt-oss" and kind == "yarn" else {}
+        return {"rope_type": kind} | self._scaling_settings() | exact
 
     def _scaling_kind(self) -> str:
         """A factor without a rule's name means linear scaling, as in llama.cpp."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from monotape.weights.gguf_matrix import k_matrix, stored_matrix
 from monotape.weights.gguf_metadata import Metadata
 from monotape.weights.gguf_names import (
     ARCHITECTURES,
+    EXPERT,
     GGUF_HEAD,
     ROPE_FACTORS,
     ROPE_LONG,
@@ -201,8 +202,26 @@ class GgufFile:
                     f"{self.source} has {theirs} twice, as {entries[theirs].tensor.name} and as {name}.",
                     "The file was converted by a faulty tool: fetch another.",
                 )
-            entries[theirs] = _Entry(tensor, head_dim)
+            if EXPERT in theirs:
+                for expert, own in enumerate(self._split(tensor)):
+                    entries[theirs.replace(EXPERT, str(expert))] = _Entry(own)
+            else:
+                entries[theirs] = _Entry(tensor, head_dim)
         return entries
+
+    def _split(self, tensor: GgufTensor) -> Iterator[GgufTensor]:
+        """The experts of a stack: [experts, rows, columns], or [experts, rows] of biases."""
+        count = self._config.get("num_experts") or self._config.get("num_local_experts")
+        dimensions = 3 if tensor.name.endswith(".weight") else 2
+        if len(tensor.shape) != dimensions or tensor.shape[0] != count:
+            raise CheckpointError(
+                f"{self.source}: {tensor.name} has shape {list(tensor.shape)}, which is no stack of {count or 0} "
+                "experts.",
+                "The metadata and the weights do not match.",
+            )
+        size = tensor.bytes // count
+        for expert in range(count):
+            yield replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + expert * size, bytes=size)
 
     def _head_dim(self, tensor: GgufTensor, heads: int) -> int:
         head_dim, rest = divmod(tensor.shape[0], heads)

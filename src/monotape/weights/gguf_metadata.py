@@ -52,6 +52,11 @@ class Metadata:
         with np.errstate(over="ignore"):
             return float(str(np.float32(value)))  # type: ignore[arg-type]
 
+    def scalar(self, key: str) -> int | float | bool | None:
+        """A number or a truth value, whichever the file has; None for anything else."""
+        value = self._values.get(key)
+        return value if isinstance(value, int | float) else None
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._values.get(key, default)
         if type(value) is not bool:

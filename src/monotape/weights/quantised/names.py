@@ -13,6 +13,7 @@ REGULAR = "re:"
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
+    "w13": ("w1", "w3"),  # an expert's gate and up in Mixtral
 }
 #: Modules that are no linear layers of a block: methods leave them alone unless a config says otherwise.
 EMBEDDING_MODULES = frozenset(("model.embed_tokens", "model.tok_embeddings"))

@@ -134,6 +134,7 @@ inline __attribute__((always_inline)) f32x8 dots_with(const uint8_t* codes, cons
   if constexpr (layout_of(F).table) {
     alignas(16) int8_t values[kPart * kTileRows];
     look_up(codes, values);
+    asm volatile("" ::: "memory");  // compilers do not connect these stores with what assembly reads
     return dots_of<8>(reinterpret_cast<const uint8_t*>(values), x);
   } else {
     return dots_of<layout_of(F).bits>(codes, x);
