@@ -27,7 +27,7 @@ const uint8_t* Worker::expert_tiles(Stage stage, int layer, int expert) const {
   return model_.library + index * model_.expert_bytes + span(stage).offset;
 }
 
-// Logits of all experts, then the choice. One row: every worker makes the same choice, which is cheaper than a rendezvous.
+// Logits of all experts, then the choices; rows are dealt out to the workers, so a single row is chosen for by worker 0.
 bool Worker::router(int layer, const Rows& rows) {
   Input input;
   if (!prepare(Stage::router, shared_.residual.data(), shared_.width_stride,
@@ -52,7 +52,7 @@ bool Worker::router(int layer, const Rows& rows) {
   return true;
 }
 
-// The highest logits; of equal ones the lower index. A logit that is not a number loses, and its weight carries it on.
+// The highest logits; of equal ones the lower index. No logit passes a NaN, so that it reaches the weights and the residual.
 void Worker::choose_experts(int row) {
   const float* logits = shared_.choice.data() + row * shared_.choice_stride;
   const int count = model_.chosen;
