@@ -31,7 +31,7 @@ def test_inspect_shows_experts_library_and_active_parameters(
     facts = json.loads(capsys.readouterr().out)
     spec = spec_from_config(open_checkpoint(checkpoint("gpt-oss")).config)
     expert = 3 * 54 * 76 + 2 * 76 + 54
-    idle = facts["model"]["parameters"] - facts["model"]["active_parameters"] - (spec.vocab - 1) * spec.width
+    idle = facts["model"]["parameters"] - facts["model"]["active_per_token"] - (spec.vocab - 1) * spec.width
     assert idle == 3 * (11 - 4) * expert
     library = facts["plan"]["ranks"][0]["library"]
     assert (library["experts"], library["chosen"], library["bias_bytes"]) == (

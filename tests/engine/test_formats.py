@@ -122,7 +122,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         ("autofp8", Format.FP8, None), ("fp8-rows", Format.FP8, None), ("awq", Format.INT4_G32Z, Format.INT4_G32Z),
         ("gptq", Format.INT4_G32, Format.INT4_G32), ("gptq-8-bits", Format.WIDE, Format.WIDE),
         ("packed-4", Format.INT4_G128Z, Format.INT4_G128Z), ("packed-8-qwen2", Format.INT8, Format.Q8),
-        ("packed-4-phi3", Format.INT4_G128, Format.INT4_G128), ("mxfp4", Format.MXFP4, Format.WIDE),
+        ("packed-4-phi3", Format.INT4_G128, Format.INT4_G128), ("mxfp4", Format.MXFP4, Format.MXFP4),
         ("fp8-blocks", None, None), ("gptq-v2-sorted", None, None),
     ],
 )  # fmt: skip

@@ -63,13 +63,13 @@ def main(options: argparse.Namespace) -> int:
         print(json.dumps({**facts, **({"memory": dataclasses.asdict(memory)} if memory else {})}))
         return 0
     for name, value in _facts(spec).items():
-        print(f"{name:<17} {_shown(value)}")
+        print(f"{name:<16} {_shown(value)}")
     shares = (f"{name} {100 * share:.1f} %" for name, share in stored_formats(checkpoint).items())
-    print(f"{'stored as':<17} {', '.join(shares)}")
+    print(f"{'stored as':<16} {', '.join(shares)}")
     print()
     print(dump_gpu(plan) if isinstance(plan, GpuPlan) else dump(plan), end="")
     if memory:
-        print(f"\nGPU memory        {memory}" + (" (a rank)" if len(plan.ranks) > 1 else ""))
+        print(f"\nGPU memory       {memory}" + (" (a rank)" if len(plan.ranks) > 1 else ""))
     return 0
 
 
@@ -89,7 +89,7 @@ def _facts(spec: Any) -> dict[str, Any]:
     windows = sorted({window for window in spec.windows if window}, reverse=True)
     return {
         "architecture": spec.architecture, "family": spec.family, "parameters": spec.parameters,
-        "active_parameters": spec.active_parameters,
+        "active_per_token": spec.active_parameters,
         "layers": spec.layers, "width": spec.width, "heads": spec.heads, "kv_heads": spec.kv_heads,
         "head_dim": spec.head_dim, "ffn": spec.ffn, "vocab": spec.vocab, "context": spec.context,
         "rope": rope, "sliding_windows": windows, "qkv_bias": spec.qkv_bias, "qk_norm": spec.qk_norm,
