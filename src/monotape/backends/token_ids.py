@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
@@ -30,9 +30,12 @@ class TokenIds(Sequence[int]):
             if given.size and (given.min() < -(2**31) or given.max() >= 2**31):
                 raise OverflowError("an id beyond 32 bits")
             return cls(given.astype(_DTYPE))
-        ids = cls(np.frombuffer(array("i", given), _DTYPE))  # three times as fast as numpy's own way
+        try:  # three times as fast as numpy's own way
+            ids = cls(np.frombuffer(struct.Struct(f"<{len(given)}i").pack(*given), _DTYPE))
+        except struct.error as error:
+            raise TypeError(str(error)) from None
         for position in np.flatnonzero((ids.array == 0) | (ids.array == 1)).tolist():
-            if isinstance(given[position], bool):  # array takes them for integers
+            if isinstance(given[position], bool):  # struct takes them for integers
                 raise TypeError("not an integer")
         return ids
 

@@ -18,7 +18,7 @@ from monotape.backends.token_ids import TokenIds
 from monotape.engine.tokenizer import Tokenizer
 
 KEPT_CHARACTERS = 32 << 20  # of parts whose ids are kept; the least recent go first
-_SHORTEST = 24  # characters: a shorter part is encoded faster than it is kept
+_COST = 100  # characters that an entry counts for besides its own
 _SAMPLES = ("a b", " c d ", "\n e")
 
 
@@ -69,12 +69,12 @@ class IncrementalEncoder:
                 self._known.move_to_end(key)
                 return known
         made = np.array(encode(part), np.int32)
-        if _SHORTEST <= len(part) <= self._limit:
+        if len(part) <= self._limit:
             with self._lock:
                 if self._known.setdefault(key, made) is made:
-                    self._characters += len(part)
+                    self._characters += _COST + len(part)
                 while self._characters > self._limit:
-                    self._characters -= len(self._known.popitem(last=False)[0][0])
+                    self._characters -= _COST + len(self._known.popitem(last=False)[0][0])
         return made
 
 
@@ -84,7 +84,11 @@ def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     if not plain or any(token.single_word or token.lstrip for token in plain):
         return None  # such a token looks at the characters before it, from which a cut would part it
     longest = sorted(plain, key=lambda token: -len(token.content))
-    found = re.compile("|".join(re.escape(token.content) for token in longest))
+    first, last = min(token.content for token in plain), max(token.content for token in plain)
+    size = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), 0)
+    common = first[:size]  # of all tokens: the search skips to it, ten times as fast
+    rests = "|".join(re.escape(token.content[len(common) :]) for token in longest)
+    found = re.compile(f"{re.escape(common)}(?:{rests})")
     sample = longest[0].content.join(_SAMPLES)
     whole = tokenizer.encode(sample, add_special=False)
     parts = [_SAMPLES[0], *(longest[0].content + text for text in _SAMPLES[1:])]

@@ -22,6 +22,10 @@ import minijinja
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
+_MOST_COMPILED = 8
+_COMPILED: list[str] = []  # names of templates, the oldest first
+
+
 class _RaisedError(Exception):
     """What the template itself objected to."""
 
@@ -70,11 +74,22 @@ def _as_group(match: re.Match[str]) -> str:
     return f"{{%{match[1]} {'endif' if match[2] else 'if true'} {match[3]}%}}"
 
 
+def _rendered(engine: minijinja.Environment, source: str, context: dict[str, Any]) -> str:
+    """A template is compiled once: most servers have only one."""
+    name = f"chat template {hash(source):x}"
+    if name not in _COMPILED:
+        for other in _COMPILED[: len(_COMPILED) - _MOST_COMPILED + 1]:
+            engine.remove_template(other)
+            _COMPILED.remove(other)
+        engine.add_template(name, _GENERATION.sub(_as_group, source))
+        _COMPILED.append(name)
+    return str(engine.render_template(name, **context))
+
+
 def answer(engine: minijinja.Environment, request: dict[str, Any], max_characters: int) -> dict[str, Any]:
     """Renders one request: {"text"} or {"error", "kind"}."""
     try:
-        source = _GENERATION.sub(_as_group, request["template"])
-        text = engine.render_str(source, "chat template", **request["context"])
+        text = _rendered(engine, request["template"], request["context"])
     except _RaisedError as error:
         return {"kind": "raised", "error": str(error)}
     except minijinja.TemplateError as error:
@@ -97,8 +112,16 @@ def _limit_memory(max_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
 
 
+def _packed(reply: dict[str, Any]) -> bytes:
+    """A text goes as it is, since writing and reading it as JSON takes longer than rendering it."""
+    try:
+        return b"T" + str(reply["text"]).encode()
+    except (KeyError, UnicodeEncodeError):
+        return b"J" + json.dumps(reply).encode()
+
+
 def serve(requests: BinaryIO, answers: BinaryIO, *, fuel: int, max_characters: int, seconds: float) -> None:
-    """Answers length-prefixed JSON requests until the other end closes.
+    """Answers length-prefixed JSON requests until the other end closes, with T and a text or J and JSON.
 
     The other end kills a process that takes longer than `seconds`. If it is gone, SIGALRM does, which needs nothing
     of Python: a template that runs holds the interpreter's lock.
@@ -107,7 +130,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, *, fuel: int, max_characters: i
     while header := requests.read(4):
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
         request = json.loads(requests.read(struct.unpack(">I", header)[0]))
-        reply = json.dumps(answer(engine, request, max_characters)).encode()
+        reply = _packed(answer(engine, request, max_characters))
         answers.write(struct.pack(">I", len(reply)) + reply)
         answers.flush()
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -106,7 +106,7 @@ class TemplateProcess:
             process.kill()
             process.wait()
             return None
-        answer: dict[str, Any] = json.loads(body)
+        answer: dict[str, Any] = {"text": body[1:].decode()} if body[:1] == b"T" else json.loads(body[1:])
         return answer
 
 
