@@ -243,6 +243,21 @@ def test_what_changes_nothing_in_gguf_metadata_is_accepted(checkpoint: Checkpoin
     spec_from_config(open_checkpoint(path).config)
 
 
+@pytest.mark.parametrize("named", [3, {}, ["GptOssForCausalLM", 1], [["x"]], None])
+def test_a_config_that_names_no_family_is_refused_by_the_registry(
+    mxfp4: Path, tmp_path: Path, named: Any
+) -> None:
+    """What stacks experts is known by its name, whatever a file has in place of one."""
+    config = json.loads((mxfp4 / "config.json").read_text()) | {
+        "architectures": named,
+        "model_type": "nothing",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((mxfp4 / "model.safetensors").read_bytes())
+    with pytest.raises(MonotapeError):
+        spec_from_config(open_checkpoint(tmp_path).config)
+
+
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
 def test_a_truncated_file_is_refused_in_one_sentence(mxfp4: Path, tmp_path: Path, kind: str) -> None:
     if kind == "gguf":

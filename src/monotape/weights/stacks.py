@@ -7,7 +7,6 @@ stack is [experts, k, rows], the other way round than every other matrix; as MXF
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,8 @@ from numpy.typing import NDArray
 
 from monotape.errors import CheckpointError
 from monotape.models.gpt_oss import GPT_OSS
-from monotape.weights.checkpoint import Checkpoint, Quantised, TextAssets
+from monotape.weights.checkpoint import Checkpoint, Quantised
+from monotape.weights.forwarding import ForwardingCheckpoint
 from monotape.weights.quantised.stored import StoredMatrix
 from monotape.weights.raw import RawMatrix
 
@@ -45,47 +45,29 @@ class _Member:
 
 def with_stacks(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint, with experts as matrices of their own where its family stacks them."""
-    config = checkpoint.config
-    ours = (
-        GPT_OSS.architecture in (config.get("architectures") or ())
-        or config.get("model_type") == GPT_OSS.name
-    )
+    named = checkpoint.config.get("architectures")  # as the file has it, which nothing has checked yet
+    ours = named == [GPT_OSS.architecture] or checkpoint.config.get("model_type") == GPT_OSS.name
     return ExpertStacks(checkpoint) if ours else checkpoint
 
 
-class ExpertStacks:
+class ExpertStacks(ForwardingCheckpoint):
     """A checkpoint (see checkpoint.py)."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
+        super().__init__(checkpoint)
         self._members: dict[str, _Member] = {}
-        self._stacks = frozenset(name for name in checkpoint.names if _STACK.fullmatch(name))
-        for name in sorted(self._stacks):
+        stacks = frozenset(name for name in checkpoint.names if _STACK.fullmatch(name))
+        for name in sorted(stacks):
             self._members |= self._split(name)
         for name in sorted(self._members.keys() & checkpoint.names):
             raise CheckpointError(
                 f"{self.source} has {name} twice, in a stack and by itself.", "Remove one of them."
             )
-
-    @property
-    def source(self) -> str:
-        return self._checkpoint.source
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self._checkpoint.config
-
-    @property
-    def generation_config(self) -> Mapping[str, Any]:
-        return self._checkpoint.generation_config
-
-    @property
-    def text(self) -> TextAssets:
-        return self._checkpoint.text
+        self._names = (checkpoint.names - stacks) | self._members.keys()
 
     @property
     def names(self) -> frozenset[str]:
-        return (self._checkpoint.names - self._stacks) | self._members.keys()
+        return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
         member = self._members.get(name)
