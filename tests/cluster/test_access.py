@@ -59,7 +59,7 @@ def test_headers_have_the_limits_of_the_single_server(small: RunningServer) -> N
 
 
 def test_ray_listens_to_this_machine_alone(small: RunningServer) -> None:
-    """But for a port of each replica, which Ray opens to all: it admits nobody without the token."""
+    """But for a port of each replica, which Ray opens to all: without the token it admits no connection."""
     need_proc()
     processes = descendants(small.process.pid)
     inner = [pid for pid, command in processes.items() if command.startswith("ray::ServeReplica")]
