@@ -5,7 +5,8 @@
 Each replica has one core. Measured are
 
 - tokens a second of whole answers with one replica and with two: of the model, which needs cores and memory bandwidth,
-  and of engines that only wait, which shows what the cluster itself costs;
+  and of engines that only wait, which shows what the cluster itself costs. One replica is measured on all cores, where
+  Ray has the second one to itself, and on one core with all of Ray, which is what each of two replicas has;
 - 40 conversations of five turns: the share of turns after the first that found the KV of the turn before;
 - the time from a client's leaving to the first byte of the answer that waited for its replica. That is an upper bound:
   it holds the start of a whole answer, which is measured beside it.
@@ -67,8 +68,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def deployed(model: str, replicas: int) -> Iterator[str]:
-    """The address of a deployment on this machine."""
+def deployed(model: str, replicas: int, one_core: bool = False) -> Iterator[str]:
+    """The address of a deployment on this machine, or on one core of it: Ray's own processes too."""
     command = [
         sys.executable, "-m", "monotape", "deploy", model, "--port", "0", "--replicas", str(replicas), "--backend",
         "cpu", "--cpus-per-replica", "1", "--max-sequences", "32", "--any-model-name",
@@ -76,6 +77,8 @@ def deployed(model: str, replicas: int) -> Iterator[str]:
     if model == RATE:
         command = [sys.executable, "-c", _WAITING, model, str(replicas)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("src", "bench"))}
+    if one_core:
+        command = ["taskset", "--cpu-list", "0", *command]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     try:
@@ -195,10 +198,16 @@ def main() -> None:
             ]
             waiting[replicas] = spread(runs)
             print(f"{replicas} engines that wait: {waiting[replicas]['median']:.1f} tok/s", flush=True)
-    with deployed(options.model, 1) as url:
-        throughput(url, 1, 1, 8)
-        one = [throughput(url, 1, options.requests, options.tokens) for _ in range(options.times)]
-    print(f"one replica: {statistics.median(one):.1f} tok/s", flush=True)
+    alone = {}
+    for one_core in (True, False):
+        with deployed(options.model, 1, one_core) as url:
+            throughput(url, 1, 1, 8)
+            alone[one_core] = [
+                throughput(url, 1, options.requests, options.tokens) for _ in range(options.times)
+            ]
+        place = "one core" if one_core else "the whole machine"
+        print(f"one replica on {place}: {statistics.median(alone[one_core]):.1f} tok/s", flush=True)
+    one = alone[False]
     with deployed(options.model, 2) as url:
         throughput(url, 2, 1, 8)
         two = [throughput(url, 2, options.requests, options.tokens) for _ in range(options.times)]
@@ -214,12 +223,14 @@ def main() -> None:
         f"answer after a client left: {freed['median']:.1f} ms; with nothing to wait for: {idle['median']:.1f} ms"
     )
     ratio = statistics.median(two) / statistics.median(one)
-    print(f"two against one: {ratio:.2f}x")
+    core_ratio = statistics.median(two) / statistics.median(alone[True])
+    print(f"two against one on the whole machine: {ratio:.2f}x; with one core each: {core_ratio:.2f}x")
     facts |= {
         "waiting_one_tokens_per_second": waiting[1], "waiting_two_tokens_per_second": waiting[2],
         "waiting_two_over_one": waiting[2]["median"] / waiting[1]["median"],
         "one_replica_tokens_per_second": spread(one), "two_replicas_tokens_per_second": spread(two),
-        "two_over_one": ratio,
+        "two_over_one": ratio, "one_replica_on_one_core_tokens_per_second": spread(alone[True]),
+        "two_over_one_with_a_core_each": core_ratio,
         "share_of_turns_with_kv": share, "share_of_turns_with_kv_if_instructions_are_common": common,
         "answer_after_leaving_ms": freed, "answer_when_idle_ms": idle,
     }  # fmt: skip
