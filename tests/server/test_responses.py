@@ -28,6 +28,8 @@ def events(server: RunningServer, **body: Any) -> list[dict[str, Any]]:
     assert response.status_code == 200, response.text
     found = []
     for block in response.text.strip().split("\n\n"):
+        if block.startswith(":"):  # a comment: how far the prompt has been read
+            continue
         name, data = block.split("\n")
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
