@@ -368,4 +368,3 @@ def test_a_header_that_changes_with_every_call_is_counted(scripted: RunningServe
         assert scripted.post("/v1/chat/completions", {"messages": body}).status_code == 200
     assert scripted.metric("monotape_changed_prefixes_total") >= 1
     assert scripted.metric("monotape_changed_prefix_tokens_total") - before > 400
-    assert any("an earlier prompt changed at token" in line for line in scripted.lines)

@@ -53,6 +53,15 @@ def test_an_answer_is_one_line_with_its_figures(logged: RunningServer, streamed:
         assert 0 <= cached < prompt and (turn == 0 or cached > prompt // 2)
 
 
+def test_a_line_says_where_an_earlier_prompt_changed(logged: RunningServer) -> None:
+    rest = " ".join(f"rule {number * number}" for number in range(90))
+    for stamp in ("17-04-11", "17-05-52"):
+        body = [{"role": "system", "content": f"now {stamp}; {rest}"}, {"role": "user", "content": "say:ok"}]
+        assert logged.post(CHAT, {"messages": body}, headers={"x-request-id": stamp}).status_code == 200
+    (line,) = lines(logged, "17-05-52")
+    assert re.search(r"an earlier prompt changed at token \d+; \d+ tokens after it are the same", line), line
+
+
 def test_several_prompts_and_answers_are_added_up(logged: RunningServer) -> None:
     body = {"prompt": ["say:ab", "say:abc"], "n": 2, "temperature": 1, "max_tokens": 9}
     usage = logged.post("/v1/completions", body, headers={"x-request-id": "several"}).json()["usage"]
