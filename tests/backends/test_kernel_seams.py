@@ -161,7 +161,8 @@ def test_a_layer_of_five_matrices(tmp_path: Path) -> None:
         assert distance(seen[0], without) > 2 * TOLERANCE
         assert np.array_equal(*seen)
     with pytest.raises(
-        UnsupportedModel, match="The CPU backend runs layers of four matrices, or of experts; those of llama are others"
+        UnsupportedModel,
+        match="The CPU backend runs layers of four matrices, or of experts; those of llama are others",
     ):
         load_backend("cpu", spec, open_checkpoint(folder), context=CONTEXT)
 
