@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
       give_registers<kWaitingRegisters>();
       if (!await_phase(shared, &shared.helping.begun, 0)) return;
       take_registers<kHelperRegisters>();
-      return help(shared);
+      return help<kTeams - 1>(shared);
     }
   if (thread_number() >= kConsumers) {
     give_registers<kOtherRegisters>();

@@ -6,19 +6,20 @@
 
 namespace monotape {
 
+template <int Team>
 __device__ __forceinline__ bool help_with(Consumer& c, Stage stage, uint32_t& stages) {
   const int count = c.span(stage).count, number = product_number(stage);
   const int most = of_stage(stage, [](StageRow row) { return product(row.product).batch; });
   if (count == 0) return true;
   c.refresh();
   Progress progress;
-  prepare_tiles<1>(c, progress, number, count);
+  prepare_tiles<Team>(c, progress, number, count);
   if (!await_phase(c.shared, &c.shared.helping.heard[c.warp()], stages++ & 1)) return false;
 #pragma unroll 1
   for (int first = 0; first < count; first += most, c.buffer ^= 1, c.batches++) {
     // Before the first batch of all, nothing is read.
     if (c.batches > 0 && !await_phase(c.shared, &c.shared.helping.met, (c.batches - 1) & 1)) return false;
-    multiply_tiles<1>(c, progress, number, count, smaller(first + most, count), [] {});
+    multiply_tiles<Team>(c, progress, number, count, smaller(first + most, count), [] {});
     warp_meets();
     if (c.lane() == 0) barrier_arrive(&c.shared.helping.helped);
   }
@@ -30,6 +31,8 @@ __device__ __forceinline__ void skip_attention(Consumer& c, int layer, int posit
   if (share.has_part) c.pages.skip(divide_up(share.count, kPageUnits));
 }
 
+// A template of the team: a kernel of one team then has no tables of a second.
+template <int Team>
 __device__ __noinline__ void help(Shared& shared) {
   Consumer c(request, kept(shared, ~0u), kFirstHelper);
   uint32_t stages = 0;
@@ -40,7 +43,7 @@ __device__ __noinline__ void help(Shared& shared) {
 #pragma unroll 1
     for (int step = shared.helping.head_only ? kTokenSteps - 1 : 0; step < kTokenSteps; step++) {
       const Stage stage = stage_of(step);
-      if (!help_with(c, stage, stages)) return;
+      if (!help_with<Team>(c, stage, stages)) return;
       if (attention_follows(stage)) skip_attention(c, layer_of(step), position);
     }
   }
