@@ -24,7 +24,6 @@ from backends.fake_cuda import FakeCuda, Stream, fake_gpu
 from monotape.backends.cpu.build import find_compiler
 from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.compilation import KERNELS
-from monotape.plan.gpu import WARPS
 
 SOURCES = Path(__file__).parent / "host_kernel"
 FLAGS = (
@@ -109,12 +108,7 @@ def build(header: str, folder: Path, kernel: str = "monotape.cu") -> bytes:
     files = {name: re.sub(r"\bvolatile int\b", "host::Watched", text) for name, text in files.items()}
     assert not any("volatile" in text for text in files.values())
     files |= {path.name: path.read_text() for path in SOURCES.iterdir()} | {"plan.h": header}
-    teams = re.search(r"kTeams = (\d+);", header)
-    flags = (
-        *FLAGS,
-        f'-DMONOTAPE_KERNEL="{kernel}"',
-        f"-DMONOTAPE_WARPS={4 + WARPS * int(teams[1] if teams else 1)}",
-    )
+    flags = (*FLAGS, f'-DMONOTAPE_KERNEL="{kernel}"')
     key = hashlib.sha256(repr((sorted(files.items()), flags, compiler)).encode()).hexdigest()[:24]
     library = folder / f"{key}.so"
     if not library.exists():

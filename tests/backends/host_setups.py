@@ -32,7 +32,6 @@ CASES["deep"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_
 CASES["long"] = replace(
     CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": 1300, "vocab_size": 300}
 )
-CASES["many words"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "vocab_size": 600})
 # Four query heads share one KV head.
 CASES["one head"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_key_value_heads": 1})
 SETUPS = {  # the case, its workers, and how many units of KV are enough for a split of attention
@@ -50,7 +49,6 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     "fewer workers than heads": ("one head", 3, 1),
     # 30 tiles of q, k and v each: more than a batch.
     "two batches": ("broad", 2, 8),
-    "three batches": ("many words", 2, 8),  # of the head: 38 tiles each
 }
 TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
 DEADLINE_NS = 100_000_000  # of the machine's own time; Patience speaks up long before
@@ -70,12 +68,12 @@ def loading_from(place: Path) -> Iterator[Load]:
     """Within, a setup is loaded onto a GPU of its own; libraries stay in `place`."""
     with ExitStack() as stack:
 
-        def load(setup: str, page_blocks: int | None = None, teams: int = 1) -> CudaBackend:
+        def load(setup: str, page_blocks: int | None = None) -> CudaBackend:
             case, workers, units = SETUPS[setup]
             stack.enter_context(host_gpu(place / "libraries"))
             checkpoint = open_checkpoint(place / case)
             spec = spec_from_config(checkpoint.config)
-            tuning = Tuning(units_per_split=units, page_blocks=page_blocks, teams=teams)
+            tuning = Tuning(units_per_split=units, page_blocks=page_blocks)
             loaded = CudaBackend.load(spec, gpu_plan(spec, workers, CONTEXT, tuning=tuning), checkpoint)
             loaded._params.deadline_ns = DEADLINE_NS
             stack.callback(loaded.close)

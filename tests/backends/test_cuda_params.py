@@ -16,10 +16,10 @@ from monotape.backends.cuda.compilation import ARCHITECTURE, KERNELS, STANDARD, 
 from monotape.backends.cuda.header import plan_header
 from monotape.backends.cuda.links import InboxStruct, RanksStruct
 from monotape.backends.cuda.params import (
+    THREADS,
     ParamsStruct,
     RowsStruct,
     StatusStruct,
-    block_threads,
     exchange_bytes,
     place_table,
     span_table,
@@ -62,8 +62,7 @@ def test_fields_have_the_same_names_in_the_same_order(name: str) -> None:
 def _expected(rank: GpuRank, workers: int) -> dict[str, int]:
     """Expressions of the kernel's, and what the host takes them to be."""
     found = {
-        "sizeof(Exchange)": exchange_bytes(rank, workers), "kUnitBytes": rank.kv.unit_bytes,
-        "kThreads": block_threads(rank),
+        "sizeof(Exchange)": exchange_bytes(rank, workers), "kUnitBytes": rank.kv.unit_bytes, "kThreads": THREADS,
         "kTracedStages": len(rank.stage_names) - 1, "sizeof(Span)": 16, "sizeof(TilePlace)": 16,
         "kSamplerWords": rank.sampler_words, "kMostRanks": MOST_RANKS,
         "sizeof(RankStep)": 16, "sizeof(LinkWord)": 8,

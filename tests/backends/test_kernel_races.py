@@ -45,7 +45,6 @@ class Race:
     file: str
     lines: str
     instead: str = ""
-    teams: int = 1
 
 
 RACES = {
@@ -98,32 +97,6 @@ RACES = {
         "  return worker_number() < kWorkers - kHeads || c.meet();",
         "  return worker_number() < static_cast<unsigned>(kWorkers - kHeads) || c.meet();",
     ),
-    # The helpers multiply what the consumers have polled.
-    "an input that has not been heard": Race(
-        "two batches",
-        slice(0, 2),
-        (Schedule(1), Schedule(2, copy_steps=10)),
-        "token/helper.h",
-        "  if (!await_phase(c.shared, &c.shared.helping.heard[c.warp()], stages++ & 1)) return false;\n",
-        teams=2,
-    ),
-    "sums before the helpers have written them": Race(
-        "two batches",
-        slice(0, 2),
-        (Schedule(1), Schedule(2, copy_steps=10)),
-        "token/matrix.h",
-        "    await_helpers(c);\n",
-        teams=2,
-    ),
-    # There are two buffers of sums: the third batch overwrites the first.
-    "sums of the next batch but one": Race(
-        "three batches",
-        slice(0, 2),
-        tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in range(1, 9)),
-        "token/helper.h",
-        "    if (c.batches > 0 && !await_phase(c.shared, &c.shared.helping.met, (c.batches - 1) & 1)) return false;\n",
-        teams=2,
-    ),
 }
 
 
@@ -149,7 +122,7 @@ def logits_in(order: Schedule, backend: CudaBackend, tokens: slice) -> Logits:
 @pytest.mark.parametrize("name", RACES)
 def test_every_order_gives_the_same_bits(load: Load, place: Path, name: str) -> None:
     race = RACES[name]
-    backend, want = load(race.setup, teams=race.teams), reference(place / SETUPS[race.setup][0], CONTEXT)
+    backend, want = load(race.setup), reference(place / SETUPS[race.setup][0], CONTEXT)
     exact = want.logits(TOKENS[: race.tokens.stop], want.new_sequence())[race.tokens.start :]
     seen = [logits_in(order, backend, race.tokens) for order in race.orders]
     assert distance(seen[0], exact) < TOLERANCE
@@ -171,9 +144,9 @@ def test_without_its_lines_an_order_goes_wrong(
     load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     race = RACES[name]
-    right = logits_in(Schedule(1), load(race.setup, teams=race.teams), race.tokens)
+    right = logits_in(Schedule(1), load(race.setup), race.tokens)
     take_out(race, monkeypatch, tmp_path)
-    backend = load(race.setup, teams=race.teams)
+    backend = load(race.setup)
     assert any(goes_wrong(order, backend, race.tokens, right) for order in race.orders)
 
 

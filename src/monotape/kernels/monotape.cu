@@ -5,7 +5,6 @@
 #include "token/model.h"
 #include "rows/prefill.h"
 #include "sampling/elect.h"
-#include "token/helper.h"
 #include "worker/scout.h"
 
 namespace monotape {
@@ -98,7 +97,6 @@ __device__ __forceinline__ void run(Shared& shared) {
       if (prefilled != Prefilled::done || request.logits_out) return;
     }
   }
-  if constexpr (kHelped) give_registers<kConsumerRegisters>();
   decode(shared);
 }
 
@@ -109,8 +107,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (thread_number() == 0) {
-    for (int i = 0; i < kRingPages; i++) barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], kTeams * kWarps);
-    init_helping(shared);
+    for (int i = 0; i < kRingPages; i++) barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], kWarps);
     barrier_init_fence();
     shared.done = shared.playing = shared.mailed = shared.delivered = shared.cancel = 0;
     shared.finish = shared.failed = shared.position = shared.progress = 0;
@@ -128,13 +125,6 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
   if constexpr (kRanks > 1)
     for (int i = thread_number(); i < kSteps; i += kThreads) shared.steps[i] = request.ranks.steps[i];
   block_meets();
-  if constexpr (kHelped)
-    if (thread_number() >= kFirstHelper) {
-      give_registers<kWaitingRegisters>();
-      if (!await_phase(shared, &shared.helping.begun, 0)) return;
-      take_registers<kHelperRegisters>();
-      return help<kTeams - 1>(shared);
-    }
   if (thread_number() >= kConsumers) {
     give_registers<kOtherRegisters>();
     if (thread_number() == kConsumers) Producer(shared, request).play(worker_number());
@@ -143,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
     if (kLeadBytes > 0 && warp_number() == kWarps + 3) Scout(shared, request, worker_number()).work();
     return;
   }
-  take_registers<kRowRegisters>();
+  take_registers<kConsumerRegisters>();
   run(shared);
   if (thread_number() == 0) {
     fence_block();

@@ -349,7 +349,6 @@ class GpuRank:
     dimensions: Dimensions
     half: Format  # of activations, KV and words of the exchange
     rows_a_pass: int  # tokens that a decode pass computes
-    teams: int  # of WARPS consumer warps: a second one helps to multiply
     choices: int  # sets of weights that a published stage chooses among; 1: there is no such stage
     vectors: tuple[str, ...]  # norms and biases, in the order of the kernel's table
     products: tuple[Product, ...]

@@ -7,7 +7,6 @@ from itertools import groupby
 
 from monotape.plan.gpu import (
     UNIT_POSITIONS,
-    WARPS,
     AttentionStage,
     Cut,
     GpuPlan,
@@ -41,10 +40,7 @@ def dump_gpu(plan: GpuPlan) -> str:
 
 def _rank(plan: Plan, rank: GpuRank, of_plan: RankPlan) -> Iterator[str]:
     yield f"rank {rank.rank}"
-    warps = f"{rank.teams * WARPS} warps" + (f" in {rank.teams} teams" if rank.teams > 1 else "")
-    yield (
-        f"  pass     {rank.rows_a_pass} row, {warps}, activations {rank.half.value}, embedding {rank.embedding.value}"
-    )
+    yield f"  pass     {rank.rows_a_pass} row, activations {rank.half.value}, embedding {rank.embedding.value}"
     yield from _pages(rank)
     yield from _kinds(rank)
     yield "  stages"

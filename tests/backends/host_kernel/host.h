@@ -34,11 +34,6 @@ inline T lane_below(T value, int distance) {
   return __shfl_up_sync(~0u, value, distance);
 }
 inline void warp_meets() { __syncwarp(); }
-inline bool lanes_agree(bool good) {
-  int all = good;
-  for (int mask = 1; mask < 32; mask <<= 1) all &= lane_across(all, mask);
-  return all;
-}
 inline void block_meets() { __syncthreads(); }
 inline int fragment_row(unsigned lane) { return static_cast<int>(lane / 4); }
 inline int fragment_column(unsigned lane) { return static_cast<int>(lane % 4); }
@@ -96,11 +91,6 @@ class Barriers {
   Barriers(uint64_t* first, uint32_t) : first_(first) {}
   bool passed(int i, uint32_t parity) const { return barrier_passed(first_ + i, parity); }
   void arrive(int i) const { barrier_arrive(first_ + i); }
-  void arrive(int i, uint32_t times) const {
-    machine->did_something();
-    change_barrier(first_ + i, static_cast<int>(times), 0);
-    if (machine->once_in(4)) machine->yield();
-  }
   uint64_t* at(int i) const { return first_ + i; }
 
  private:

@@ -17,10 +17,6 @@
 #include <string>
 #include <vector>
 
-#ifndef MONOTAPE_WARPS
-#define MONOTAPE_WARPS 12  // of a block: consumers and four others
-#endif
-
 namespace host {
 
 struct Options {  // host_kernel.py: OptionsStruct
@@ -34,7 +30,7 @@ struct Options {  // host_kernel.py: OptionsStruct
   int spare;
 };
 
-constexpr int kLanes = 32, kWarpsOfBlock = MONOTAPE_WARPS, kThreadsOfBlock = kLanes * kWarpsOfBlock;
+constexpr int kLanes = 32, kWarpsOfBlock = 12, kThreadsOfBlock = kLanes * kWarpsOfBlock;
 constexpr int kStackBytes = (64 << 10) + 4160;  // not a power of two: the tops would share a few lines of the cache
 constexpr int kLongestNap = 16384;  // steps between two looks of a fiber that polls
 

@@ -29,8 +29,8 @@ from monotape.backends.cuda.links import InboxMemory, Numbers, step_table
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.memory import memory_plan, require_memory
 from monotape.backends.cuda.params import (
+    THREADS,
     ParamsStruct,
-    block_threads,
     exchange_bytes,
     place_table,
     sampler_bytes,
@@ -191,7 +191,7 @@ class CudaBackend:
 
     def launch(self, launch: Launch, params: ParamsStruct) -> Launch:
         with self._lock:
-            launch.kernel.launch(self.plan.machine.workers, block_threads(self.gpu_rank), params)
+            launch.kernel.launch(self.plan.machine.workers, THREADS, params)
             self._launch = launch
             return launch
 

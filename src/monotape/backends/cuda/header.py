@@ -96,7 +96,7 @@ def _constants(plan: GpuPlan, own: GpuRank) -> dict[str, int]:
     windows = [kind.attention.window for kind in own.kinds]
     return {
         "kRows": own.rows_a_pass, "kShapes": len(BLOCK_SHAPES),
-        "kWarps": WARPS, "kTeams": own.teams, "kTileRows": TILE_ROWS, "kBlockK": BLOCK_K, "kBatchTiles": BATCH_TILES,
+        "kWarps": WARPS, "kTileRows": TILE_ROWS, "kBlockK": BLOCK_K, "kBatchTiles": BATCH_TILES,
         "kUnitPositions": UNIT_POSITIONS, "kWorkers": plan.workers, "kLayers": d.layers, "kWidth": d.width,
         "kHeads": d.heads, "kKvHeads": d.kv_heads, "kHeadDim": d.head_dim, "kFfn": d.ffn, "kVocab": d.vocab,
         "kAllVocab": d.all_vocab, "kRopeDims": d.rope_dims, "kMatrixStages": len(own.matrices),

@@ -12,13 +12,10 @@ from numpy.typing import NDArray
 from monotape.backends.cuda.header import MOST_STAGES, MOST_VECTORS
 from monotape.backends.cuda.links import RanksStruct
 from monotape.backends.cuda.sampling import SamplingStruct
-from monotape.plan.gpu import WARPS, WORD_BYTES, GpuRank
+from monotape.plan.gpu import WORD_BYTES, GpuRank
 from monotape.plan.types import Plan
 
-
-def block_threads(rank: GpuRank) -> int:
-    """Threads of a worker: its consumer warps, and four others."""
-    return (rank.teams * WARPS + 4) * 32
+THREADS = 12 * 32
 
 
 def _pointers(*names: str) -> tuple[tuple[str, type], ...]:

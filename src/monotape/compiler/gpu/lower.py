@@ -44,7 +44,6 @@ class Tuning:
     )
     page_blocks: int | None = None  # None: the best size by `page_blocks`
     rows: int = 1  # tokens that a decode pass computes
-    teams: int = 1  # of consumer warps
     link_delay: bool = False
     published: tuple[str, ...] = ()  # stages whose weights are chosen while the kernel runs
     choices: int = 2
@@ -94,14 +93,13 @@ class _Lowering:
             steps=len(self._plan.steps), rows=tuning.rows,
         )  # fmt: skip
         check_room(rank, room)
-        blocks = tuning.page_blocks or page_blocks(rank, room, tuning.teams)
+        blocks = tuning.page_blocks or page_blocks(rank, room)
         kinds, layer_kinds = self._kinds(layer)
         chunk = self._chunk()
         return GpuRank(
             rank=rank.rank, dimensions=d, half=self._plan.format, rows_a_pass=tuning.rows,
-            teams=tuning.teams,
             choices=tuning.choices if tuning.published else 1,
-            vectors=self._vectors(), products=tuple(product_of(stage, blocks, tuning.teams) for stage in lengths),
+            vectors=self._vectors(), products=tuple(product_of(stage, blocks) for stage in lengths),
             kinds=kinds, layer_kinds=layer_kinds, head=head,
             embedding=rank.head.format if self._spec.tied else self._plan.format,
             pages=pages_for(rank, blocks, room.pages(blocks), len(self._plan.ranks)),

@@ -63,16 +63,15 @@ def blocks_of(stage: Stage) -> int:
     return stage.padded_k // BLOCK_K
 
 
-def product_of(stage: Stage, page: int, teams: int = 1) -> Product:
+def product_of(stage: Stage, page: int) -> Product:
     """How tiles of a stage lie in pages of `page` blocks, and how many a warp multiplies together."""
     k = stage.layout.k
     size = page * BLOCK_BYTES // stage.layout.block_bytes
     blocks = stage.padded_k // k
     half, words = stage.format.is_half, GPU_FORMATS[stage.format].words
-    # Blocks in a warp's registers, of which warps of two teams have half as many.
-    at_once = (WORDS_AT_ONCE if half else CODED_WORDS_AT_ONCE) // teams // words
+    at_once = (WORDS_AT_ONCE if half else CODED_WORDS_AT_ONCE) // words  # blocks in a warp's registers
     in_page, pages = max(1, size // blocks), -(-blocks // min(size, WARPS * at_once))
-    if not half and blocks > WARPS * _WHOLE_CODED // teams:
+    if not half and blocks > WARPS * _WHOLE_CODED:
         pages = max(2, pages)
     run = blocks if pages == 1 else _whole_warps(blocks, pages)
     while run > size:  # whole blocks for every warp may be too many
@@ -89,7 +88,7 @@ def _whole_warps(blocks: int, pages: int) -> int:
     return -(-each // WARPS) * WARPS
 
 
-def page_blocks(rank: RankPlan, room: Room, teams: int = 1) -> int:
+def page_blocks(rank: RankPlan, room: Room) -> int:
     """Blocks of a page: the size with which the ring holds most and workers take the fewest steps.
 
     A step has a fixed cost, that of twelve more blocks. Room for more than a layer counts nothing.
@@ -99,7 +98,7 @@ def page_blocks(rank: RankPlan, room: Room, teams: int = 1) -> int:
     layer = total * BLOCK_BYTES / workers
 
     def worth(size: int) -> float:
-        handled = [_pages_and_steps(stage, size, teams) for stage in stages]
+        handled = [_pages_and_steps(stage, size) for stage in stages]
         pages, steps = sum(pages for pages, _ in handled), sum(steps for _, steps in handled)
         held = room.pages(size) * BLOCK_BYTES * total / pages
         return min(held, layer) / SHARED_MEMORY - 12 * steps / total
@@ -111,9 +110,9 @@ def page_blocks(rank: RankPlan, room: Room, teams: int = 1) -> int:
     return max(roomy or sizes, key=worth)
 
 
-def _pages_and_steps(stage: Stage, page: int, teams: int) -> tuple[int, int]:
+def _pages_and_steps(stage: Stage, page: int) -> tuple[int, int]:
     """Pages that the tiles of a stage take in all workers, and the steps of their warps."""
-    product = product_of(stage, page, teams)
+    product = product_of(stage, page)
     if product.page_run < product.blocks:
         pages = stage.tiles * -(-product.blocks // product.page_run)
         return pages, pages

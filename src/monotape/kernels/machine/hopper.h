@@ -38,7 +38,6 @@ __device__ __forceinline__ T lane_below(T value, int distance) {
   return __shfl_up_sync(~0u, value, distance);
 }
 __device__ __forceinline__ void warp_meets() { __syncwarp(); }
-__device__ __forceinline__ bool lanes_agree(bool good) { return __all_sync(~0u, good); }
 __device__ __forceinline__ void block_meets() { __syncthreads(); }
 
 // Which row of an operand's block, and which 16 of the row's 64 bytes, are a lane's own.
@@ -63,9 +62,6 @@ __device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarr
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 __device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parity) {
   uint32_t passed;
@@ -107,9 +103,6 @@ class Barriers {
   }
   __device__ __forceinline__ void arrive(int i) const {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(first_ + 8 * i) : "memory");
-  }
-  __device__ __forceinline__ void arrive(int i, uint32_t times) const {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(first_ + 8 * i), "r"(times) : "memory");
   }
   __device__ __forceinline__ void expect(int i, uint32_t bytes) const {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(first_ + 8 * i), "r"(bytes) : "memory");

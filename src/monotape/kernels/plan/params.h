@@ -10,19 +10,11 @@
 namespace monotape {
 
 constexpr int kConsumers = kWarps * kLanes;  // threads; for the four warps more of a worker, see monotape.cu
-constexpr bool kHelped = kTeams > 1;               // a second team of as many warps multiplies too: see token/helper.h
-constexpr int kFirstHelper = kConsumers + 4 * kLanes;
-constexpr int kThreads = kFirstHelper + (kTeams - 1) * kConsumers;  // registers are allotted to four warps at a time
-// Registers a thread: of a prefill, of decode, of the helpers in either, and of the other four warps.
-constexpr int kRowRegisters = kHelped ? 184 : 224, kConsumerRegisters = kHelped ? 128 : 224;
-constexpr int kWaitingRegisters = 24, kHelperRegisters = 88, kOtherRegisters = kHelped ? 48 : 56;
-// A block has the registers that it was launched with. `take_registers` deadlocks if the other warps have not released
-// enough.
-constexpr int kLaunchRegisters = kHelped ? 96 : 168;
-__host__ __device__ constexpr bool enough_registers(int consumers, int helpers) {
-  return kConsumers * consumers + (kTeams - 1) * kConsumers * helpers + 4 * kLanes * kOtherRegisters <= kThreads * kLaunchRegisters;
-}
-static_assert(enough_registers(kRowRegisters, kWaitingRegisters) && enough_registers(kConsumerRegisters, kHelperRegisters), "registers of a block");
+constexpr int kThreads = kConsumers + 4 * kLanes;  // registers are allotted to four warps at a time
+constexpr int kConsumerRegisters = 224, kOtherRegisters = 56;
+// A block has the registers that it was launched with, 168 a thread. `take_registers` deadlocks if the other warps have
+// not released enough.
+static_assert(kConsumers * kConsumerRegisters + 4 * kLanes * kOtherRegisters <= kThreads * 168, "registers of a block");
 constexpr int kBlockBytes = kTileRows * kBlockK * 2, kBlockWords = kBlockBytes / 16;  // of 16-bit values
 constexpr int kPageBytes = kPageBlocks * kBlockBytes;
 

@@ -5,7 +5,6 @@
 // and in shared memory, and the same weights multiply all of them.
 #pragma once
 #include "exchange/janitor.h"
-#include "worker/helping.h"
 
 namespace monotape {
 
@@ -124,7 +123,6 @@ __device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, fl
   }
   c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));
   warp_meets();
-  tell_heard(c);
 }
 
 // Blocks that a warp has in registers: its share of the tiles that it multiplies together, or of a part of a tile.
@@ -160,7 +158,6 @@ struct Progress {
   int next_tile = 0, next_k = 0;  // of what is fetched next
   int in_page = 0;                // tiles of the page at hand that have been fetched
   bool page_ends = false;         // with what was fetched last
-  int page = 0;                   // of two teams: the page at hand, from the stage's first on
 };
 
 // Tiles, eight rows each, times the input: this warp's blocks only, into the buffer of sums. A warp spends its time in this
@@ -173,26 +170,18 @@ struct Progress {
 // tile's row r times row p. Columns past the last row are copies of others, and their results are ignored.
 //
 // Each product of the plan, a tile length and a format, has its own loop: run-time bounds double the instruction count.
-//
-// Of two teams, the first has steps 0, 2, 4 ... of a stage and the second the others. While one warp waits for its next
-// weights, one of the other team multiplies, so there is one page in registers and not two.
-template <int Number, int Team = 0>
+template <int Number>
 class TileProduct {
  public:
   static constexpr Product kProduct = product(Number);
   static constexpr int kTogether = kProduct.together;
-  static constexpr int kFirst = Team * kTogether, kStride = kTeams * kTogether;  // tiles
 
   __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
       : c_(c), at_(progress), count_(count),
         input_(reinterpret_cast<const uint2*>(c.shared.x[c.row() / 2 % kRows]) + c.warp() * kSub * 8 + c.column() * 2 + c.row() % 2),
-        sums_out_(&c.shared.sums[c.buffer][c.column() % kRows][kFirst][c.row()][c.warp()]) {}
+        sums_out_(&c.shared.sums[c.buffer][c.column() % kRows][0][c.row()][c.warp()]) {}
 
   __device__ __forceinline__ void prepare() {
-    if constexpr (kHelped) {
-      at_.tile = kFirst;
-      return fetch_own(at_.even);
-    }
     fetch_next(at_.even);
     fetch_next(at_.odd);
     give_back();
@@ -202,14 +191,8 @@ class TileProduct {
   template <class Meanwhile>
   __device__ __forceinline__ void run(int end, Meanwhile meanwhile) {
     if (kWhole) read_input();
-    if (kHelped && at_.tile >= end) return meanwhile();
     step<true>(at_.even);
     meanwhile();
-    if constexpr (kHelped) {
-#pragma unroll 1
-      while (at_.tile < end) step<!kWhole>(at_.even);
-      return;
-    }
 #pragma unroll 1
     while (at_.tile < end) {
       step<!kWhole>(at_.odd);
@@ -236,22 +219,16 @@ class TileProduct {
     if (kWhole || at_.k == 0) clear();
     if constexpr (Weight::kGrouped) multiply_groups<Adds && Weight::kShifts>(weights);
     else multiply_halves(weights);
-    if constexpr (kHelped) {
-      const bool ends = go_on();
-      fetch_own(weights);
-      if (!ends) return;
-    } else {
-      fetch_next(weights);
-      at_.k += kRun;
-      if (!kWhole && at_.k < kBlocks) return;
-    }
+    fetch_next(weights);
+    at_.k += kRun;
+    if (!kWhole && at_.k < kBlocks) return;
 #pragma unroll
     for (int t = 0; t < kTogether; t++) {
       const float y = finished(t);
       if (c_.column() < kRows) sums_out_[t * kTileRows * kWarps] = y;
     }
-    sums_out_ += kStride * kTileRows * kWarps;
-    if constexpr (!kHelped) at_.k = 0, at_.tile += kStride;
+    sums_out_ += kTogether * kTileRows * kWarps;
+    at_.k = 0, at_.tile += kTogether;
   }
 
   // 16-bit floats: the products of a tile add up in the tensor cores.
@@ -334,50 +311,19 @@ class TileProduct {
   __device__ __forceinline__ void fetch_next(Weights& to) {
     give_back();
     if (at_.next_tile >= count_) return;
-    fetch(to, c_.pages.take(c_.lost) + (kInPage == kTogether ? 0 : at_.in_page * kBlocks) * kBlockWords, at_.next_k);
-    at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || at_.next_tile + kTogether >= count_;
-    at_.in_page = at_.page_ends ? 0 : at_.in_page + kTogether;
-    at_.next_k += kRun;
-    if (kWhole || at_.next_k >= kBlocks) at_.next_k = 0, at_.next_tile += kTogether;
-  }
-  // From block k of a tile on.
-  __device__ __forceinline__ void fetch(Weights& to, const uint4* tile, int k) {
-    const uint4* page = tile + c_.warp() * kBlockWords + c_.lane();
+    const uint4* page = c_.pages.take(c_.lost) + ((kInPage == kTogether ? 0 : at_.in_page * kBlocks) + c_.warp()) * kBlockWords + c_.lane();
 #pragma unroll
     for (int t = 0; t < kTogether; t++)
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++) {
         const uint4* block = page + (t * kBlocks + i * kWarps) * kBlockWords;
-        if (there(k, i)) fetch_block(to, t * kAtOnce + i, block);
+        if (there(at_.next_k, i)) fetch_block(to, t * kAtOnce + i, block);
         else if (!kWhole) to.block[i * Weight::kVectors] = make_uint4(0, 0, 0, 0);  // for whole tiles it has been zero from the start
       }
-  }
-
-  // Of two teams: to this team's next step. True if the step before was the last of its tiles.
-  __device__ __forceinline__ bool go_on() {
-    at_.k += kRun;
-    const bool ends = kWhole || at_.k >= kBlocks;
-    if (ends) at_.k = 0, at_.tile += kStride;
-    return ends;
-  }
-  // The weights of this team's step. Past pages that hold nothing for it, which the other team gives back for both.
-  __device__ __forceinline__ void fetch_own(Weights& to) {
-    constexpr unsigned kTilePages = divide_up(kBlocks, kRun);
-    const unsigned tile = at_.tile, all = count_;
-    const bool done = at_.tile >= count_;
-    const unsigned at = done ? all : tile, round = done ? kInPage - 1 : 0;
-    go_to(kWhole ? (at + round) / kInPage : at * kTilePages + (done ? 0 : at_.k / kRun));
-    if (done) return;
-    const unsigned in_page = tile % kInPage;
-    fetch(to, c_.pages.take(c_.lost) + in_page * kBlocks * kBlockWords, at_.k);
-    if (kInPage > kStride && in_page + kStride < kInPage && tile + kStride < all) return;  // more of this page follows
-    const bool both = kInPage > kTogether && all - (tile - in_page) > kTogether;
-    c_.pages.give_back(c_.lane(), c_.lost, both ? 1 : kTeams);
-    at_.page++;
-  }
-  __device__ __forceinline__ void go_to(int page) {
-    c_.pages.skip(page - at_.page);
-    at_.page = page;
+    at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || at_.next_tile + kTogether >= count_;
+    at_.in_page = at_.page_ends ? 0 : at_.in_page + kTogether;
+    at_.next_k += kRun;
+    if (kWhole || at_.next_k >= kBlocks) at_.next_k = 0, at_.next_tile += kTogether;
   }
 
   // `block` is where the lane's first words lie.
@@ -410,17 +356,17 @@ class TileProduct {
 __device__ __forceinline__ int product_number(Stage stage) {
   return of_stage(stage, [](StageRow row) { return row.product; });
 }
-template <int Team = 0, int Number = kProducts - 1>
+template <int Number = kProducts - 1>
 __device__ __forceinline__ void prepare_tiles(Consumer& c, Progress& progress, int number, int count) {
-  if constexpr (Number == 0) TileProduct<0, Team>(c, progress, count).prepare();
-  else if (number == Number) TileProduct<Number, Team>(c, progress, count).prepare();
-  else prepare_tiles<Team, Number - 1>(c, progress, number, count);
+  if constexpr (Number == 0) TileProduct<0>(c, progress, count).prepare();
+  else if (number == Number) TileProduct<Number>(c, progress, count).prepare();
+  else prepare_tiles<Number - 1>(c, progress, number, count);
 }
-template <int Team = 0, int Number = kProducts - 1, class Meanwhile>
+template <int Number = kProducts - 1, class Meanwhile>
 __device__ __forceinline__ void multiply_tiles(Consumer& c, Progress& progress, int number, int count, int end, Meanwhile meanwhile) {
-  if constexpr (Number == 0) TileProduct<0, Team>(c, progress, count).run(end, meanwhile);
-  else if (number == Number) TileProduct<Number, Team>(c, progress, count).run(end, meanwhile);
-  else multiply_tiles<Team, Number - 1>(c, progress, number, count, end, meanwhile);
+  if constexpr (Number == 0) TileProduct<0>(c, progress, count).run(end, meanwhile);
+  else if (number == Number) TileProduct<Number>(c, progress, count).run(end, meanwhile);
+  else multiply_tiles<Number - 1>(c, progress, number, count, end, meanwhile);
 }
 
 __device__ __forceinline__ float sum_of_warps(const float (&parts)[kWarps]) {
@@ -475,9 +421,7 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
     for (int p = 0; p < kRows; p++)
       if (c.lane() == 0) c.shared.squares[c.buffer][p][c.warp()] = squares[p];
     if (first == 0 && c.thread == 0) await_resets(c, step_of(c, matrix.stage, matrix.layer));
-    await_helpers(c);
     if (!c.meet()) return false;
-    tell_met(c);
     if (c.thread < kBatchTiles * kTileRows) {
 #pragma unroll
       for (int p = 0; p < kRows; p++) {

@@ -123,7 +123,6 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     if constexpr (kRanks > 1) count_sends(c);
     if (!c.meet()) return false;
   }
-  tell_begun(c, head_only);
 #pragma unroll 1
   for (int step = head_only ? kTokenSteps - 1 : 0;; step++) {
     const int layer = layer_of(step);

@@ -49,23 +49,20 @@ struct Consumer {
   const Params& params;
   Shared& shared;
   PageReader pages;
-  int first;         // thread of its team
-  int thread;        // number in the team
+  int thread;
   // Each counter goes up with every use of its buffers, and only then: it selects the copy.
   int turn = 0;      // a turn is a layer's pass
   int buffer = 0;    // which of the two sum buffers
-  uint32_t batches = 0;  // where two teams multiply: batches that have been added up
   Candidate best = nobody();  // of the rows of the head that this thread has finished
   bool lost = false; // a poll ended because the request failed
   int token_step = 0;  // the number of this token's first matrix: see exchange/janitor.h
   int step_before = -1;  // the last matrix that this worker had tiles of
   Trace trace;
 
-  __device__ Consumer(const Params& p, Shared& s, int first_thread = 0) : params(p), shared(s), pages(s), first(first_thread) { refresh(); }
+  __device__ Consumer(const Params& p, Shared& s) : params(p), shared(s), pages(s) { refresh(); }
   // Hides the thread number from the compiler: addresses derived from it would otherwise be kept for all stages and spill.
   __device__ __forceinline__ void refresh() {
     thread = opaque(thread_number());
-    if constexpr (kHelped) thread -= first;
   }
   __device__ __forceinline__ int sample_turn() const { return shared.sample_turn; }  // a token has one of the sampler
   // Unsigned, because the compiler does not know that a thread number is not negative, and signed divisions are slower.

@@ -59,9 +59,6 @@ struct Cursor {
   __device__ void advance() {
     if (++slot == kRingPages) slot = 0, round ^= 1;
   }
-  __device__ void advance(int pages) {
-    for (slot += pages; slot >= kRingPages; slot -= kRingPages) round ^= 1;
-  }
 };
 
 class Producer {
@@ -210,8 +207,7 @@ class Producer {
   int step_ = 0;  // counted on from token to token, as the consumers do
 };
 
-// A warp's position in the ring. Every warp takes every page in order, even pages without work for it; but of two teams, one
-// skips the pages that hold nothing for it, and the other gives them back for both.
+// A warp's position in the ring. Every warp takes every page in order, even pages without work for it.
 class PageReader {
  public:
   __device__ explicit PageReader(Shared& shared) : shared_(shared), barriers_(shared.full, ~0u) {}
@@ -225,19 +221,12 @@ class PageReader {
       }
     return reinterpret_cast<const uint4*>(shared_.ring[cursor_.slot]);
   }
-  // `teams`: how many teams the warp speaks for.
-  __device__ __forceinline__ void give_back(int lane, bool lost, uint32_t teams = kTeams) {
+  __device__ __forceinline__ void give_back(int lane, bool lost) {
     warp_meets();
     // After a failure pages are skipped: releasing them would let the producer overwrite pages that are still landing.
-    if (lane == 0 && !lost) {
-      if constexpr (kHelped) barriers_.arrive(kRingPages + cursor_.slot, teams);
-      else barriers_.arrive(kRingPages + cursor_.slot);
-    }
+    if (lane == 0 && !lost) barriers_.arrive(kRingPages + cursor_.slot);
     cursor_.advance();
   }
-  // Pages of the other team. A warp waits for its next own page alone: as long as that is not given back, the ring cannot
-  // go round, so the barrier is at most one lap ahead of what the warp knows.
-  __device__ __forceinline__ void skip(int pages) { cursor_.advance(pages); }
 
  private:
   Shared& shared_;

@@ -11,14 +11,6 @@ constexpr int kPartValues = kHeadDim + 4;  // a warp's part of a head: values, p
 // How many copies may be in flight. Polls must not queue behind pages, but pages that are needed now must come.
 enum Pace : int { kWorking = 0, kPolling, kAttending };
 
-// Between the two teams of a worker, where there are two: see token/helper.h.
-struct Helping {
-  uint64_t begun;          // a token has begun
-  uint64_t heard[kWarps];  // a consumer warp has its part of the input in shared memory
-  uint64_t helped, met;    // of a batch: the helpers' sums are in shared memory; all sums are, and the batch before has been read
-  int head_only;           // of the token
-};
-
 struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
   union {
@@ -71,7 +63,6 @@ struct alignas(128) Shared {
   float lane_scale[kRanks];                                 // of each rank's final residual: see ranks/head.h
   RankStep steps[kSteps];                                   // of the modules, then those that fold what is left
   float early[kRanks > 1 ? kBatchTiles * kTileRows : 1];    // sums that arrived before the stage that folds them
-  Helping helping;
 };
 
 static_assert(sizeof(SelectScratch) == 9056, "as backends/cuda/header.py counts it");
