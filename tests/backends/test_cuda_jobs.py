@@ -20,6 +20,7 @@ from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.params import ParamsStruct, StatusStruct
 from monotape.backends.cuda.sequence import CudaSequence
+from monotape.backends.cuda.trace import FIELDS
 from monotape.backends.protocol import Job, Sampling
 from monotape.compiler.gpu import gpu_plan
 from monotape.errors import (
@@ -74,7 +75,7 @@ class ThreadKernel:
         finish = _LENGTH
         status.filled = self.filled
         if p.trace:
-            clocks = integers(p.trace, WORKERS * p.trace_tokens * 26 * 3, ctypes.c_int64)
+            clocks = integers(p.trace, WORKERS * p.trace_tokens * 26 * len(FIELDS), ctypes.c_int64)
             clocks[:] = [START_NS + number for number in range(len(clocks))]
         if p.logits_out:
             rows = integers(p.logits_out, (p.prompt_length - p.cached) * 131, ctypes.c_float)
@@ -408,7 +409,7 @@ def test_a_trace_has_the_wanted_tokens_by_another_kernel(backend: CudaBackend) -
     assert set(trace.records["worker"].tolist()) == set(range(WORKERS))
     assert trace.stages == backend.gpu_rank.stage_names[:8]
     first = trace.records[(trace.records["token"] == 0) & (trace.records["worker"] == 0)]
-    assert first["start_ns"].min() == START_NS + 26 * 3  # the prefill's token is not in it
+    assert first["start_ns"].min() == START_NS + 26 * len(FIELDS)  # the prefill's token is not in it
     assert trace.stage_bytes["attention"] == backend.plan.ranks[0].kv.position_bytes * (3 + 1)
     plain, traced = ThreadKernel.made
     assert b"kTrace = true" in traced.cubin and b"kTrace = false" in plain.cubin

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from monotape.backends.cuda.trace import (
+    FIELDS,
     TraceRecords,
     records_of,
     stage_bytes_of,
@@ -30,17 +31,18 @@ ORIGIN = 10**18  # clocks count from long ago
 
 @pytest.fixture
 def trace() -> TraceRecords:
-    """Each layer: qkv for 100 ns of which 30 + worker are waiting, then output for 50. The head 400, the sampler 20."""
-    clocks = np.zeros((WORKERS, TOKENS, LAYERS * len(STAGES) + 2, 3), np.int64)
+    """Each layer: qkv for 100 ns of which 30 + worker are waiting, 40 multiplying, 16 of them for pages, and 6
+    meeting; then output for 50. The head 400, the sampler 20."""
+    clocks = np.zeros((WORKERS, TOKENS, LAYERS * len(STAGES) + 2, len(FIELDS)), np.int64)
     for worker in range(WORKERS):
         for token in range(TOKENS):
             now = ORIGIN + 10_000 * token
             for layer in range(LAYERS):
-                clocks[worker, token, layer * 4] = now, now + 30 + worker, now + 100
-                clocks[worker, token, layer * 4 + 1] = now + 100, 0, now + 150
+                clocks[worker, token, layer * 4] = now, now + 30 + worker, now + 100, 40, 16, 6
+                clocks[worker, token, layer * 4 + 1] = now + 100, 0, now + 150, 0, 0, 0
                 now += 160  # 10 ns between layers
-            clocks[worker, token, LAYERS * 4] = now, now, now + 400
-            clocks[worker, token, LAYERS * 4 + 1] = now + 400, now + 405, now + 420
+            clocks[worker, token, LAYERS * 4, :3] = now, now, now + 400
+            clocks[worker, token, LAYERS * 4 + 1, :3] = now + 400, now + 405, now + 420
     return records_of(clocks, LAYERS, STAGES, {"qkv": 3_000, "output": 600, "head": 4_000})
 
 
@@ -58,6 +60,10 @@ def test_times_are_those_of_one_token(trace: TraceRecords) -> None:
     assert list(times) == ["qkv", "output", "head", "sample"]
     assert times["qkv"].time_s == pytest.approx(300e-9)
     assert times["qkv"].waiting_s == pytest.approx(3 * 30.5e-9)
+    assert times["qkv"].multiplying_s == pytest.approx(120e-9)
+    assert times["qkv"].starved_s == pytest.approx(48e-9)
+    assert times["qkv"].meeting_s == pytest.approx(18e-9)
+    assert times["qkv"].finishing_s == pytest.approx(3 * 23.5e-9)
     assert times["output"].time_s == pytest.approx(150e-9)
     assert times["qkv"].streaming_s(2e10) == pytest.approx(150e-9)
     assert times["qkv"].share(2e10) == pytest.approx(0.5)
@@ -66,10 +72,10 @@ def test_times_are_those_of_one_token(trace: TraceRecords) -> None:
 
 
 def test_the_table_adds_up(trace: TraceRecords) -> None:
-    lines = {line.rsplit(maxsplit=4)[0].strip(): line.split() for line in table(trace, 2e10).splitlines()}
-    assert "50.0%" in table(trace, 2e10).splitlines()[1]
-    assert lines["token"][1:] == ["0.90", "0.10", "0.38", "42.2%"]
-    assert "between stages      0.03" in table(trace, 2e10)
+    lines = {line[:14].strip(): line[14:].split() for line in table(trace, 2e10).splitlines()}
+    assert lines["qkv"] == ["0.30", "0.09", "0.12", "0.05", "0.02", "0.07", "0.15", "50.0%"]
+    assert lines["token"] == ["0.90", "0.10", "0.12", "0.05", "0.02", "0.64", "0.38", "42.2%"]
+    assert lines["between stages"][0] == "0.03"
 
 
 def test_perfetto_gets_a_bar_for_each_record_and_each_wait(trace: TraceRecords) -> None:

@@ -40,7 +40,7 @@ from monotape.backends.cuda.rank_view import rank_plan
 from monotape.backends.cuda.request import RequestMemory
 from monotape.backends.cuda.sampling import SamplingMemory, has_penalties
 from monotape.backends.cuda.sequence import CudaSequence
-from monotape.backends.cuda.trace import TraceRecords, records_of, stage_bytes_of
+from monotape.backends.cuda.trace import FIELDS, TraceRecords, records_of, stage_bytes_of
 from monotape.backends.protocol import Job, KvSequence
 from monotape.backends.token_ids import TokenIds
 from monotape.errors import RequestError
@@ -232,7 +232,7 @@ class CudaBackend:
             self._trace_kernel = Kernel(compile_kernel(header), KERNEL_NAME, SHARED_MEMORY, TOLD)
         traced = self.gpu_rank.stage_names[:-1]  # all but the rows of a prompt
         slots = self.spec.layers * len(traced) + 2
-        clocks = np.zeros((self.plan.machine.workers, count, slots, 3), np.int64)
+        clocks = np.zeros((self.plan.machine.workers, count, slots, len(FIELDS)), np.int64)
         memory = DeviceMemory.of(clocks)
         job = Job(tuple(prompt), 0, count)
         self.begin(job, self.new_sequence(), kernel=self._trace_kernel, trace=memory).finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO, runtime_checkable
 
@@ -17,8 +17,11 @@ RECORD = np.dtype(
     [
         ("worker", "i4"), ("token", "i4"), ("layer", "i4"), ("stage", "i4"),
         ("start_ns", "i8"), ("waited_ns", "i8"), ("end_ns", "i8"),
+        ("multiplied_ns", "i8"), ("starved_ns", "i8"), ("met_ns", "i8"),
     ]
 )  # fmt: skip
+#: What the kernel writes for a stage of a worker (kernels/worker/consumer.h): three times, then lengths of time.
+FIELDS = ("began", "arrived", "ended", "multiplied", "starved", "met")
 _AFTER_LAYERS = ("head", "sample")
 
 
@@ -42,12 +45,23 @@ class Traced(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of one token, the mean over workers and tokens."""
+    """Seconds of one token, the mean over workers and tokens.
+
+    A worker waits for its input, multiplies, which includes what it waits for pages, waits for its other warps, and
+    finishes: it adds up, and publishes.
+    """
 
     stage: str
     time_s: float
     waiting_s: float
+    multiplying_s: float
+    starved_s: float
+    meeting_s: float
     bytes: int
+
+    @property
+    def finishing_s(self) -> float:
+        return self.time_s - self.waiting_s - self.multiplying_s - self.meeting_s
 
     def streaming_s(self, bandwidth: float) -> float:
         return self.bytes / bandwidth
@@ -60,7 +74,7 @@ class StageTime:
 def records_of(
     clocks: NDArray[np.int64], layers: int, stages: Sequence[str], stage_bytes: Mapping[str, int]
 ) -> TraceRecords:
-    """From what the kernel writes: [workers][tokens][slots][start, arrived, end] ns, 0 where nothing happened.
+    """From what the kernel writes: [workers][tokens][slots][FIELDS] ns, 0 where nothing happened.
 
     Slots are the stages of layer 0, of layer 1, ..., then the head and the sampler (kernels/worker/consumer.h).
     """
@@ -70,12 +84,13 @@ def records_of(
     layer = np.append(layer, [layers] * len(_AFTER_LAYERS))
     stage = np.append(stage, [list(stages).index(name) for name in _AFTER_LAYERS])
     worker, token, slot = np.nonzero((clocks[..., 0] > 0) & (clocks[..., 2] > 0))
-    start, arrived, end = clocks[worker, token, slot].T
+    start, arrived, end, multiplied, starved, met = clocks[worker, token, slot].T
     records = np.zeros(worker.size, RECORD)
     records["worker"], records["token"] = worker, token
     records["layer"], records["stage"] = layer[slot], stage[slot]
     records["start_ns"], records["end_ns"] = start, end
     records["waited_ns"] = np.where(arrived > 0, arrived - start, 0)
+    records["multiplied_ns"], records["starved_ns"], records["met_ns"] = multiplied, starved, met
     return TraceRecords(records, tuple(stages), stage_bytes)
 
 
@@ -98,9 +113,10 @@ def stage_times(trace: TraceRecords) -> list[StageTime]:
     for number in _in_order(records):
         mine = records[records["stage"] == number]
         scale = 1e-9 / (workers * tokens)
-        time, waiting = (mine["end_ns"] - mine["start_ns"]).sum(), mine["waited_ns"].sum()
+        time = (mine["end_ns"] - mine["start_ns"]).sum() * scale
+        parts = (mine[part].sum() * scale for part in ("waited_ns", "multiplied_ns", "starved_ns", "met_ns"))
         name = trace.stages[number]
-        found.append(StageTime(name, time * scale, waiting * scale, trace.stage_bytes.get(name, 0)))
+        found.append(StageTime(name, time, *parts, bytes=trace.stage_bytes.get(name, 0)))
     return found
 
 
@@ -123,23 +139,28 @@ def token_s(trace: TraceRecords) -> float:
 
 
 def table(trace: TraceRecords, bandwidth: float) -> str:
-    """Stage, time, waiting, streaming and percent of the ceiling; microseconds of one token."""
+    """Where each stage's time went, what reading its bytes takes, and the share of the ceiling; us of one token."""
     times = stage_times(trace)
     whole = token_s(trace)
     read = sum(trace.stage_bytes.values())
     between = max(0.0, whole - sum(item.time_s for item in times))
-    rows = [
-        (item.stage, item.time_s, item.waiting_s, item.streaming_s(bandwidth), item.share(bandwidth))
-        for item in times
-    ]
-    rows.append(("between stages", between, 0.0, 0.0, 0.0))
-    waiting = sum(item.waiting_s for item in times)
-    rows.append(("token", whole, waiting, read / bandwidth, read / bandwidth / whole))
-    lines = [f"{'stage':<14} {'time us':>9} {'waiting':>9} {'streaming':>10} {'ceiling':>8}"]
-    for name, time, waited, streaming, share in rows:
-        shown = f"{100 * share:>7.1f}%" if streaming else f"{'':>8}"
-        lines.append(f"{name:<14} {1e6 * time:>9.2f} {1e6 * waited:>9.2f} {1e6 * streaming:>10.2f} {shown}")
+    lines = [f"{'stage':<14}" + "".join(f" {words:>11}" for words in _COLUMNS)]
+    for item in times:
+        parts = [getattr(item, name) for name in _PARTS]
+        lines.append(_line(item.stage, item.time_s, parts, item.streaming_s(bandwidth)))
+    lines.append(_line("between stages", between, [0.0] * len(_PARTS), 0.0))
+    sums = [sum(getattr(item, name) for item in times) for name in _PARTS]
+    lines.append(_line("token", whole, sums, read / bandwidth))
     return "\n".join(lines)
+
+
+_COLUMNS = ("time us", "waiting", "multiplying", "for pages", "meeting", "finishing", "streaming", "ceiling")
+_PARTS = ("waiting_s", "multiplying_s", "starved_s", "meeting_s", "finishing_s")
+
+
+def _line(name: str, time: float, parts: Iterable[float], streaming: float) -> str:
+    numbers = "".join(f" {1e6 * value:>11.2f}" for value in (time, *parts, streaming))
+    return f"{name:<14}{numbers}" + (f" {100 * streaming / time:>10.1f}%" if streaming else "")
 
 
 def write_chrome(trace: TraceRecords, file: TextIO) -> None:
@@ -161,7 +182,7 @@ def _events(trace: TraceRecords) -> Iterator[dict[str, Any]]:
             "args": {"name": f"worker {worker}"},
         }
     origin = int(records["start_ns"].min()) if records.size else 0
-    for worker, token, layer, stage, start, waited, end in records.tolist():
+    for worker, token, layer, stage, start, waited, end, *_ in records.tolist():
         bar = {"ph": "X", "pid": 0, "tid": worker, "ts": (start - origin) / 1e3}
         yield {
             **bar, "name": trace.stages[stage], "dur": (end - start) / 1e3,

@@ -133,7 +133,7 @@ struct Params {
   const int* stop_ids;
   int* ids;
   int64_t* times_ns;
-  int64_t* trace;               // [workers][tokens][slots][start, arrived, end] ticks, or null
+  int64_t* trace;               // [workers][tokens][slots][TraceField] ns, or null
   int64_t kv_units, deadline_ns;
   int64_t choice_stride;        // bytes between the weights that a published stage chooses among
   int first_place[kMostStages];  // of a stage, in places

@@ -410,6 +410,8 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
   float squares[kRows];
   read_input(c, matrix, squares);
   c.trace.arrived();
+  const int64_t starved = c.pages.waited_ns;
+  c.trace.part();
 #pragma unroll 1
   for (int first = 0; first < count; first += most, c.buffer ^= 1) {
     const int batch = smaller(count - first, most);
@@ -421,7 +423,9 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
     for (int p = 0; p < kRows; p++)
       if (c.lane() == 0) c.shared.squares[c.buffer][p][c.warp()] = squares[p];
     if (first == 0 && c.thread == 0) await_resets(c, step_of(c, matrix.stage, matrix.layer));
+    c.trace.part_ends(kMultiplied);
     if (!c.meet()) return false;
+    c.trace.part_ends(kMet);
     if (c.thread < kBatchTiles * kTileRows) {
 #pragma unroll
       for (int p = 0; p < kRows; p++) {
@@ -435,7 +439,9 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
     }
     if constexpr (kQkvBias) bias = of_own_row(c, matrix.bias, first + most, count);
     if constexpr (kScalesOutputs) scale = scale_of(c, matrix, first + most, count);
+    c.trace.part();
   }
+  c.trace.add(kStarved, c.pages.waited_ns - starved);
   c.trace.end();
   return true;
 }

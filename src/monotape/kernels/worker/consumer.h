@@ -4,33 +4,51 @@
 
 namespace monotape {
 
-// The times at which a stage began, had its input, and ended, for `monotape trace`. A slot is
-// a stage of a layer of one of the first tokens; the head and the sampler follow the last layer. Compiled out otherwise.
+// When a stage began, had its input, and ended, and how long its parts took, for `monotape trace`. A slot is a stage of a layer
+// of one of the first tokens; the head and the sampler follow the last layer. Compiled out otherwise.
 constexpr int kTraceSlots = kLayers * kTracedStages + 2;
+enum TraceField { kBegan, kArrived, kEnded, kMultiplied, kStarved, kMet, kTraceFields };  // the last three are lengths of time
 
 class Trace {
  public:
   __device__ void start_token(const Params& params, int token) {
     if constexpr (kTrace)
       record_ = params.trace && thread_number() == 0 && token >= 0 && token < params.trace_tokens
-                    ? params.trace + (static_cast<int64_t>(worker_number()) * params.trace_tokens + token) * kTraceSlots * 3
+                    ? params.trace + (static_cast<int64_t>(worker_number()) * params.trace_tokens + token) * kTraceSlots * kTraceFields
                     : nullptr;
   }
   __device__ void begin(Stage stage, int layer) {
     if constexpr (kTrace) {
       slot_ = layer < kLayers ? layer * kTracedStages + static_cast<int>(stage) : kLayers * kTracedStages + (stage == Stage::sample);
-      mark(0);
+      mark(kBegan);
     }
   }
-  __device__ void arrived() { mark(1); }
-  __device__ void end() { mark(2); }
+  __device__ void arrived() { mark(kArrived); }
+  __device__ void end() { mark(kEnded); }
+  // A part that may come several times in a stage takes from here ...
+  __device__ void part() {
+    if constexpr (kTrace) part_ = clock_ns();
+  }
+  // ... to here, where the next one begins.
+  __device__ void part_ends(TraceField what) {
+    if constexpr (kTrace) {
+      const int64_t began = part_;
+      part();
+      add(what, part_ - began);
+    }
+  }
+  __device__ void add(TraceField what, int64_t ns) {
+    if constexpr (kTrace)
+      if (record_) record_[slot_ * kTraceFields + what] += ns;
+  }
 
  private:
-  __device__ void mark(int what) {
+  __device__ void mark(TraceField what) {
     if constexpr (kTrace)
-      if (record_) record_[slot_ * 3 + what] = clock_ns();
+      if (record_) record_[slot_ * kTraceFields + what] = clock_ns();
   }
   int64_t* record_ = nullptr;
+  int64_t part_ = 0;
   int slot_ = 0;
 };
 

@@ -214,11 +214,13 @@ class PageReader {
 
   // A page may be taken several times before it is given back.
   __device__ __forceinline__ const uint4* take(bool& lost) {
+    const int64_t began = kTrace ? clock_ns() : 0;
     while (!barriers_.passed(cursor_.slot, cursor_.round))
       if (shared_.failed) {
         lost = true;  // the page is never used: the next barrier ends the request
         break;
       }
+    if constexpr (kTrace) waited_ns += clock_ns() - began;
     return reinterpret_cast<const uint4*>(shared_.ring[cursor_.slot]);
   }
   __device__ __forceinline__ void give_back(int lane, bool lost) {
@@ -227,6 +229,8 @@ class PageReader {
     if (lane == 0 && !lost) barriers_.arrive(kRingPages + cursor_.slot);
     cursor_.advance();
   }
+
+  int64_t waited_ns = 0;  // for pages, where a trace is kept
 
  private:
   Shared& shared_;
