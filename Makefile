@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PART ?= models
 # Two processes share the long runs of tests; more are not faster on two cores, because engines take both.
 JOBS ?= 2
-SHARED = --numprocesses $(JOBS) --dist loadgroup
+SHARED = --numprocesses $(JOBS) --dist loadfile
 PROMPT ?= Write a haiku about a tape recorder.
 # Models, built libraries and measured figures stay inside the checkout too.
 export MONOTAPE_CACHE ?= $(CURDIR)/$(VENV)/cache

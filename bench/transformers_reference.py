@@ -40,12 +40,13 @@ class TransformersModel:
 
         return self.model(torch.tensor(tokens, device=self._device), **options)
 
-    def logits(self, tokens: Sequence[int]) -> Matrix:
-        """The logits after each token, in one pass: [token, vocab]."""
+    def logits(self, tokens: Sequence[int], last: int = 0) -> Matrix:
+        """The logits after each token, or after the `last` tokens only, in one pass: [token, vocab]."""
         import torch
 
         with torch.inference_mode():
-            logits: Matrix = self._run([tokens], use_cache=False).logits[0].float().cpu().numpy()
+            output = self._run([tokens], use_cache=False, logits_to_keep=last)
+        logits: Matrix = output.logits[0].float().cpu().numpy()
         return logits
 
     def greedy(self, prompt: Sequence[int]) -> Iterator[int]:

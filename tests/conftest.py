@@ -24,12 +24,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the tests, a file's tests stay together, and so do all that start a Ray cluster."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        together = item.path.parent if item.path.parent.name == "cluster" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(together)))
+    """Where several processes share the tests, the files that take longest come first."""
+    if hasattr(config, "workerinput"):
+        from sharing import rank
+
+        items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Shares whole files among the processes; tests/sharing.py says why in this way."""
+    from sharing import SharedFiles
+
+    config.option.loadscopereorder = False  # the order is that of the items
+    return SharedFiles(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

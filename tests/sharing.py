@@ -1,0 +1,42 @@
+"""How several processes share the tests: whole files, those that take longest first.
+
+pytest-xdist has `--dist loadfile` for whole files and `--dist loadgroup` for groups. The first deals out files by
+the number of their tests, so the slowest files come last and one process runs alone at the end. The second does
+nothing from pytest 9.2 on, where it writes the group into a field that is no longer read.
+"""
+
+from __future__ import annotations
+
+from xdist.scheduler import LoadScopeScheduling
+
+#: Parts of the suite that take about a minute or more, the longest first. A path that ends in "/" is a folder whose
+#: files share a process: those of cluster/ each start Ray, which takes the same ports.
+LONGEST = (
+    "tests/backends/test_kernel_on_host.py",
+    "tests/cluster/",
+    "tests/engine/test_real_models.py",
+    "tests/backends/test_kernel_teams.py",
+    "tests/backends/test_kernel_formats.py",
+    "tests/bench/test_reports.py",
+    "tests/backends/test_cpu_ranks.py",
+    "tests/test_install.py",
+    "tests/server/test_smoke.py",
+    "tests/server/test_playground.py",
+    "tests/server/test_restarts.py",
+    "tests/bench/test_scaling.py",
+    "tests/server/test_attacks.py",
+    "tests/server/test_chat_formats.py",
+)
+
+
+class SharedFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types here
+    """Gives each process a file at a time, or a folder of LONGEST, so that a fixture of a module is made once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path: str = nodeid.split("::", 1)[0]
+        return next((part for part in LONGEST if part.endswith("/") and path.startswith(part)), path)
+
+
+def rank(path: str) -> int:
+    """Where a file stands in the order: its place in LONGEST, or after all of them."""
+    return next((place for place, part in enumerate(LONGEST) if path.startswith(part)), len(LONGEST))
