@@ -63,8 +63,8 @@ def _by_layers(found: list[tuple[str, Report]]) -> str:
     if not shapes:
         return ""
     return (
-        f"`torch.compile` of {' and '.join(shapes)} compiles a layer, once for all of them: compiling the whole step takes "
-        "longer than measuring all engines.\n\n"
+        f"`torch.compile` of {' and '.join(shapes)} compiles a layer, once for all of them: compiling the whole step "
+        "takes longer than measuring all engines.\n\n"
     )
 
 

@@ -54,16 +54,19 @@ def evidence(recipes: Iterable[Recipe]) -> dict[str, Any]:
         assert cached_path(header, recipe.source).exists(), f"{recipe.label} has not been compiled here"
         cubin = compile_kernel(header, recipe.source)
         compilers.add(compiler_of(cubin))
-        hashes = {"machine_code": machine_code(cubin), "input": input_hash(recipe)}
+        hashes = {"machine_code": machine_code(cubin), "input": input_hash(recipe, header)}
         kernels[recipe.label] = {**hashes, **recipe.facts()}
     assert len(compilers) == 1, f"kernels of several compilers: {sorted(compilers)}"
     return {"compiler": compilers.pop(), "kernels": kernels}
 
 
-def input_hash(recipe: Recipe) -> str:
-    """Names what the compiler is given, without comments and blank lines."""
+def input_hash(recipe: Recipe, header: str | None = None) -> str:
+    """Names what the compiler is given, without comments and blank lines. The header need not be made twice."""
     files = [KERNELS / recipe.source, *sorted(KERNELS.rglob("*.h"))]
-    texts = [recipe.header(), *(f"{file.relative_to(KERNELS)}\n{file.read_text()}" for file in files)]
+    texts = [
+        header or recipe.header(),
+        *(f"{file.relative_to(KERNELS)}\n{file.read_text()}" for file in files),
+    ]
     key = repr(([without_comments(text) for text in texts], ARCHITECTURE, STANDARD))
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
@@ -90,9 +93,9 @@ def finding(report: Mapping[str, Any], *, compiling: bool) -> Finding:
 def _finding(facts: Mapping[str, Any], compiler: str, compiling: bool) -> Finding:
     recipe = recipe_of(facts)
     try:
-        if input_hash(recipe) == facts["input"]:
+        header = recipe.header()  # which takes longest
+        if input_hash(recipe, header) == facts["input"]:
             return Finding(Standing.TODAY)
-        header = recipe.header()
     except (MonotapeError, OSError):  # a shape that is refused today, a file that is gone
         return Finding(Standing.EARLIER)
     if compiler_here() != compiler:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from families import BY_NAME, make_checkpoint
+
+if find_spec("xdist"):  # the oldest packages are tested without it
+    from sharing import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -21,23 +25,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[name]
 
     return folder
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the tests, the files that take longest come first."""
-    if hasattr(config, "workerinput"):
-        from sharing import rank
-
-        items.sort(key=lambda item: rank(item.nodeid))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Shares whole files among the processes; tests/sharing.py says why in this way."""
-    from sharing import SharedFiles
-
-    config.option.loadscopereorder = False  # the order is that of the items
-    return SharedFiles(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

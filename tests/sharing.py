@@ -1,4 +1,4 @@
-"""How several processes share the tests: whole files, those that take longest first.
+"""Hooks of pytest: how several processes share the tests. Whole files, those that take longest first.
 
 pytest-xdist has `--dist loadfile` for whole files and `--dist loadgroup` for groups. The first deals out files by
 the number of their tests, so the slowest files come last and one process runs alone at the end. The second does
@@ -7,6 +7,7 @@ nothing from pytest 9.2 on, where it writes the group into a field that is no lo
 
 from __future__ import annotations
 
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 #: Parts of the suite that take about a minute or more, the longest first. A path that ends in "/" is a folder whose
@@ -15,7 +16,6 @@ LONGEST = (
     "tests/backends/test_kernel_on_host.py",
     "tests/cluster/",
     "tests/engine/test_real_models.py",
-    "tests/backends/test_kernel_teams.py",
     "tests/backends/test_kernel_formats.py",
     "tests/bench/test_reports.py",
     "tests/backends/test_cpu_ranks.py",
@@ -37,6 +37,17 @@ class SharedFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no ty
         return next((part for part in LONGEST if part.endswith("/") and path.startswith(part)), path)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest parts first, in each of the processes."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank(item.nodeid))
+
+
 def rank(path: str) -> int:
     """Where a file stands in the order: its place in LONGEST, or after all of them."""
     return next((place for place, part in enumerate(LONGEST) if path.startswith(part)), len(LONGEST))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> SharedFiles:
+    config.option.loadscopereorder = False  # the order is that of the items
+    return SharedFiles(config, log)

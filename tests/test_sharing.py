@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -31,14 +32,32 @@ def test_folders_share_a_process_and_the_longest_come_first() -> None:
     assert sorted(names, key=rank) == names[::-1]
 
 
-def test_a_file_stays_in_one_process() -> None:
+def test_a_file_stays_in_one_process(tmp_path: Path) -> None:
     """With the pytest and xdist that are installed: one of them has ignored groups before."""
-    files = ["tests/plan/test_rules.py", "tests/engine/test_kv_pool.py", "tests/engine/test_stop.py"]
-    command = [sys.executable, "-m", "pytest", "-v", "--numprocesses", "2", "--dist", "loadfile", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    (tmp_path / "conftest.py").write_text("from sharing import *\n")
+    files = [f"test_{name}.py" for name in "abc"]
+    for file in files:
+        cases = "import pytest\n@pytest.mark.parametrize('x', range(9))\ndef test_it(x): pass\n"
+        (tmp_path / file).write_text(cases)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-p",
+        "xdist",
+        "--numprocesses",
+        "2",
+        "--dist",
+        "loadfile",
+    ]
+    others = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # which take seconds to import in each process
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")} | others
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "scheduling tests via SharedFiles" in done.stdout
     processes = defaultdict(set)
     for process, path in re.findall(r"^\[(gw\d)\].* PASSED (\S+?)::", done.stdout, re.MULTILINE):
         processes[path].add(process)
-    assert sorted(processes) == sorted(files)
+    assert sorted(processes) == files
     assert {len(used) for used in processes.values()} == {1}

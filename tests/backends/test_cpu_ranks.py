@@ -174,10 +174,13 @@ SCHEDULES = {
 }
 
 
+Late = dict[str, tuple[CpuBackend, list[int], np.ndarray]]
+#: The longest delay of a word and the seed of all delays.
+DELAYS = {"longest_ns": st.sampled_from((0, 300, 3_000, 20_000)), "seed": st.integers(0, 2**64 - 1)}
+
+
 @pytest.fixture(scope="module")
-def late(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, tuple[CpuBackend, list[int], np.ndarray]]]:
+def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Late]:
     """Tiny models with several ranks, and what they say when every word is on time."""
     with ExitStack() as stack:
         opened = {}
@@ -189,11 +192,22 @@ def late(
         yield opened
 
 
-@settings(max_examples=200, deadline=None)
-@given(longest_ns=st.sampled_from((0, 300, 3_000, 20_000)), seed=st.integers(0, 2**64 - 1))
-def test_words_that_come_late_never_change_a_bit(
-    late: dict[str, tuple[CpuBackend, list[int], np.ndarray]], longest_ns: int, seed: int
+@settings(max_examples=40, deadline=None)
+@given(**DELAYS)
+def test_words_that_come_late_never_change_a_bit(late: Late, longest_ns: int, seed: int) -> None:
+    check_late_words(late, longest_ns, seed)
+
+
+@pytest.mark.long
+@settings(max_examples=300, deadline=None)
+@given(**DELAYS)
+def test_words_that_come_late_never_change_a_bit_in_many_schedules(
+    late: Late, longest_ns: int, seed: int
 ) -> None:
+    check_late_words(late, longest_ns, seed)
+
+
+def check_late_words(late: Late, longest_ns: int, seed: int) -> None:
     """Every word of every send draws its own delay: five settings, two runs each, are ten schedules an example."""
     for backend, tokens, expected in late.values():
         backend.delay_words(longest_ns, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,21 +12,30 @@ import index
 import marks
 from claims import documents
 from machine_code import Finding, Standing
-from marks import Marks
+from marks import Judged, Marks
 from monotape.planner.reports import load_reports
 from report import MEASURED_SOURCES, REPORTS, ROOT, kind_of, publish, sources_hash
 
 REMEDY = "run `python bench/index.py`, which writes the marks; nothing needs to be measured"
 
 
+@pytest.fixture(scope="module")
+def judged() -> Judged:
+    """All reports: for each kernel of each GPU report its plan is made again, which takes seconds."""
+    return marks.judge(load_reports(REPORTS))
+
+
 def test_there_is_a_speed_to_quote() -> None:
     assert list(REPORTS.glob("decode-*.json"))
 
 
-def check_marks(page: Marks, kind: str) -> None:
+def reports_of(kind: str) -> dict[str, Any]:
+    return {name: one for name, one in load_reports(REPORTS).items() if kind_of(one) == kind}
+
+
+def check_marks(page: Marks, kind: str, judged: Judged) -> None:
     """Wrong marks fail; marks that were written before the last edit of the code are told of, and do not fail."""
-    reports = {name: one for name, one in load_reports(REPORTS).items() if kind_of(one) == kind}
-    judged, edited = marks.judge(reports), page.written_for[kind] != sources_hash(kind)
+    edited = page.written_for[kind] != sources_hash(kind)
     wrong = marks.wrong_marks(page, judged)
     if wrong and edited:
         pytest.skip(f"the sources of the {kind} were edited after the marks were written: {REMEDY}: {wrong}")
@@ -35,26 +45,32 @@ def check_marks(page: Marks, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MEASURED_SOURCES)
-def test_marks_are_true(kind: str) -> None:
-    check_marks(marks.marks_on(index.PAGE.read_text("utf-8")), kind)
+def test_marks_are_true(kind: str, judged: Judged) -> None:
+    names = reports_of(kind).keys()
+    of_kind = (
+        {name: words for name, words in found.items() if name in names}
+        for found in (judged.of, judged.untold)
+    )
+    check_marks(marks.marks_on(index.PAGE.read_text("utf-8")), kind, Judged(*of_kind))
 
 
 def test_an_edit_of_the_code_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Marks({"cpu": sources_hash("cpu")}, marks.judge(load_reports(REPORTS)).of)
-    check_marks(page, "cpu")
+    reports = reports_of("cpu")
+    page = Marks({"cpu": sources_hash("cpu")}, marks.judge(reports).of)
+    check_marks(page, "cpu", marks.judge(reports))
     for module in ("marks", __name__):
         monkeypatch.setattr(f"{module}.sources_hash", lambda kind: "edited")
     monkeypatch.setattr(marks, "standing", lambda report, compiling: Finding(Standing.TODAY))
     with pytest.raises(pytest.skip.Exception, match=r"edited after .* run `python bench/index\.py`"):
-        check_marks(page, "cpu")
+        check_marks(page, "cpu", marks.judge(reports))
 
 
-def test_what_cannot_be_told_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Marks({"cuda": "other sources"}, marks.judge(load_reports(REPORTS)).of)
+def test_what_cannot_be_told_is_said(monkeypatch: pytest.MonkeyPatch, judged: Judged) -> None:
+    page = Marks({"cuda": "other sources"}, judged.of)
     unknown = Finding(Standing.UNKNOWN, "another compiler")
     monkeypatch.setattr(marks, "standing", lambda report, compiling: unknown)
     with pytest.raises(pytest.skip.Exception, match=r"cannot tell .*another compiler"):
-        check_marks(page, "cuda")
+        check_marks(page, "cuda", marks.judge(reports_of("cuda")))
 
 
 def test_what_cannot_be_told_keeps_its_mark() -> None:
