@@ -73,7 +73,8 @@ def test_a_stream_of_thoughts_text_and_a_call(scripted: RunningServer) -> None:
     plain = scripted.post("/v1/messages", body).json()
     assert [block["type"] for block in plain["content"]] == ["thinking", "text", "tool_use"]
     assert plain["content"][2]["input"] == {"a": 1} and plain["stop_reason"] == "tool_use"
-    events = scripted.post("/v1/messages", {**body, "stream": True}).text.strip().split("\n\n")
+    sent = scripted.post("/v1/messages", {**body, "stream": True}).text.strip().split("\n\n")
+    events = [event for event in sent if not event.startswith(":")]  # a slow machine has comments of progress
     datas = [json.loads(event.partition("data: ")[2]) for event in events]
     assert [event.split("\n")[0] for event in events] == [f"event: {data['type']}" for data in datas]
     started = [data["content_block"]["type"] for data in datas if data["type"] == "content_block_start"]
