@@ -153,7 +153,7 @@ def build(
             "autoscaling_config": AutoscalingConfig(
                 min_replicas=plan.replicas, max_replicas=plan.max_replicas,
                 target_ongoing_requests=plan.target_requests, metrics_interval_s=1.0, look_back_period_s=5.0,
-                upscale_delay_s=5.0, downscale_delay_s=300.0,
+                upscale_delay_s=plan.upscale_delay, downscale_delay_s=plan.downscale_delay,
             )
         }  # fmt: skip
     replicas = serve.deployment(

@@ -23,6 +23,12 @@ class DeployConfig:
     target_requests: int = _setting(
         2, "requests a replica should have, running and waiting, before another is added"
     )
+    upscale_delay: int = _setting(
+        5, "seconds for which there must be more requests than that before a replica is added", "SECONDS"
+    )
+    downscale_delay: int = _setting(
+        300, "seconds for which a replica must have been one too many before it is removed", "SECONDS"
+    )
     conversation_queue: int | None = _setting(
         None,
         "requests that may wait at a replica before its conversations go to others, which compute them anew "
@@ -42,6 +48,7 @@ class DeployConfig:
     def __post_init__(self) -> None:
         bounds = {
             "replicas": (1, 1000), "max_replicas": (self.replicas, 1000), "target_requests": (1, 1000),
+            "upscale_delay": (0, 86_400), "downscale_delay": (0, 86_400),
             "conversation_queue": (0, 10_000), "gpus_per_replica": (0, 64), "cpus_per_replica": (1, 1024),
         }  # fmt: skip
         for name, (low, high) in bounds.items():
