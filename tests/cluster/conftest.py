@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import real_models
-from cluster.running import Cluster, deploy_scripted, deploy_two
+from cluster.running import SCRIPTED, Cluster, deploy_two
 from server.running import RunningServer
 from server.small_models import safetensors_folder
 
@@ -19,18 +19,27 @@ KEY = "a-key-of-these-tests"
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one deployment follow each other: a change takes seconds."""
-    here = Path(__file__).parent
-    places = [place for place, item in enumerate(items) if item.path.parent == here]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of one deployment follow each other, because a change takes seconds.
 
-    def order(item: pytest.Item) -> tuple[int, bool]:
-        names = getattr(item, "fixturenames", ())
-        used = max((DEPLOYMENTS.index(name) + 1 for name in names if name in DEPLOYMENTS), default=0)
-        return used, item.get_closest_marker("long") is not None
+    Of the single server's tests those are left out that ask no server of these fixtures: they would run the same
+    code a second time.
+    """
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    left_out = [item for item in here if _is_of_single_server(item) and not _deployment(item)]
+    config.hook.pytest_deselected(items=left_out)
+    ordered = iter(sorted((item for item in here if item not in left_out), key=_deployment))
+    items[:] = [next(ordered) if item in here else item for item in items if item not in left_out]
 
-    for place, item in zip(places, sorted((items[place] for place in places), key=order), strict=True):
-        items[place] = item
+
+def _is_of_single_server(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and item.function.__module__.startswith("server.")
+
+
+def _deployment(item: pytest.Item) -> int:
+    """The place of a test's deployment in the order; 0 if it has none."""
+    names = getattr(item, "fixturenames", ())
+    return max((DEPLOYMENTS.index(name) + 1 for name in names if name in DEPLOYMENTS), default=0)
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -72,12 +81,12 @@ def smollm2(cluster: Cluster) -> RunningServer:
 @pytest.fixture
 def scripted(cluster: Cluster) -> RunningServer:
     """Replicas that do what their prompts say."""
-    return cluster.use("scripted", deploy_scripted(max_queue=4))
+    return cluster.use("scripted", SCRIPTED)
 
 
 @pytest.fixture
 def changing(cluster: Cluster) -> RunningServer:
     """Scripted replicas of which a test knows only that they answer, because others have changed them."""
-    server = cluster.current or cluster.use("scripted", deploy_scripted(max_queue=4))
+    server = cluster.current or cluster.use("scripted", SCRIPTED)
     cluster.changed()
     return server

@@ -89,6 +89,10 @@ def deploy_scripted(**settings: Any) -> list[str]:
     return [sys.executable, "-m", "cluster.launch", *map(json.dumps, (plan, settings, engine))]
 
 
+#: Two scripted replicas, as most tests want them.
+SCRIPTED = deploy_scripted(max_queue=4)
+
+
 def update(server: RunningServer, **settings: Any) -> None:
     """Deploys scripted replicas with other settings."""
     run(server, deploy_scripted(**settings))
@@ -96,8 +100,17 @@ def update(server: RunningServer, **settings: Any) -> None:
 
 def replicas(server: RunningServer) -> list[int]:
     """The processes of the replicas."""
+    return _actors(server, "ServeReplica:monotape:replicas")
+
+
+def fronts(server: RunningServer) -> list[int]:
+    """The processes of the front: one, and a second one while it is being replaced."""
+    return _actors(server, "ServeReplica:monotape:front")
+
+
+def _actors(server: RunningServer, name: str) -> list[int]:
     found = descendants(server.process.pid).items()
-    return sorted(pid for pid, command in found if command.startswith("ray::ServeReplica:monotape:replicas"))
+    return sorted(pid for pid, command in found if command.startswith(f"ray::{name}"))
 
 
 def wait_for_replicas(server: RunningServer, count: int, without: Iterable[int] = ()) -> list[int]:

@@ -30,9 +30,10 @@ class Talk:
 
 
 def question(number: int, turn: int, common: bool) -> str:
-    """Conversations differ from their first words on, or share a beginning that is most of them."""
+    """Conversations differ from their first words on, or share a beginning that is most of their first turn."""
     name = hashlib.sha256(bytes([number])).hexdigest()
-    return f"{'Answer in one word, and in English. ' * 8 if common else ''}{name} asks: {turn}?"
+    beginning = "Answer in one word, and in English. " * 16 if common and turn == 0 else ""
+    return f"{beginning}{name} asks: {turn}?"
 
 
 def take_turn(client: httpx.Client, talk: Talk, question: str) -> None:

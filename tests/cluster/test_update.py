@@ -3,68 +3,112 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
 
-from cluster.running import Cluster, update, wait_for_replicas
+from cluster.running import SCRIPTED, Cluster, fronts, update, wait_for_replicas
 from processes import need_proc
 from server.running import RunningServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]  # it waits for replicas to come and go
+pytestmark = pytest.mark.slow
 CHAT = "/v1/chat/completions"
+USERS = 3
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, and when its user asked and had it."""
+
+    user: int
+    asked: float
+    ended: float
+    response: httpx.Response
+
+    @property
+    def body(self) -> dict[str, Any]:
+        assert self.response.status_code == 200, self.response.text
+        found: dict[str, Any] = self.response.json()
+        return found
 
 
 @pytest.fixture
-def asking(scripted: RunningServer) -> Iterator[list[httpx.Response]]:
-    """Three users, who ask as soon as they have an answer; it holds every answer."""
-    answers: list[httpx.Response] = []
+def asking(smollm2: RunningServer) -> Iterator[list[Answer]]:
+    """Users who ask as soon as they have an answer; it holds every answer. A scripted model says what they ask for."""
+    answers: list[Answer] = []
     ended = threading.Event()
 
     def ask(user: int) -> None:
+        messages = [{"role": "user", "content": f"u{user} rate=50 say:here"}]
+        body = {"messages": messages, "temperature": 0, "max_tokens": 8}
         with httpx.Client(timeout=120) as client:
             while not ended.is_set():
-                body = {"messages": [{"role": "user", "content": f"u{user} rate=50 say:still here"}]}
-                answers.append(client.post(scripted.url + CHAT, json=body))
+                asked = time.monotonic()
+                response = client.post(smollm2.url + CHAT, json=body)
+                answers.append(Answer(user, asked, time.monotonic(), response))
 
-    with ThreadPoolExecutor(3) as pool:
-        users = [pool.submit(ask, user) for user in range(3)]
+    with ThreadPoolExecutor(USERS) as pool:
+        users = [pool.submit(ask, user) for user in range(USERS)]
         yield answers
         ended.set()
         for user in users:
             user.result(120)
 
 
-def right(answers: list[httpx.Response]) -> bool:
-    return {answer.status_code for answer in answers} == {200} and {
-        answer.json()["choices"][0]["message"]["content"] for answer in answers
-    } == {"still here"}
+def wait_for_answers(answers: list[Answer], count: int) -> None:
+    """That many more."""
+    deadline, seen = time.monotonic() + 90, len(answers)
+    while len(answers) < seen + count:
+        assert time.monotonic() < deadline, "nothing is answered any more"
+        time.sleep(0.02)
 
 
-def test_an_update_refuses_no_request(
-    scripted: RunningServer, cluster: Cluster, asking: list[httpx.Response]
+def test_an_update_to_another_model_refuses_no_request(
+    smollm2: RunningServer, cluster: Cluster, asking: list[Answer]
 ) -> None:
+    """Every answer is one model's or the other's, and the front is there throughout: the new one starts first."""
     need_proc()
-    cluster.changed()
-    before = wait_for_replicas(scripted, 2)
-    update(scripted, max_queue=4, served_model_name=["second"])
-    wait_for_replicas(scripted, 2, without=before)
-    seen = len(asking)
-    while len(asking) < seen + 10:
-        assert right(asking)
-    assert {answer.json()["model"] for answer in asking} == {"scripted", "second"}
+    before, (front,) = wait_for_replicas(smollm2, 2), fronts(smollm2)
+    wait_for_answers(asking, 2 * USERS)
+    with ThreadPoolExecutor(1) as pool:
+        updated = pool.submit(cluster.use, "scripted", SCRIPTED)
+        while len(fronts(smollm2)) < 2:
+            assert not updated.done(), "the front has not been replaced"
+            time.sleep(0.05)
+        both = seen = time.monotonic()
+        while front in fronts(smollm2):
+            seen = time.monotonic()
+            time.sleep(0.05)
+        updated.result()
+    wait_for_replicas(smollm2, 2, without=before)
+    wait_for_answers(asking, 2 * USERS)
+    said = {(one.user, one.body["model"], one.body["choices"][0]["message"]["content"]) for one in asking}
+    assert len(said) == 2 * USERS, said
+    assert {text for _, model, text in said if model == "scripted"} == {"here"}
+    assert any(one.asked > both and one.ended < seen for one in asking), "all waited for the new front"
 
 
-def test_replicas_are_added_while_requests_wait(changing: RunningServer) -> None:
+def test_replicas_are_removed_in_calm_and_added_while_requests_wait(changing: RunningServer) -> None:
     need_proc()
-    update(
-        changing, max_queue=16, plan={"replicas": 1}
-    )  # a scaled deployment keeps those that it has for minutes
-    update(changing, max_queue=16, plan={"replicas": 1, "max_replicas": 2, "target_requests": 1})
+    wait_for_replicas(changing, 2)
+    scaling = {"max_replicas": 2, "target_requests": 1, "upscale_delay": 0, "downscale_delay": 0}
+    update(changing, max_queue=16, plan={"replicas": 1, **scaling})
     wait_for_replicas(changing, 1)
-    with ThreadPoolExecutor(6) as pool:
-        answers = [pool.submit(changing.say, f"n{number} rate=20 repeat=60 say:x ") for number in range(6)]
+    scaled = threading.Event()
+
+    def ask(user: int) -> set[str]:
+        said = {changing.say(f"n{user} rate=50 repeat=9 say:x ")}
+        while not scaled.is_set():
+            said.add(changing.say(f"n{user} rate=50 repeat=9 say:x "))
+        return said
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(ask, user) for user in range(4)]
         wait_for_replicas(changing, 2)
-        assert {answer.result(120) for answer in answers} == {"x " * 60}
+        scaled.set()
+        assert [answer.result(120) for answer in answers] == [{"x " * 9}] * 4

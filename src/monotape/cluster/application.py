@@ -33,8 +33,18 @@ REPLICAS, FRONT = "replicas", "front"
 _BESIDE_THE_QUEUE = 8  # requests for tokens, models and pages that a replica takes while its queue is full
 _FRONT_REQUESTS = 10_000  # the queues are the replicas'; the front only passes on
 _DRAIN_S = 300.0  # for the answers of a replica that is to be removed or updated
-#: What a front needs to know; a change of any other setting leaves it running.
+#: The settings that the front reads; all others are the replicas'.
 _FRONT_SETTINGS = ("host", "port", "api_key", "max_body_bytes", "allowed_hosts", "allowed_origins")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that an application is built from."""
+
+    plan: DeployConfig
+    config: ServerConfig
+    engine: EngineConfig
+    source: str = SOURCE
 
 
 class ReplicaDeployment:
@@ -80,8 +90,13 @@ async def _entry(scope: Scope, receive: Receive, send: Send) -> None:
 class FrontDeployment:
     """The front as Ray Serve runs it."""
 
-    def __init__(self, config: ServerConfig, replicas: Any) -> None:
+    def __init__(self, config: ServerConfig, replicas: Any, settings: Settings) -> None:
         self.front = Front(config, HandleReplicas(replicas))
+        self._settings = settings
+
+    async def settings(self) -> Settings:
+        """For a command that updates the application and must restore it when that fails."""
+        return self._settings
 
 
 async def _live(receive: Receive, send: Send) -> None:
@@ -136,10 +151,9 @@ class HandleAnswer:
             self._response.cancel()
 
 
-def build(
-    plan: DeployConfig, config: ServerConfig, engine: EngineConfig, source: str = SOURCE
-) -> serve.Application:
-    """The application. `plan` must say how many GPUs and cores a replica gets (`deploying.resolved`)."""
+def build(settings: Settings) -> serve.Application:
+    """The application. The plan must say how many GPUs and cores a replica gets (`deploying.resolved`)."""
+    plan, config, engine = settings.plan, settings.config, settings.engine
     front_config = ServerConfig(**{name: getattr(config, name) for name in _FRONT_SETTINGS})
     places = 1 + config.max_queue
     queue = config.max_queue if plan.conversation_queue is None else plan.conversation_queue
@@ -165,13 +179,15 @@ def build(
     )  # fmt: skip
     front = serve.deployment(
         FrontDeployment, name=FRONT, max_ongoing_requests=_FRONT_REQUESTS,
-        ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=_DRAIN_S,
-        graceful_shutdown_wait_loop_s=0.5, health_check_period_s=1.0, max_constructor_retry_count=1,
+        ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=_DRAIN_S, graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=1.0, max_constructor_retry_count=1,
+        max_surge_percent=100,  # an update starts the new front first: without one, every request would wait
     )  # fmt: skip
     behind = dataclasses.replace(
         config, host="127.0.0.1", api_key=None
     )  # replicas listen nowhere and check no key
-    application: serve.Application = front.bind(front_config, replicas.bind(behind, engine, source))
+    bound = replicas.bind(behind, engine, settings.source)
+    application: serve.Application = front.bind(front_config, bound, settings)
     return application
 
 
@@ -196,7 +212,7 @@ def app(settings: Mapping[str, Any]) -> serve.Application:
     plan = dataclasses.replace(
         plan, gpus_per_replica=plan.gpus_per_replica or 0, cpus_per_replica=plan.cpus_per_replica or 1
     )
-    return build(plan, config, with_devices(engine, plan))
+    return build(Settings(plan, config, with_devices(engine, plan)))
 
 
 def with_devices(engine: EngineConfig, plan: DeployConfig) -> EngineConfig:

@@ -17,10 +17,11 @@ from ray import serve
 from ray._private import ray_constants, services
 from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatus
 from ray.util import get_node_ip_address
 
 from monotape.cluster import proxies
-from monotape.cluster.application import REPLICAS, build, with_devices
+from monotape.cluster.application import FRONT, REPLICAS, Settings, build, with_devices
 from monotape.cluster.config import DeployConfig
 from monotape.engine.config import EngineConfig, may_use_gpu
 from monotape.errors import BackendUnavailable, ResourceError, UsageError
@@ -128,7 +129,7 @@ def resolved(plan: DeployConfig, engine: EngineConfig) -> DeployConfig:
 def deploy(plan: DeployConfig, config: ServerConfig, engine: EngineConfig, source: str = SOURCE) -> str:
     """Has the application run as it is described here, and says where it is and how long it took once it answers.
 
-    An application that runs already is updated, one replica after another.
+    An application that runs already is updated, one replica after another, and restored if that fails.
     """
     began = time.monotonic()
     plan = resolved(plan, engine)
@@ -140,10 +141,7 @@ def deploy(plan: DeployConfig, config: ServerConfig, engine: EngineConfig, sourc
         ),
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )  # fmt: skip
-    try:
-        serve.run(build(plan, config, with_devices(engine, plan), source), name=NAME, route_prefix="/")
-    except RuntimeError as error:
-        raise BackendUnavailable(*_cause(error)) from None
+    _run(Settings(plan, config, with_devices(engine, plan), source))
     scheme = "https" if config.ssl_certfile else "http"
     host = "localhost" if config.host in ("0.0.0.0", "::") else config.host
     address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"
@@ -154,6 +152,37 @@ def deploy(plan: DeployConfig, config: ServerConfig, engine: EngineConfig, sourc
         f"Ray is at {ray.get_runtime_context().gcs_address}\n"
         f"{name} is ready at {address}"
     )
+
+
+def _run(settings: Settings) -> None:
+    """Has Ray Serve run the application. After a failure Ray would neither start the replicas that it has stopped for
+    the update again nor replace one that dies later: the settings before are deployed once more.
+    """
+    running = serve.status().applications.get(NAME)
+    before = _settings() if running is not None and running.status == ApplicationStatus.RUNNING else None
+    try:
+        serve.run(build(settings), name=NAME, route_prefix="/")
+        return
+    except RuntimeError as error:
+        sentence, hint = _cause(error)
+    if running is None:
+        _delete()
+    elif before is not None:
+        try:
+            serve.run(build(before), name=NAME, route_prefix="/")
+            sentence += " What was deployed before serves again."
+        except RuntimeError as error:
+            sentence += f" What was deployed before could not be restored: {_cause(error)[0]}"
+    raise BackendUnavailable(sentence, hint)
+
+
+def _settings() -> Settings | None:
+    """Those of the application that runs; none if it is too old to tell, or does not answer."""
+    with contextlib.suppress(Exception):
+        handle = serve.get_deployment_handle(FRONT, NAME)
+        settings: Settings = handle.settings.remote().result(timeout_s=_STARTUP_S)
+        return settings
+    return None
 
 
 def _startup() -> list[PhaseTime]:
