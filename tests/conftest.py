@@ -10,7 +10,13 @@ import pytest
 
 from families import BY_NAME, make_checkpoint
 
-if find_spec("xdist"):  # the oldest packages are tested without it
+# The oldest packages are tested without these two.
+if find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("busy machine", deadline=None)  # no test asserts how long anything takes
+    settings.load_profile("busy machine")
+if find_spec("xdist"):
     from sharing import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 
 

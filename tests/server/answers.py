@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from monotape.server.conversation.tool_parser import CallArguments, CallBegins, Event
+from monotape.engine.answer import CallArguments, CallBegins, Event
 
 
 def summed(events: Iterable[Event]) -> tuple[str, str, list[tuple[str, str]]]:

@@ -45,14 +45,19 @@ HERMES = f"<think>\n{THOUGHT}\n</think>\n\n" + "".join(
 )
 
 
-def _server(model: str) -> Iterator[RunningServer]:
-    with scripted_server("server.real_text", engine={"model": model}) as server:
+def _server(model: str, **settings: str) -> Iterator[RunningServer]:
+    with scripted_server("server.real_text", engine={"model": model}, **settings) as server:
         yield server.wait()
 
 
 @pytest.fixture(scope="module")
 def gptoss() -> Iterator[RunningServer]:
     yield from _server("gptoss")
+
+
+@pytest.fixture
+def unsplit() -> Iterator[RunningServer]:
+    yield from _server("gptoss", reasoning_parser="none")
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +118,15 @@ def test_harmony_calls(gptoss: RunningServer) -> None:
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", ARGUMENTS)
     thought, words, calls, reason = streamed(gptoss, CALL, tools=[WEATHER])
     assert (thought, words, reason) == (THOUGHT, "", "tool_calls")
+    assert [(name, json.loads(text)) for name, text in calls] == [("get_weather", ARGUMENTS)]
+
+
+def test_without_a_reasoning_parser_thoughts_are_text(unsplit: RunningServer) -> None:
+    """As the text of other models then has their <think>: marked, so that a client can tell them apart itself."""
+    analysis = f"<|channel|>analysis<|message|>{THOUGHT}<|end|>"
+    assert streamed(unsplit, FINAL) == ("", f"{analysis}Es regnet <|\u200bend|> heute.", [], "stop")
+    thought, words, calls, reason = streamed(unsplit, CALL, tools=[WEATHER])
+    assert (thought, words, reason) == ("", analysis, "tool_calls")
     assert [(name, json.loads(text)) for name, text in calls] == [("get_weather", ARGUMENTS)]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from monotape.server.conversation.answer import ReasoningSplitter, thinks
+from monotape.engine.answer import CallArguments, CallBegins, Event, ReasoningSplitter, Say
+from monotape.server.conversation.answer import thinks
 from monotape.server.conversation.blocks import Blocks
 from monotape.server.conversation.call_scanner import CallScanner
 from monotape.server.conversation.tool_formats import (
@@ -19,7 +20,7 @@ from monotape.server.conversation.tool_formats import (
     knows_tools,
     with_tool_prompt,
 )
-from monotape.server.conversation.tool_parser import CallArguments, CallBegins, Event, Say, ToolParser
+from monotape.server.conversation.tool_parser import ToolParser
 
 ONE = '{"name": "f", "arguments": {"a": "}\\" {", "b": [1, {"c": null}]}}'
 ARGUMENTS = '{"a": "}\\" {", "b": [1, {"c": null}]}'

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from monotape.cli.answer_printer import AnswerPrinter
 from monotape.cli.interrupts import INTERRUPTS
 from monotape.cli.line_editor import asker, is_interactive
 from monotape.cli.options import (
@@ -135,18 +136,17 @@ class Conversation:
 
     def _answer(self, line: str) -> None:
         asked = [*self.messages, {"role": "user", "content": line}]
-        stream = self._llm.stream_chat(asked, self._params)
+        stream, printer = self._llm.stream_chat(asked, self._params), AnswerPrinter()
         try:
             for delta in stream:
-                if thought := getattr(delta, "reasoning", ""):  # what a server splits off is not the answer
-                    print(thought, end="", file=sys.stderr, flush=True)
-                print(delta.text, end="", flush=True)
+                printer.show(delta)
         except KeyboardInterrupt:
             stream.close()
             INTERRUPTS.answered()
             if not stream.text:  # a turn without a word would teach the model to say nothing
                 return
         finally:
+            printer.end_thoughts()
             print()
         self.messages = [*asked, {"role": "assistant", "content": stream.text}]
         if self._stats:

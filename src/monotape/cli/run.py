@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+from monotape.cli.answer_printer import AnswerPrinter
 from monotape.cli.interrupts import INTERRUPTED, INTERRUPTS
 from monotape.cli.options import (
     add_engine_arguments,
@@ -112,20 +113,21 @@ def _start(llm: Any, prompt: str | None, options: argparse.Namespace, params: An
 
 def _play(stream: Any, *, shown: bool) -> bool:
     """Prints text as it comes. True: Ctrl-C ended it; what was said until then is kept."""
-    has_text = False
+    printer = AnswerPrinter()
     try:
         for delta in stream:
-            if shown and delta.text:
-                has_text = True
-                print(delta.text, end="", flush=True)
+            if shown:
+                printer.show(delta)
     except KeyboardInterrupt:
         stream.close()
         INTERRUPTS.answered()
         return True
     finally:
         if shown:
-            ids = stream.completion.token_ids
-            print("" if has_text else ",".join(map(str, ids)))
+            printer.end_thoughts()
+            completion = stream.completion
+            silent = not printer.has_words and not completion.reasoning
+            print(",".join(map(str, completion.token_ids)) if silent else "")
     return False
 
 
@@ -133,6 +135,7 @@ def _object(completion: Any, llm: Any, params: Any) -> dict[str, Any]:
     return {
         "model": {"name": llm.config.model, "loaded": llm.source},
         "text": completion.text,
+        "reasoning": completion.reasoning,
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
         "seed": completion.seed,

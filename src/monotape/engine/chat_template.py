@@ -55,16 +55,11 @@ class ChatTemplate:
                 raise RequestError(
                     f"chat_template_kwargs may not set {name!r}.", "Use the argument of chat() instead."
                 )
-        if continue_final_message and add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt are both on.", "Switch one of them off."
-            )
+        check_ends(messages, prompted=add_generation_prompt, continued=continue_final_message)
         checked = [checked_message(message, index) for index, message in enumerate(messages)]
-        if not checked:
-            raise RequestError("The conversation has no messages.", "Give at least one.")
         context = {
             "messages": checked,
-            "tools": _checked_tools(tools),
+            "tools": checked_tools(tools),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self._named_tokens,
@@ -87,16 +82,33 @@ def read_template(given: str) -> str:
         ) from None
 
 
+def check_ends(messages: Sequence[Message], *, prompted: bool, continued: bool) -> None:
+    """A conversation has a last message, which goes on or is answered."""
+    if continued and prompted:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt are both on.", "Switch one of them off."
+        )
+    if not messages:
+        raise RequestError("The conversation has no messages.", "Give at least one.")
+
+
 def checked_message(message: object, index: int) -> dict[str, Any]:
     """A message as templates expect it: text content, and tool arguments as objects instead of JSON text."""
+    checked = text_message(message, index)
+    if checked.get("tool_calls"):
+        where = f"messages[{index}]"
+        checked["tool_calls"] = [_with_arguments(call, where) for call in checked["tool_calls"]]
+    return checked
+
+
+def text_message(message: object, index: int) -> dict[str, Any]:
+    """A message whose content is text."""
     where = f"messages[{index}]"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f"{where} is not a message.", 'A message is {"role": "user", "content": "..."}.')
     checked = dict(message)
     if "content" in checked:
         checked["content"] = _text_content(checked["content"], where)
-    if checked.get("tool_calls"):
-        checked["tool_calls"] = [_with_arguments(call, where) for call in checked["tool_calls"]]
     return checked
 
 
@@ -135,7 +147,7 @@ def _with_arguments(call: object, where: str) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _checked_tools(tools: object) -> list[Any] | None:
+def checked_tools(tools: object) -> list[Any] | None:
     if not tools:
         return None
     if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monotape.backends.protocol import Backend
+from monotape.engine.chat_prompts import ChatPrompts
 from monotape.engine.chat_template import ChatTemplate, Message, read_template
 from monotape.engine.config import EngineConfig, check_unknown
 from monotape.engine.defaults import DefaultSampling, default_sampling, end_of_text_ids
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from monotape.engine.progress import progress_bar
-from monotape.engine.prompts import Prompt, PromptLike, make_prompt, split_prompts, text_prompt
+from monotape.engine.prompts import Prompt, PromptLike, make_prompt, split_prompts
 from monotape.engine.request import Request, room_for
 from monotape.engine.sampling_params import SEED_BITS, SamplingParams
 from monotape.engine.stream import TextStream
@@ -110,6 +111,9 @@ class LLM:
         chosen = read_template(config.chat_template) if config.chat_template else template
         named_tokens = tokenizer.named_tokens if tokenizer is not None else {}
         self.chat_template = ChatTemplate(chosen, named_tokens)
+        self._chats = ChatPrompts(
+            self.chat_template, tokenizer, backend.spec.vocab, own_template=not config.chat_template
+        )
         self._pool = KvPool(
             backend.new_sequence, max_sequences=config.max_sequences, max_bytes=config.kv_budget
         )
@@ -132,7 +136,7 @@ class LLM:
 
     @property
     def has_chat_template(self) -> bool:
-        return self.chat_template.source is not None
+        return self._chats.can_chat
 
     def get_tokenizer(self) -> Tokenizer | None:
         return self.tokenizer
@@ -161,11 +165,12 @@ class LLM:
         """Answers one conversation or several. Without params an answer may take the rest of the context.
 
         `rendering` goes to render_chat: tools, add_generation_prompt, continue_final_message, chat_template,
-        chat_template_kwargs.
+        chat_template_kwargs. Of a model with channels (gpt-oss) `text` is what it says; `reasoning` and `tool_calls`
+        stand beside it. With skip_special_tokens off, `text` is everything, marks included.
         """
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
-        given = [self._chat_prompt(conversation, rendering) for conversation in conversations]
+        given = [self._chats.prompt(conversation, **rendering) for conversation in conversations]
         chosen = self._chat_params if sampling_params is None else sampling_params
         return self._run_all(given, self._params_for(chosen, len(given)), use_tqdm)
 
@@ -194,7 +199,7 @@ class LLM:
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **rendering: Any
     ) -> TextStream:
         """Starts the answer to one conversation; the arguments are chat()'s."""
-        return self._stream(self._chat_prompt(messages, rendering), sampling_params or self._chat_params)
+        return self._stream(self._chats.prompt(messages, **rendering), sampling_params or self._chat_params)
 
     def render_chat(
         self,
@@ -207,13 +212,13 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt that a conversation becomes."""
-        return self.chat_template.render(
+        return self._chats.text(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            template=chat_template,
-            variables=chat_template_kwargs,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
         )
 
     def close(self) -> None:
@@ -242,11 +247,6 @@ class LLM:
     @property
     def _chat_params(self) -> SamplingParams:
         return dataclasses.replace(self.default_sampling_params, max_tokens=None)
-
-    def _chat_prompt(self, messages: Sequence[Message], rendering: Mapping[str, Any]) -> Prompt:
-        # The template writes BOS itself where the model wants one.
-        text = self.render_chat(messages, **rendering)
-        return text_prompt(text, self.tokenizer, self.backend.spec.vocab, add_special=False)
 
     def _params_for(self, params: Params, count: int) -> list[SamplingParams]:
         chosen = self.default_sampling_params if params is None else params

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from monotape.backends.protocol import Token
+from monotape.engine.answer import Call
 from monotape.plan.types import Plan
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -50,6 +51,10 @@ class CompletionOutput:
     stop_reason: int | str | None  # the stop id or stop string; None for the model's own end-of-text
     seed: int
     stats: GenerationStats
+    reasoning: str = ""  # what a model with channels thought; `text` is what it said
+    tool_calls: list[Call] = field(
+        default_factory=list
+    )  # of a model with channels; others write calls as text
 
     @property
     def finished(self) -> bool:
@@ -85,6 +90,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    reasoning: str = ""  # thoughts, of a model with channels
 
 
 def token_logprobs(token: Token, text_of: Callable[[int], str] | None) -> TokenLogprobs:

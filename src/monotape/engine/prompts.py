@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from monotape.backends.token_ids import TokenIds
+from monotape.engine.harmony.parser import Channels
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import RequestError
 
@@ -25,6 +26,7 @@ class Prompt:
 
     text: str | None
     ids: TokenIds
+    channels: Channels | None = None  # None: the answer is all text
 
 
 def split_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
@@ -46,20 +48,27 @@ def make_prompt(given: PromptLike, tokenizer: Tokenizer | None, vocab: int) -> P
             name = next(iter(unknown), "")
             raise RequestError(f"A prompt may not have the field {name!r}.", _FORMS)
         if "prompt_token_ids" in given:
-            return Prompt(given.get("prompt"), _checked_ids(given["prompt_token_ids"], vocab))
+            return Prompt(given.get("prompt"), checked_ids(given["prompt_token_ids"], vocab))
         given = given["prompt"]
     if isinstance(given, str):
         return text_prompt(given, tokenizer, vocab)
-    return Prompt(None, _checked_ids(given, vocab))
+    return Prompt(None, checked_ids(given, vocab))
 
 
-def text_prompt(text: str, tokenizer: Tokenizer | None, vocab: int, *, add_special: bool = True) -> Prompt:
+def text_prompt(
+    text: str,
+    tokenizer: Tokenizer | None,
+    vocab: int,
+    *,
+    add_special: bool = True,
+    channels: Channels | None = None,
+) -> Prompt:
     if tokenizer is None:
         raise RequestError(
             "This checkpoint has no tokenizer, so it cannot read text.",
             "Give token ids (prompt_token_ids, --prompt-ids), or put a tokenizer.json beside the weights.",
         )
-    return Prompt(text, _checked_ids(tokenizer.encode(text, add_special=add_special), vocab))
+    return Prompt(text, checked_ids(tokenizer.encode(text, add_special=add_special), vocab), channels)
 
 
 def _are_ids(value: object) -> bool:
@@ -69,7 +78,7 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, Sequence) and bool(value) and isinstance(value[0], int)
 
 
-def _checked_ids(given: object, vocab: int) -> TokenIds:
+def checked_ids(given: object, vocab: int) -> TokenIds:
     rows = isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "iu"
     ids = (
         given.tolist() if hasattr(given, "tolist") and not rows else given

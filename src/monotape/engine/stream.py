@@ -8,7 +8,9 @@ from functools import partial
 
 from monotape.backends.protocol import Backend, Generation, KvSequence, Token
 from monotape.backends.token_ids import TokenIds
+from monotape.engine.answer import Say
 from monotape.engine.changed_prefix import Change
+from monotape.engine.harmony.marks import SPECIAL
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import (
     CompletionOutput,
@@ -45,13 +47,17 @@ class TextStream:
         params = request.params
         voice = tokenizer if params.detokenize else None
         self._text_of = None if voice is None else voice.token_text
+        channels = (
+            request.prompt.channels if params.skip_special_tokens else None
+        )  # else all is shown as it is
+        self._answer = None if channels is None else channels.new_answer()
         self._detokenizer = (
             None
             if voice is None
             else voice.detokenizer(
-                skip_special=params.skip_special_tokens,
+                skip_special=params.skip_special_tokens and channels is None,
                 prompt=request.prompt.ids,
-                special_mark=request.special_mark,
+                special_mark=request.special_mark if channels is None else SPECIAL,
             )
         )
         self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
@@ -176,6 +182,8 @@ class TextStream:
                 start_ns=self._generation.start_ns,
                 times_ns=self._times_ns,
             ),
+            reasoning="" if self._answer is None else self._answer.reasoning,
+            tool_calls=[] if self._answer is None else list(self._answer.calls),
         )
 
     @property
@@ -198,11 +206,11 @@ class TextStream:
         if self._request.params.logprobs is not None:
             shown = (token_logprobs(token, self._text_of),)
             self._logprobs.extend(shown)
-        text = self._text_after(token.id)
+        text, thought = self._read(self._text_after(token.id))
         if self._stops.matched is not None:
             self._generation.cancel()
             self._settle()
-        return Delta(text, (token.id,), shown)
+        return Delta(text, (token.id,), shown, reasoning=thought)
 
     def _text_after(self, token_id: int) -> str:
         params = self._request.params
@@ -210,11 +218,20 @@ class TextStream:
             token_id in self._stop_ids and not params.include_stop_str_in_output
         ):
             return ""
-        text = self._stops.push(
+        return self._stops.push(
             self._detokenizer.push(token_id), check=len(self._token_ids) > params.min_tokens
         )
-        self._texts.append(text)
-        return text
+
+    def _read(self, text: str, *, ended: bool = False) -> tuple[str, str]:
+        """What is said and what is thought in a piece of the answer."""
+        said, thought = text, ""
+        if self._answer is not None:
+            events = self._answer.end(text) if ended else self._answer.feed(text)
+            pieces = [event for event in events if isinstance(event, Say)]
+            said = "".join(piece.text for piece in pieces if piece.kind == "content")
+            thought = "".join(piece.text for piece in pieces if piece.kind == "reasoning")
+        self._texts.append(said)
+        return said, thought
 
     def _finish(self) -> Delta:
         """The last delta: the job has ended by itself, by a stop string or by a cancellation."""
@@ -223,9 +240,9 @@ class TextStream:
         if self._detokenizer is not None and self._stops.matched is None:
             text = self._stops.push(self._detokenizer.flush())
             text += self._stops.flush()
-            self._texts.append(text)
+        said, thought = self._read(text, ended=True)
         self._finish_reason, self._stop_reason = self._reasons()
-        return Delta(text, (), None, self._finish_reason, self._stop_reason)
+        return Delta(said, (), None, self._finish_reason, self._stop_reason, thought)
 
     def _reasons(self) -> tuple[FinishReason, int | str | None]:
         if self._stops.matched is not None:
@@ -268,7 +285,7 @@ class TextStream:
                     self._on_end()
         if self._finish_reason is None:
             self._finish_reason = "abort"
-            self._texts.append(self._stops.flush())
+            self._read(self._stops.flush(), ended=True)
 
 
 def _begin(request: Request, backend: Backend, sequence: KvSequence) -> Generation:

@@ -7,12 +7,11 @@ from typing import Any
 
 from starlette.types import Scope
 
+from monotape.engine.answer import Answer, CallArguments, CallBegins, Event
 from monotape.server.apis.openai_frame import DONE, begin, failure, whole
 from monotape.server.apis.progress import Reading
 from monotape.server.apis.usage import finish_reason, openai_usage, token_logprobs
-from monotape.server.conversation.answer import Answer
 from monotape.server.conversation.conversation import Conversation, Part, converse
-from monotape.server.conversation.tool_parser import CallArguments, CallBegins, Event
 from monotape.server.engine import wire
 from monotape.server.http.endpoint import Stream
 from monotape.server.http.replies import sse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from monotape.server.conversation.answer import Answer
+from monotape.engine.answer import Answer
 from monotape.server.engine import wire
 from monotape.server.service.service import Service
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from monotape.server.conversation.tool_parser import CallArguments, CallBegins, Event
+from monotape.engine.answer import CallArguments, CallBegins, Event
 
 Kind = Literal["reasoning", "content", "call"]
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
+from monotape.engine.answer import Answer, Event
+from monotape.engine.harmony.marks import SPECIAL
 from monotape.engine.sampling_params import SamplingParams
 from monotape.server.api_error import bad_request
-from monotape.server.conversation.answer import Answer, AnswerStyle
-from monotape.server.conversation.harmony.marks import SPECIAL
+from monotape.server.conversation.answer import AnswerStyle
 from monotape.server.conversation.prompt import ChatPrompt, Form, form_of, write_prompt
-from monotape.server.conversation.tool_parser import Event
 from monotape.server.engine import wire
 from monotape.server.requests.openai import ChatRequest
 from monotape.server.requests.sampling import completions_of, sampling_params

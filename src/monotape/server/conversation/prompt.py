@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from monotape.backends.token_ids import TokenIds
+from monotape.engine.answer import THINK, THOUGHT
+from monotape.engine.harmony.marks import speaks_harmony
+from monotape.engine.harmony.prompt import Options, Span, opened_text, opening, spans, with_variables
 from monotape.errors import RequestError
 from monotape.server.api_error import bad_request, from_engine_error, unsupported
-from monotape.server.conversation.answer import THINK, THOUGHT, AnswerStyle, thinks
-from monotape.server.conversation.harmony.marks import SPECIAL, has_marks, is_harmony
-from monotape.server.conversation.harmony.prompt import IDENTITY, Options, Span, effort_of, opening, spans
+from monotape.server.conversation.answer import AnswerStyle, thinks
 from monotape.server.conversation.messages import read_messages
 from monotape.server.conversation.tool_formats import (
     HARMONY,
@@ -55,8 +56,7 @@ def form_of(service: Service, request: ChatRequest) -> Form:
         raise unsupported("chat_template", "start the server with --trust-request-chat-template to allow it.")
     template = request.chat_template or text.template
     asked = grammar_of(request)
-    marked = has_marks(text.tokenizer)
-    harmony = marked and (is_harmony(template) or not template)
+    harmony = speaks_harmony(text.tokenizer, template)
     native = harmony and text.own_template and request.chat_template is None
     tools = tools_of(request, _format(service, template, harmony))
     if asked is not None and tools.forced is not None:
@@ -109,31 +109,24 @@ def _style(
 ) -> AnswerStyle:
     if form.harmony and request.continue_final_message:
         opened = opening("final")
-    channels = "".join(SPECIAL + span.text if span.mark else span.text for span in opened)
+    parser = service.config.reasoning_parser
     return AnswerStyle(
-        reasoning=not form.harmony and thinks(service.config.reasoning_parser, form.template),
+        reasoning=parser != "none" if form.harmony else thinks(parser, form.template),
         open_in_prompt=rendered.rstrip().endswith(THINK),
         calls=form.tools.style,
         several=request.parallel_tool_calls is not False,
         schemas={tool.function.name: tool.function.parameters for tool in request.tools or []},
-        channels=channels if form.harmony else None,
+        channels=opened_text(opened) if form.harmony else None,
     )
 
 
 def harmony_spans(request: ChatRequest, form: Form, opened: tuple[Span, ...]) -> list[tuple[str, bool]]:
-    given = request.chat_template_kwargs or {}
     asked = request.reasoning_effort or (request.reasoning.effort if request.reasoning else None)
     continued = bool(request.continue_final_message)
     try:
-        options = Options(
-            effort=effort_of(str(given["reasoning_effort"]) if "reasoning_effort" in given else asked),
-            identity=str(given.get("model_identity", IDENTITY)),
-            prompted=not continued
-            if request.add_generation_prompt is None
-            else request.add_generation_prompt,
-            continued=continued,
-            opened=opened,
-        )
+        prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
+        options = Options(prompted=prompted, continued=continued, opened=opened)
+        options = with_variables(options, {"reasoning_effort": asked, **(request.chat_template_kwargs or {})})
         functions = [tool["function"] for tool in form.tools.described]
         made = spans(read_messages(request.messages), functions, options)
     except RequestError as error:

@@ -4,35 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
-from dataclasses import dataclass
 
+from monotape.engine.answer import CallArguments, CallBegins, Event, Say, new_call_id
 from monotape.server.conversation.call_scanner import CallScanner
 from monotape.server.conversation.tool_formats import ToolFormat
 
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Text of the answer; `kind` is "content" or "reasoning"."""
-
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallBegins:
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    index: int
-    text: str  # a part of the arguments' JSON
-
-
-Event = Say | CallBegins | CallArguments
 _NAMED = re.compile(r"([\w.\-]+)\s*(?:\[CALL_ID\]\s*[\w\-]+\s*)?\[ARGS\]\s*")
 
 
@@ -164,7 +140,7 @@ class ToolParser:
             return
         if not self._announced:
             self._announced = True
-            events.append(CallBegins(self.calls, new_call_id(self._style), scanner.name))
+            events.append(CallBegins(self.calls, new_call_id(short=self._style.short_ids), scanner.name))
         if arguments:
             events.append(CallArguments(self.calls, arguments))
 
@@ -183,8 +159,3 @@ class ToolParser:
             return False
         self._buffer, self._mode = stripped, "text"
         return True
-
-
-def new_call_id(style: ToolFormat) -> str:
-    """Mistral's templates insist on nine letters or digits; others take anything."""
-    return secrets.token_hex(5)[:9] if style.short_ids else f"call_{secrets.token_hex(12)}"

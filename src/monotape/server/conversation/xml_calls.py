@@ -18,8 +18,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from monotape.server.conversation.tool_formats import QWEN_CODER
-from monotape.server.conversation.tool_parser import CallArguments, CallBegins, Event, Say, new_call_id
+from monotape.engine.answer import CallArguments, CallBegins, Event, Say, new_call_id
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"<function=([^<>\s]{1,256})>")
@@ -85,7 +84,7 @@ class XmlCallParser:
         if match := _FUNCTION.match(inside):
             self._buffer = inside[match.end() :]
             self._mode, self._name, self._keys = "parameters", match[1], 0
-            self._report(events, CallBegins(self.calls, new_call_id(QWEN_CODER), self._name))
+            self._report(events, CallBegins(self.calls, new_call_id(), self._name))
             self._report(events, CallArguments(self.calls, "{"))
             return True
         begins = "<function=".startswith(inside) or (

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import real_tokenizers
+from monotape.engine.harmony.prompt import Options, effort_of, opening, spans
+from monotape.engine.harmony.typescript import namespace
 from monotape.engine.incremental import IncrementalEncoder
 from monotape.errors import RequestError
-from monotape.server.conversation.harmony.prompt import Options, effort_of, opening, spans
-from monotape.server.conversation.harmony.typescript import namespace
 
 pytestmark = pytest.mark.slow
 DATE = "2026-11-17"

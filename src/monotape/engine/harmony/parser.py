@@ -7,10 +7,10 @@ message on a channel that is not known, of another role, without a header or wit
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 
-from monotape.server.conversation.harmony.marks import (
+from monotape.engine.answer import Answer, CallArguments, CallBegins, Event, Say, new_call_id
+from monotape.engine.harmony.marks import (
     CALL,
     CHANNEL,
     CONSTRAIN,
@@ -20,8 +20,6 @@ from monotape.server.conversation.harmony.marks import (
     SPECIAL,
     START,
 )
-from monotape.server.conversation.tool_formats import HARMONY
-from monotape.server.conversation.tool_parser import CallArguments, CallBegins, Event, Say, new_call_id
 
 _LONGEST_HEADER = 512  # characters: more than any name of a function needs
 _MARK = re.compile(rf"{SPECIAL}(<\|[^|]*\|>)")
@@ -31,6 +29,7 @@ _BARE_HEADER = re.compile(
 )
 _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
 _FUNCTIONS = "functions."
+_ANALYSIS = "analysis"
 _ENDS = (END, CALL, RETURN)
 
 
@@ -52,18 +51,31 @@ class Header:
         return cls(words[0][0] if words[0] else "", words[1][0] if words[1] else "", found and found[1])
 
 
-class HarmonyParser:
-    """One answer. `opened` is what the prompt already has of its first message, after the role."""
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """How the answers to one prompt are read."""
 
-    def __init__(self, offered: Collection[str], *, opened: str = "", several: bool = True) -> None:
-        self._offered, self._several = frozenset(offered), several
+    opened: str = ""  # what the prompt already has of the first message, after the role
+    offered: frozenset[str] = frozenset()  # names of the functions that may be called
+    several: bool = True  # calls in one answer
+    thoughts: bool = True  # are told apart; otherwise they are text, with their marks
+
+    def new_answer(self) -> Answer:
+        return Answer(None, HarmonyParser(self))
+
+
+class HarmonyParser:
+    """One answer."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
         self._buffer = ""
         self._header: str | None = "assistant"  # None: between messages or inside one
-        self._kind: str | None = None  # of the message: "content", "reasoning", or "call"
+        self._kind: str | None = None  # of the message: "content", "reasoning", "marked" or "call"
         self._between = ""  # white space after a message
         self._given_arguments = False
         self.calls = 0
-        self.feed(opened)
+        self.feed(channels.opened)
 
     def feed(self, text: str) -> list[Event]:
         self._buffer += text
@@ -79,6 +91,8 @@ class HarmonyParser:
             pass
         if self._header is not None:
             self._give_up(events)
+        if self._kind == "marked":  # the model did not come to its end
+            self._kind = None
         self._close(events)
         return events
 
@@ -134,7 +148,7 @@ class HarmonyParser:
             self._given_arguments = True
             self._report(events, CallArguments(self.calls, text))
         elif self._kind is not None:
-            events.append(Say(self._kind, text))
+            events.append(Say("content" if self._kind == "marked" else self._kind, text))
         else:
             self._between += text
             if self._between.strip():
@@ -158,18 +172,20 @@ class HarmonyParser:
         name = called.removeprefix(_FUNCTIONS)
         if (
             header.role == "assistant"
-            and self._offered
-            and (called != name or name in self._offered)
+            and self._channels.offered
+            and (called != name or name in self._channels.offered)
             and name
         ):
             self._kind, self._given_arguments = "call", False
-            self._report(events, CallBegins(self.calls, new_call_id(HARMONY), name))
+            self._report(events, CallBegins(self.calls, new_call_id(), name))
         else:
-            thought = header.role == "assistant" and header.channel == "analysis"
-            self._kind = "reasoning" if thought else "content"
+            thought = header.role == "assistant" and header.channel == _ANALYSIS
+            self._kind = ("reasoning" if self._channels.thoughts else "marked") if thought else "content"
+            if self._kind == "marked":
+                events.append(Say("content", f"{CHANNEL}{_ANALYSIS}{MESSAGE}"))
 
     def _report(self, events: list[Event], event: CallBegins | CallArguments) -> None:
-        if self._several or not self.calls:
+        if self._channels.several or not self.calls:
             events.append(event)
 
     def _close(self, events: list[Event]) -> None:
@@ -177,6 +193,8 @@ class HarmonyParser:
             if not self._given_arguments:
                 self._report(events, CallArguments(self.calls, "{}"))
             self.calls += 1
+        elif self._kind == "marked":
+            events.append(Say("content", END))
         self._kind, self._between = None, ""
 
     def _leave_header(self, events: list[Event]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from monotape.engine.detokenizer import Detokenizer
+from monotape.engine.harmony.marks import SPECIAL
+from monotape.engine.harmony.parser import Channels, HarmonyParser
 from monotape.engine.pieces import Pieces, Spelling
-from monotape.server.conversation.harmony.marks import SPECIAL
-from monotape.server.conversation.harmony.parser import HarmonyParser
 from server.answers import cut_everywhere, summed
 
 F = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "ü}"}<|call|>'
@@ -56,7 +56,7 @@ def special(text: str) -> str:
 
 
 def read(parts: list[str], offered: tuple[str, ...] = ("f", "g"), **more: Any) -> Any:
-    parser = HarmonyParser(offered, **more)
+    parser = HarmonyParser(Channels(offered=frozenset(offered), **more))
     events = [event for part in parts for event in parser.feed(part)]
     return summed([*events, *parser.end()])
 
@@ -82,6 +82,16 @@ def test_without_tools_a_call_is_text() -> None:
     assert found == ("", "{}", [])
 
 
+def test_thoughts_that_are_not_told_apart_are_text_with_their_marks() -> None:
+    thought = "<|channel|>analysis<|message|>Hm.<|end|>"
+    final = "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    for parts in cut_everywhere(special(thought + final)):
+        assert read(parts, thoughts=False) == ("", f"{thought}Yes.", [])
+    assert read([special(f"{thought}{F}")], thoughts=False) == ("", thought, [("f", ARGUMENTS)])
+    cut_short = "<|channel|>analysis<|message|>Hm"
+    assert read([special(cut_short)], thoughts=False) == ("", cut_short, [])
+
+
 def test_one_call_where_one_is_asked_for() -> None:
     assert read([special(F + F)], several=False)[2] == [("f", ARGUMENTS)]
 
@@ -94,7 +104,7 @@ def test_an_answer_can_be_opened_by_its_prompt() -> None:
 
 
 def test_events_come_as_soon_as_they_are_certain() -> None:
-    parser = HarmonyParser(("f",))
+    parser = HarmonyParser(Channels(offered=frozenset({"f"})))
     assert summed(parser.feed(special("<|channel|>analysis<|message|>I th"))) == ("I th", "", [])
     parser.feed(special("<|end|>"))
     assert summed(

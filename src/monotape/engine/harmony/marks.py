@@ -12,11 +12,8 @@ MARKS = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
 SPECIAL = "\ufdd0"
 
 
-def is_harmony(template: str | None) -> bool:
-    """Whether a template writes channels."""
-    source = template or ""
-    return CHANNEL in source and MESSAGE in source and START in source
-
-
-def has_marks(tokenizer: Tokenizer | None) -> bool:
-    return tokenizer is not None and all(tokenizer.id_of(mark) is not None for mark in MARKS)
+def speaks_harmony(tokenizer: Tokenizer | None, template: str | None) -> bool:
+    """Whether a model answers on channels: its tokenizer has the marks, and its template, if any, writes them."""
+    if tokenizer is None or any(tokenizer.id_of(mark) is None for mark in MARKS):
+        return False
+    return not template or all(mark in template for mark in (START, CHANNEL, MESSAGE))

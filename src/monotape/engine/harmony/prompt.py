@@ -7,13 +7,14 @@ Only marks are tokens of their own: a mark that stands in a message is encoded a
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from monotape.engine.harmony import typescript
+from monotape.engine.harmony.marks import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, SPECIAL, START
 from monotape.errors import RequestError
-from monotape.server.conversation.harmony import typescript
-from monotape.server.conversation.harmony.marks import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START
 
 IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 CUTOFF = "2024-06"
@@ -54,6 +55,16 @@ def effort_of(asked: str | None) -> str:
     return EFFORTS[asked]
 
 
+def with_variables(options: Options, given: Mapping[str, Any]) -> Options:
+    """The options, with those variables of the model's template that mean something here."""
+    effort = given.get("reasoning_effort")
+    return replace(
+        options,
+        effort=effort_of(None if effort is None else str(effort)),
+        identity=str(given.get("model_identity", options.identity)),
+    )
+
+
 def spans(
     messages: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], options: Options
 ) -> list[Span]:
@@ -86,6 +97,11 @@ def opening(channel: str, recipient: str | None = None) -> tuple[Span, ...]:
     return Span(CHANNEL, True), Span(f"{channel} to={recipient}")
 
 
+def opened_text(opened: Sequence[Span]) -> str:
+    """The same as a parser reads it."""
+    return "".join(SPECIAL + span.text if span.mark else span.text for span in opened)
+
+
 def _system(functions: Sequence[Mapping[str, Any]], options: Options) -> str:
     date = options.date or datetime.date.today().isoformat()
     lines = [
@@ -100,7 +116,7 @@ def _system(functions: Sequence[Mapping[str, Any]], options: Options) -> str:
 
 def _developer(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Mapping[str, Any]]]:
     """The instructions: what applications call the system message is the developer's here."""
-    if messages and messages[0]["role"] == "system":
+    if messages and messages[0]["role"] in ("system", "developer"):
         return str(messages[0].get("content") or ""), messages[1:]
     return "", messages
 
@@ -125,7 +141,7 @@ def _turn(message: Mapping[str, Any], names: dict[str, str], *, thoughts: bool) 
     elif role != "assistant":
         yield from _message("developer" if role == "system" else role, content)
     else:
-        thought = message.get("reasoning_content")
+        thought = message.get("reasoning_content") or message.get("reasoning")
         if thought and thoughts:
             yield from _message("assistant", str(thought), channel="analysis")
         calls = message.get("tool_calls") or []
@@ -138,6 +154,8 @@ def _turn(message: Mapping[str, Any], names: dict[str, str], *, thoughts: bool) 
 def _called(call: Mapping[str, Any], names: dict[str, str]) -> Iterator[Span]:
     function = call.get("function") or {}
     name, arguments = function.get("name"), function.get("arguments")
+    if isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
     if not isinstance(name, str) or not isinstance(arguments, str):
         raise RequestError(
             "A tool call has no name, or arguments that are no text.", "See OpenAI's chat format."

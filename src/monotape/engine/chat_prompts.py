@@ -1,0 +1,109 @@
+"""A conversation as the prompt that a model was trained to continue: written by its template, or in harmony."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monotape.engine.chat_template import ChatTemplate, Message, check_ends, checked_tools, text_message
+from monotape.engine.harmony.marks import speaks_harmony
+from monotape.engine.harmony.parser import Channels
+from monotape.engine.harmony.prompt import Options, Span, opened_text, opening, spans, with_variables
+from monotape.engine.incremental import IncrementalEncoder
+from monotape.engine.prompts import Prompt, checked_ids, text_prompt
+from monotape.engine.tokenizer import Tokenizer
+from monotape.errors import RequestError
+
+
+class ChatPrompts:
+    """The prompts of one model. `own_template`: the template is the model's, and was not given by the user."""
+
+    def __init__(
+        self, template: ChatTemplate, tokenizer: Tokenizer | None, vocab: int, *, own_template: bool
+    ) -> None:
+        self._template, self._tokenizer, self._vocab = template, tokenizer, vocab
+        self._own_template = own_template
+        self._encoder: IncrementalEncoder | None = None
+
+    @property
+    def can_chat(self) -> bool:
+        return self._template.source is not None or speaks_harmony(self._tokenizer, None)
+
+    def text(self, messages: Sequence[Message], **rendering: Any) -> str:
+        """The prompt. `rendering` is what LLM.render_chat takes."""
+        if self._is_native(rendering):
+            return "".join(span.text for span in _spans(messages, **rendering))
+        return self._rendered(messages, **rendering)
+
+    def prompt(self, messages: Sequence[Message], **rendering: Any) -> Prompt:
+        """In tokens, with the way in which answers to it are read."""
+        channels = self._channels(rendering)
+        if not self._is_native(rendering):
+            # The template writes BOS itself where the model wants one.
+            text = self._rendered(messages, **rendering)
+            return text_prompt(text, self._tokenizer, self._vocab, add_special=False, channels=channels)
+        made = _spans(messages, **rendering)
+        assert self._tokenizer is not None
+        self._encoder = self._encoder or IncrementalEncoder(self._tokenizer)
+        ids = self._encoder.encode_spans([(span.text, span.mark) for span in made])
+        text = "".join(span.text for span in made)
+        return Prompt(text, checked_ids(ids.array, self._vocab), channels)
+
+    def _speaks_harmony(self, rendering: Mapping[str, Any]) -> bool:
+        return speaks_harmony(self._tokenizer, rendering.get("chat_template") or self._template.source)
+
+    def _is_native(self, rendering: Mapping[str, Any]) -> bool:
+        """Whether the prompt is written here. A template that a user gave is followed to the letter."""
+        given = rendering.get("chat_template") is not None or not self._own_template
+        return not given and self._speaks_harmony(rendering)
+
+    def _channels(self, rendering: Mapping[str, Any]) -> Channels | None:
+        if not self._speaks_harmony(rendering):
+            return None
+        opened = opening("final") if rendering.get("continue_final_message") else ()
+        names = frozenset(function["name"] for function in _functions(rendering.get("tools")))
+        return Channels(opened_text(opened), names)
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        return self._template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template=chat_template,
+            variables=chat_template_kwargs,
+        )
+
+
+def _spans(
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    chat_template: None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> list[Span]:
+    """In harmony: what LLM.render_chat takes, without a template."""
+    check_ends(messages, prompted=add_generation_prompt, continued=continue_final_message)
+    checked = [text_message(message, index) for index, message in enumerate(messages)]
+    options = Options(prompted=add_generation_prompt, continued=continue_final_message)
+    return spans(checked, _functions(tools), with_variables(options, chat_template_kwargs or {}))
+
+
+def _functions(tools: object) -> list[Mapping[str, Any]]:
+    """The functions of OpenAI's tool descriptions."""
+    functions = [tool.get("function", tool) for tool in checked_tools(tools) or ()]
+    for function in functions:
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError("A tool is not a function with a name.", "See OpenAI's chat format.")
+    return functions
