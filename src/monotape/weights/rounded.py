@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from monotape.plan.formats import Format
 from monotape.weights import rounding
 from monotape.weights.check import require_finite
-from monotape.weights.checkpoint import Checkpoint, Quantised, TextAssets
+from monotape.weights.checkpoint import Checkpoint, Quantised
+from monotape.weights.forwarding import ForwardingCheckpoint
 from monotape.weights.quantised.stored import Kind, StoredMatrix
 from monotape.weights.raw import RawMatrix
 
@@ -72,57 +73,34 @@ class Cost:
             self.squared_errors += squared_errors
 
 
-class RoundedCheckpoint:
-    """A checkpoint (see checkpoint.py). `formats`: what each of some matrices is rounded to, by name."""
+class RoundedCheckpoint(ForwardingCheckpoint):
+    """Another checkpoint, rounded. `formats`: what each of some matrices is rounded to, by name."""
 
     def __init__(
         self, checkpoint: Checkpoint, formats: Mapping[str, Format], native: NativeRounding | None = None
     ) -> None:
         """`native`: rounds faster than NumPy, where it does not give None."""
-        self._checkpoint = checkpoint
+        super().__init__(checkpoint)
         self._native = native
         self._formats = dict(formats)
         self._matrices = {name: self._matrix(name, WAYS[fmt]) for name, fmt in formats.items()}
         self._last = threading.local()  # codes and scales are asked for one after the other
         self.costs = {fmt: Cost() for fmt in self._formats.values()}
 
-    @property
-    def source(self) -> str:
-        return self._checkpoint.source
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self._checkpoint.config
-
-    @property
-    def generation_config(self) -> Mapping[str, Any]:
-        return self._checkpoint.generation_config
-
-    @property
-    def text(self) -> TextAssets:
-        return self._checkpoint.text
-
-    @property
-    def names(self) -> frozenset[str]:
-        return self._checkpoint.names
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._checkpoint.shape(name)
-
     def stored_as(self, name: str) -> str:
         matrix = self._matrices.get(name)
-        return self._checkpoint.stored_as(name) if matrix is None else matrix.label
+        return super().stored_as(name) if matrix is None else matrix.label
 
     def stored_matrix(self, name: str) -> Quantised | None:
         matrix = self._matrices.get(name)
-        return self._checkpoint.stored_matrix(name) if matrix is None else matrix
+        return super().stored_matrix(name) if matrix is None else matrix
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
         matrix = self._matrices.get(name)
-        return self._checkpoint.rows(name, start, stop) if matrix is None else matrix.dequantised(start, stop)
+        return super().rows(name, start, stop) if matrix is None else matrix.dequantised(start, stop)
 
     def raw_matrix(self, name: str) -> RawMatrix | None:
-        raw = self._checkpoint.raw_matrix(name)
+        raw = super().raw_matrix(name)
         if raw is None or name not in self._formats:
             return raw
         return replace(raw, rounds_to=self._formats[name]) if raw.kind in ("bf16", "f16") else None
@@ -132,17 +110,14 @@ class RoundedCheckpoint:
     ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
         matrix = self._matrices.get(name)
         if matrix is None:
-            return self._checkpoint.integer_rows(name, start, stop)
+            return super().integer_rows(name, start, stop)
         return matrix.as_q8(start, stop) if matrix.fits_q8() else None
 
     def half_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint16] | None:
-        return None if name in self._matrices else self._checkpoint.half_rows(name, start, stop)
+        return None if name in self._matrices else super().half_rows(name, start, stop)
 
     def mapped_halves(self, name: str) -> NDArray[np.uint16] | None:
-        return None if name in self._matrices else self._checkpoint.mapped_halves(name)
-
-    def release(self, name: str) -> None:
-        self._checkpoint.release(name)
+        return None if name in self._matrices else super().mapped_halves(name)
 
     def add_cost(self, fmt: Format, rows: int, columns: int, squares: float, squared_errors: float) -> None:
         """Rows that were rounded, here or by native code: squares of their values, and of the errors."""
