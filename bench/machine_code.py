@@ -61,7 +61,7 @@ def evidence(recipes: Iterable[Recipe]) -> dict[str, Any]:
 
 
 def input_hash(recipe: Recipe, header: str | None = None) -> str:
-    """Names what the compiler is given, without comments and blank lines. The header need not be made twice."""
+    """The hash of the compiler's input without comments and blank lines. `header`: plan.h, if it is made already."""
     files = [KERNELS / recipe.source, *sorted(KERNELS.rglob("*.h"))]
     texts = [
         header or recipe.header(),
@@ -93,7 +93,7 @@ def finding(report: Mapping[str, Any], *, compiling: bool) -> Finding:
 def _finding(facts: Mapping[str, Any], compiler: str, compiling: bool) -> Finding:
     recipe = recipe_of(facts)
     try:
-        header = recipe.header()  # which takes longest
+        header = recipe.header()  # compiles a plan, the slowest step here
         if input_hash(recipe, header) == facts["input"]:
             return Finding(Standing.TODAY)
     except (MonotapeError, OSError):  # a shape that is refused today, a file that is gone

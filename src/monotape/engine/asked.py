@@ -71,7 +71,7 @@ def require_kernels(backend: str, dtype: str, option: str = "dtype") -> None:
 def formats_for(
     backend: str, asked: Asked, spec: ModelSpec, checkpoint: Checkpoint, ranks: int | None = None
 ) -> tuple[Checkpoint, Chosen]:
-    """What to load from: the checkpoint itself where nothing is rounded or sorted; and the formats of all stages."""
+    """The checkpoint to load, rounded or sorted where that is asked for, and the formats of all stages."""
     fmt, head = dtype_format(asked.dtype), dtype_format(asked.head_dtype, "head dtype")
     require_kernels(backend, asked.dtype)
     require_kernels(backend, asked.head_dtype, "head dtype")

@@ -12,7 +12,7 @@ from monotape.backends.token_ids import TokenIds, common_prefix
 
 _PROBE = 32  # tokens that are searched for: long enough to be found in the same place only
 _PROBES = 8  # places after the change from which such a run is taken, each twice as far as the one before
-_LEAST = 64  # tokens in common after the change; fewer are not worth a word
+_LEAST = 64  # fewest tokens in common after the change that are reported
 
 
 @dataclass(frozen=True, slots=True)

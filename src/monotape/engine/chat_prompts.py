@@ -36,7 +36,7 @@ class ChatPrompts:
         return self._rendered(messages, **rendering)
 
     def prompt(self, messages: Sequence[Message], **rendering: Any) -> Prompt:
-        """In tokens, with the way in which answers to it are read."""
+        """The prompt in tokens, and how answers to it are read."""
         channels = self._channels(rendering)
         if not self._is_native(rendering):
             # The template writes BOS itself where the model wants one.
@@ -93,7 +93,7 @@ def _spans(
     chat_template: None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Span]:
-    """In harmony: what LLM.render_chat takes, without a template."""
+    """The prompt in harmony. The arguments are those of LLM.render_chat; `chat_template` is always None here."""
     check_ends(messages, prompted=add_generation_prompt, continued=continue_final_message)
     checked = [text_message(message, index) for index, message in enumerate(messages)]
     options = Options(prompted=add_generation_prompt, continued=continue_final_message)

@@ -83,7 +83,7 @@ def read_template(given: str) -> str:
 
 
 def check_ends(messages: Sequence[Message], *, prompted: bool, continued: bool) -> None:
-    """A conversation has a last message, which goes on or is answered."""
+    """Refuses an empty conversation, and one whose last message would both go on and be answered."""
     if continued and prompted:
         raise RequestError(
             "continue_final_message and add_generation_prompt are both on.", "Switch one of them off."

@@ -82,7 +82,7 @@ def end_of_text_ids(
 
 
 def _harmony_ends(tokenizer: Tokenizer) -> list[int | None]:
-    """A model that writes channels ends an answer or waits for a call's result; some files list only the first."""
+    """gpt-oss ends a message with <|return|> or <|call|>; some checkpoints list only the first as an end of text."""
     if tokenizer.id_of("<|channel|>") is None:
         return []
     return [tokenizer.id_of("<|return|>"), tokenizer.id_of("<|call|>")]

@@ -68,7 +68,7 @@ def gpu_formats(spec: ModelSpec, checkpoint: Checkpoint, ranks: int | None = Non
 def cpu_formats(spec: ModelSpec, checkpoint: Checkpoint, ranks: int | None = None) -> Chosen:
     """On a CPU float weights stay as they are stored if all are alike. Codes that no kernel reads become q8."""
     stored = _stored_stages(spec, checkpoint)
-    # A router often has another format than all else, which is no reason to widen anything.
+    # A router often has a format of its own; the other stages need not be widened for it.
     main = [matrix for matrix in spec.layer if matrix.writes != "choice"]
     layers = {label for matrix in main for label in stored[matrix.name].labels}
     if layers <= {"f32", "f16", "bf16"}:

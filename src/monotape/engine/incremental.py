@@ -1,4 +1,4 @@
-"""Tokenises what is new of a conversation: text between two special tokens that was seen before has its ids already.
+"""Tokenises the new part of a conversation: the ids of text between two special tokens are kept and used again.
 
 An added token ends what stands before it: the tokenizers library cuts a text there first, and encodes the parts by
 themselves. So the ids of the parts, joined, are those of the text. Files for which that may not hold are not cut.
@@ -18,7 +18,7 @@ from monotape.backends.token_ids import TokenIds
 from monotape.engine.tokenizer import Tokenizer
 
 KEPT_CHARACTERS = 32 << 20  # of parts whose ids are kept; the least recent go first
-_COST = 100  # characters that an entry counts for besides its own
+_COST = 100  # characters that each entry counts for in addition to its text
 _SAMPLES = ("a b", " c d ", "\n e")
 
 
@@ -41,7 +41,7 @@ class IncrementalEncoder:
         return TokenIds(np.concatenate(parts)) if parts else TokenIds.of([])
 
     def encode_spans(self, spans: Sequence[tuple[str, bool]]) -> TokenIds:
-        """The ids of texts in which nothing is a special token, and of special tokens: those with True."""
+        """The ids of a list of (text, special): text holds no special token, special is the name of one."""
         parts = [np.empty(0, np.int32)]
         for text, special in spans:
             if special:
@@ -53,7 +53,7 @@ class IncrementalEncoder:
         return TokenIds(np.concatenate(parts))
 
     def _parts(self, text: str) -> Iterator[str]:
-        """Each from a token at which the text may be cut to the next one."""
+        """The text in pieces: each begins at a token where it may be cut and ends before the next such token."""
         start = 0
         for match in self._cuts.finditer(text) if self._cuts is not None else ():
             if match.start() > start:
@@ -82,7 +82,7 @@ def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Finds the tokens at which a text is cut, as the library finds them: the leftmost, and the longest of those."""
     plain = [token for token in tokenizer.added_tokens if not token.normalized]
     if not plain or any(token.single_word or token.lstrip for token in plain):
-        return None  # such a token looks at the characters before it, from which a cut would part it
+        return None  # such a token depends on the characters before it, which a cut would remove
     longest = sorted(plain, key=lambda token: -len(token.content))
     first, last = min(token.content for token in plain), max(token.content for token in plain)
     size = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), 0)

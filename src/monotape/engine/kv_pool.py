@@ -67,7 +67,7 @@ class KvPool:
         best = None if first is None else self._kept[first]
         common = 0 if first is None or not reuse else shared[first][0]
         cached = min(common, len(tokens) - 1)
-        again = common == len(tokens)  # the same prompt once more: its old answer is not wanted
+        again = common == len(tokens)  # the same prompt again: the kept answer is not part of it
         change = self._change(tokens, cached) if reuse and not again else None
         if best is None or cached == 0:
             miss = self._miss(tokens) if reuse else "the request wants figures for its whole prompt"

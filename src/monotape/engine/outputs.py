@@ -51,10 +51,9 @@ class CompletionOutput:
     stop_reason: int | str | None  # the stop id or stop string; None for the model's own end-of-text
     seed: int
     stats: GenerationStats
-    reasoning: str = ""  # what a model with channels thought; `text` is what it said
-    tool_calls: list[Call] = field(
-        default_factory=list
-    )  # of a model with channels; others write calls as text
+    # Only of a chat with a model that has channels (gpt-oss); others write thoughts and calls into the text.
+    reasoning: str = ""
+    tool_calls: list[Call] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -90,7 +89,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    reasoning: str = ""  # thoughts, of a model with channels
+    reasoning: str = ""  # see CompletionOutput
 
 
 def token_logprobs(token: Token, text_of: Callable[[int], str] | None) -> TokenLogprobs:

@@ -47,9 +47,8 @@ class TextStream:
         params = request.params
         voice = tokenizer if params.detokenize else None
         self._text_of = None if voice is None else voice.token_text
-        channels = (
-            request.prompt.channels if params.skip_special_tokens else None
-        )  # else all is shown as it is
+        # With special tokens shown, the text is everything that the model wrote.
+        channels = request.prompt.channels if params.skip_special_tokens else None
         self._answer = None if channels is None else channels.new_answer()
         self._detokenizer = (
             None

@@ -84,7 +84,7 @@ class ModelSpec:
     layer: tuple[Matrix, ...] = DENSE  # the matrices of every layer, in order
     experts: Experts | None = None  # None: no matrix of a layer is routed
     gating: Gating = SILU
-    sinks: bool = False  # a logit of each query head joins its softmax, and weighs nothing
+    sinks: bool = False  # each query head has one more logit in its softmax, whose weight is dropped
 
     @property
     def q_rows(self) -> int:

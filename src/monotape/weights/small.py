@@ -38,7 +38,7 @@ def small_tensors(
         small["q_norm"], small["k_norm"] = per_layer("q_norm"), per_layer("k_norm")
     if spec.sinks:
         small["sinks"] = _heads(per_layer("sinks"), spec, rank)
-    first = rank is None or rank.rank == 0  # of partial sums one has the bias
+    first = rank is None or rank.rank == 0  # partial sums are added over the ranks: one adds the bias
     for matrix in spec.layer:
         if (
             matrix.bias == "qkv_bias"

@@ -34,7 +34,7 @@ def choose(logits: Floats, experts: Experts) -> Choice:
 
 
 def sigmoid(x: Floats) -> Floats:
-    with np.errstate(over="ignore"):  # exp(-x) may be infinite, and 1 / inf is the 0 that is meant
+    with np.errstate(over="ignore"):  # exp(-x) may overflow to inf, and 1 / inf is the right 0
         value = np.float32(1) / (1 + np.exp(-x))
     return np.asarray(value, np.float32)
 
@@ -62,7 +62,7 @@ def product(x: Floats, tensors: Roles, role: str, expert: int) -> Floats:
 
 
 def activations(x: Floats, choice: Choice, tensors: Roles, gating: Gating) -> list[list[Floats]]:
-    """Of each row, what its experts make of it, in the order of the choice."""
+    """The outputs of each row's experts, in the order of the choice."""
     return [
         [gated(product(row, tensors, "gate", e), product(row, tensors, "up", e), gating) for e in experts]
         for row, experts in zip(x, choice.experts.tolist(), strict=True)

@@ -34,7 +34,9 @@ def shard(spec: ModelSpec, rank: RankPlan, weights: ReferenceWeights) -> Shard:
             if part.role == "q":
                 first, end = (bound // spec.head_dim for bound in (part.first, part.first + part.rows))
                 rows["sinks"] = slice(first, end)
-            if stage.writes == "residual" and rank.rank > 0:  # of partial sums one has the bias
+            if (
+                stage.writes == "residual" and rank.rank > 0
+            ):  # partial sums are added over the ranks: one adds the bias
                 unshared.add(f"{part.role}_bias")
 
     def share(role: str, tensor: Floats) -> Floats:

@@ -1,7 +1,8 @@
-"""Reads an answer in harmony as it streams: analysis is thought, commentary and final are said, recipients are called.
+"""Reads an answer in harmony as it streams: analysis is reasoning, commentary and final are content, a message to a
+function is a call.
 
-Marks come with SPECIAL before them, so text that only looks like a mark stays text. What a model gets wrong is shown: a
-message on a channel that is not known, of another role, without a header or without an end is text of the answer.
+Marks come with SPECIAL before them, so text that only looks like a mark stays text. Mistakes of a model are shown: a
+message on an unknown channel, of another role, without a header or without an end is text of the answer.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class HarmonyParser:
             return True
         if _HALF_A_MARK.fullmatch(self._buffer) and not ended:
             return False
-        self._take(len(SPECIAL))  # what follows is no mark, so it is text
+        self._take(len(SPECIAL))  # no mark follows, so the rest is text
         return True
 
     def _take(self, count: int) -> str:
@@ -202,7 +203,7 @@ class HarmonyParser:
             self._give_up(events)
 
     def _give_up(self, events: list[Event]) -> None:
-        """No message follows the header. Words that no header has are text; a role and a channel alone are nothing."""
+        """No message follows the header. It is text of the answer, unless it is only a role and a channel."""
         header, self._header, self._kind = self._header or "", None, "content"
         if not _BARE_HEADER.fullmatch(header):
             events.append(Say("content", header.removeprefix("assistant").replace(SPECIAL, "")))

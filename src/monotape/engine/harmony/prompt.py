@@ -18,7 +18,7 @@ from monotape.errors import RequestError
 
 IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 CUTOFF = "2024-06"
-#: The three that the model knows, and the nearest for those that other models have.
+#: The three efforts that the model knows. Efforts of other models are mapped to the nearest.
 EFFORTS = {
     "none": "low", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high",
 }  # fmt: skip
@@ -26,7 +26,7 @@ EFFORTS = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of a prompt: one mark, or text in which nothing is one."""
+    """A piece of a prompt: one mark, or text that holds none."""
 
     text: str
     mark: bool = False
@@ -56,7 +56,7 @@ def effort_of(asked: str | None) -> str:
 
 
 def with_variables(options: Options, given: Mapping[str, Any]) -> Options:
-    """The options, with those variables of the model's template that mean something here."""
+    """The options, with the two variables of gpt-oss's template: reasoning_effort and model_identity."""
     effort = given.get("reasoning_effort")
     return replace(
         options,
@@ -91,14 +91,14 @@ def spans(
 
 
 def opening(channel: str, recipient: str | None = None) -> tuple[Span, ...]:
-    """The beginning of an answer whose message is decided: for a grammar, which leaves no room for thoughts."""
+    """The beginning of an answer that a grammar constrains: it has no room for thoughts."""
     if recipient is None:
         return Span(CHANNEL, True), Span(channel), Span(MESSAGE, True)
     return Span(CHANNEL, True), Span(f"{channel} to={recipient}")
 
 
 def opened_text(opened: Sequence[Span]) -> str:
-    """The same as a parser reads it."""
+    """An opening as the parser reads it, with SPECIAL before each mark."""
     return "".join(SPECIAL + span.text if span.mark else span.text for span in opened)
 
 
@@ -115,7 +115,7 @@ def _system(functions: Sequence[Mapping[str, Any]], options: Options) -> str:
 
 
 def _developer(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    """The instructions: what applications call the system message is the developer's here."""
+    """The instructions and the other messages. An application's system message is harmony's developer message."""
     if messages and messages[0]["role"] in ("system", "developer"):
         return str(messages[0].get("content") or ""), messages[1:]
     return "", messages

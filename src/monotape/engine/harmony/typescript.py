@@ -21,7 +21,7 @@ def namespace(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def type_of(schema: Any, indent: str) -> str:
-    """A JSON schema as a type. What has no counterpart here is `any`."""
+    """A JSON schema as a TypeScript type; `any` where TypeScript has no counterpart."""
     if not isinstance(schema, Mapping):
         return "any"
     if isinstance(variants := schema.get("oneOf"), list):
@@ -56,7 +56,7 @@ def _property(name: str, field: Any, indent: str) -> str:
     default = _default(known)
     if isinstance(variants := known.get("oneOf"), list):
         text += f"{indent}// {default}\n" if default else ""
-        said = _said(known)  # a variant that says it again, and the first one, are without words of their own
+        said = _said(known)  # repeated neither in the first variant nor in one with the same description
         rows = "".join(
             f"{indent} | {_variant(variant, indent, told=said is not None and said in (_said(variant), first))}\n"
             for first, variant in zip([said, *[None] * len(variants)], variants, strict=False)

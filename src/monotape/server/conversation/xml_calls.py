@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-The schema of a function says which values are text: text goes on as it comes, any other value when it is whole.
+The schema of a function says which values are text. Text is passed on as it streams, other values once complete.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class XmlCallParser:
         self._schemas, self._several = schemas, several
         self._mode, self._buffer, self._held = "text", "", ""
         self._space = ""  # after a call
-        self._types: frozenset[str] = frozenset()  # of the function's parameters, those of the one at hand
+        self._types: frozenset[str] = frozenset()  # JSON types of the parameter that is being read
         self._name, self._keys = "", 0
         self.calls = 0
 
@@ -49,7 +49,7 @@ class XmlCallParser:
 
     def end(self) -> list[Event]:
         events = self._run(ended=True)
-        if self._mode == "value":  # it was cut off: what is there of it is given as it is
+        if self._mode == "value":  # the answer ended inside a value: the part that came is passed on
             self._arguments(events, self._buffer if self._streams else self._held + self._buffer, cut=True)
         elif self._mode == "call":
             self._say(events, self._held + self._buffer)
@@ -153,7 +153,7 @@ class XmlCallParser:
                     kept = at - 1 if self._buffer[:at].endswith("\n") else at
                     self._part(events, self._take(max(0, kept)))
                     return False
-            else:  # the value itself has such a tag
+            else:  # the tag is part of the value
                 self._part(events, self._take(at + len(_END_OF_VALUE)))
                 return True
         self._part(events, self._take(at).removesuffix("\n"))
@@ -197,7 +197,7 @@ class XmlCallParser:
 
 
 def _beginning(text: str, mark: str) -> int:
-    """The length of the longest end of `text` with which `mark` begins."""
+    """The length of the longest suffix of `text` that is a prefix of `mark`."""
     return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
@@ -224,7 +224,7 @@ def _types(schema: Any) -> frozenset[str]:
 
 
 def _as_json(text: str, types: frozenset[str]) -> str:
-    """A value of one of these types; one that is none of them is passed on as text."""
+    """The value as JSON of one of these types, or as text if it has none of them."""
     stripped = text.strip()
     try:
         value = _WORDS[stripped] if stripped in _WORDS else json.loads(stripped, parse_constant=_no_constant)

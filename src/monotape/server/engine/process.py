@@ -55,8 +55,8 @@ class EngineProcess:
         self._stream: TextStream | None = None
         self._progress = 0
         self._reported: int | None = None  # the completion whose client wants to know how its prompt is read
-        self._told = 0  # the tokens of that prompt that its client knows of
-        self._reading = threading.Event()  # such a prompt may be being read
+        self._told = 0  # tokens of that prompt that the client was told are read
+        self._reading = threading.Event()  # set while a prompt is read whose client wants to know
         self._grammars = grammars
         self._compilers = ThreadPoolExecutor(COMPILERS, "grammar")
         self._compiling: dict[int, Future[None]] = {}

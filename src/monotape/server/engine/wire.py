@@ -11,7 +11,7 @@ from monotape.server.engine.info import ModelInfo, PhaseTime
 from monotape.server.grammar.definition import Grammar
 
 BEAT_S = 0.5  # how often the engine process says that it is alive
-PROGRESS_S = 0.05  # and how often, while a prompt is being read, it looks how far that is
+PROGRESS_S = 0.05  # between two looks at how much of a prompt has been read
 
 
 class Generate(msgspec.Struct, tag=True):

@@ -1,4 +1,4 @@
-"""Templates and tokens, in threads: what takes time here lets the event loop go on."""
+"""Renders templates and tokenises in threads, so that the event loop waits for neither."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TextWork:
         self._chat.start()
         self._pool = ThreadPoolExecutor(_THREADS, "text")
         self._encoder = None if text.tokenizer is None else IncrementalEncoder(text.tokenizer)
-        self.own_template = not text.given  # the model's: one that a user gave is followed to the letter
+        self.own_template = not text.given  # a template that a user gave is followed to the letter
         self._longest = 1 if text.tokenizer is None else _longest_token(text.tokenizer)
 
     def close(self) -> None:
