@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,21 +26,33 @@ def alive(pid: int) -> bool:
 
 def children(pid: int) -> dict[int, str]:
     """The children of a process, whichever thread started them, and their command lines."""
-    found = {}
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
-        for task in list(Path(f"/proc/{pid}/task").iterdir()):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread or the child has
-                for child in (task / "children").read_text().split():
-                    command = Path(f"/proc/{child}/cmdline").read_bytes()
-                    found[int(child)] = command.replace(b"\0", b" ").decode()
-    return found
+    return _commands(child for child, parent in _parents().items() if parent == pid)
 
 
 def descendants(pid: int) -> dict[int, str]:
     """Its children and theirs, and so on."""
-    found = children(pid)
-    for child in list(found):
-        found |= descendants(child)
+    parents = _parents()
+    found: set[int] = set()
+    new = {pid}
+    while new := {child for child, parent in parents.items() if parent in new}:
+        found |= new
+    return _commands(found)
+
+
+def _parents() -> dict[int, int]:
+    """Of every process. One look at each is many times quicker than the lists of children that its threads have."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            found[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def _commands(pids: Iterable[int]) -> dict[int, str]:
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
 
 

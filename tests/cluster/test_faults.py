@@ -47,8 +47,12 @@ def wait_until(server: RunningServer, running: int, waiting: int) -> None:
 def test_a_replica_that_is_killed_loses_its_running_request_and_comes_back(scripted: RunningServer) -> None:
     need_proc()
     before = wait_for_replicas(scripted, 2)
+    talks = [
+        [{"role": "user", "content": f"talk {number} say:first"}] for number in range(4)
+    ]  # at either replica
+    assert [_turn(scripted, talk, "second") for talk in talks] == ["first"] * 4
     with ThreadPoolExecutor(4) as pool:
-        text = "rate=30 repeat=30 say:tick "
+        text = "rate=50 repeat=20 say:tick "
         answers = [pool.submit(streamed, scripted, text, f"c{number}") for number in range(4)]
         wait_until(scripted, running=2, waiting=2)
         children = descendants(before[0])
@@ -56,12 +60,25 @@ def test_a_replica_that_is_killed_loses_its_running_request_and_comes_back(scrip
         results = [answer.result(120) for answer in answers]
     lost = [errors for _, errors in results if errors]
     assert len(lost) == 1 and lost[0][0]["code"] == "engine_unavailable"
-    assert [said for said, errors in results if not errors] == ["tick " * 30] * 3
+    assert [said for said, errors in results if not errors] == ["tick " * 20] * 3
     wait_for_end(*children)  # no engine stays behind
+    assert [_turn(scripted, talk, "third") for talk in talks] == [
+        "second"
+    ] * 4  # some are computed anew elsewhere
     wait_for_replicas(scripted, 2, without=before[:1])
     with ThreadPoolExecutor(8) as pool, httpx.Client(timeout=60) as client:
         said = list(pool.map(lambda number: _word(client, scripted.url, number), range(1000)))
     assert said == [f"word {number}" for number in range(1000)]
+
+
+def _turn(server: RunningServer, talk: list[dict[str, str]], following: str) -> str:
+    """What the next answer of a conversation says; the user's next question asks for what follows."""
+    message = server.post(CHAT, {"messages": talk}).json()["choices"][0]["message"]
+    talk += [
+        {"role": "assistant", "content": message["content"]},
+        {"role": "user", "content": f"say:{following}"},
+    ]
+    return str(message["content"])
 
 
 def _word(client: httpx.Client, url: str, number: int) -> str:
@@ -72,9 +89,9 @@ def _word(client: httpx.Client, url: str, number: int) -> str:
 def test_an_engine_that_is_killed_loses_its_running_request_alone(scripted: RunningServer) -> None:
     with ThreadPoolExecutor(2) as pool:
         killed = pool.submit(streamed, scripted, "rate=40 repeat=9 kill say:tick ", "k")
-        other = pool.submit(streamed, scripted, "rate=40 repeat=30 say:tock ", "o")
+        other = pool.submit(streamed, scripted, "rate=40 repeat=12 say:tock ", "o")
         assert killed.result(60)[1][0]["code"] == "engine_unavailable"
-        assert other.result(60) == ("tock " * 30, [])
+        assert other.result(60) == ("tock " * 12, [])
     assert [scripted.say(f"say:{number}") for number in range(8)] == [str(number) for number in range(8)]
 
 

@@ -18,7 +18,7 @@ from server.running import RunningServer
 
 pytestmark = pytest.mark.slow
 CHAT = "/v1/chat/completions"
-USERS = 3
+USERS, PAUSE_S = 3, 0.2
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Answer:
 
 @pytest.fixture
 def asking(smollm2: RunningServer) -> Iterator[list[Answer]]:
-    """Users who ask as soon as they have an answer; it holds every answer. A scripted model says what they ask for."""
+    """Users who ask again soon after each answer; it holds every answer. A scripted model says what they ask for."""
     answers: list[Answer] = []
     ended = threading.Event()
 
@@ -47,7 +47,7 @@ def asking(smollm2: RunningServer) -> Iterator[list[Answer]]:
         messages = [{"role": "user", "content": f"u{user} rate=50 say:here"}]
         body = {"messages": messages, "temperature": 0, "max_tokens": 8}
         with httpx.Client(timeout=120) as client:
-            while not ended.is_set():
+            while not ended.wait(PAUSE_S):
                 asked = time.monotonic()
                 response = client.post(smollm2.url + CHAT, json=body)
                 answers.append(Answer(user, asked, time.monotonic(), response))

@@ -36,7 +36,7 @@ class DeployConfig:
     )
     gpus_per_replica: int | None = _setting(
         None,
-        "GPUs of each replica; more than one share the model, as --tp does (default: 1 where there are GPUs)",
+        "GPUs of each replica; more than one share the model, as --tp does (default: --tp, or 1, where there are GPUs)",
     )
     cpus_per_replica: int | None = _setting(
         None, "cores of each replica (default: all cores, divided by the replicas; 1 beside a GPU)"

@@ -111,7 +111,8 @@ def resolved(plan: DeployConfig, engine: EngineConfig) -> DeployConfig:
     gpus, cpus = int(here.get("GPU", 0)), int(here.get("CPU", 0))
     each = plan.gpus_per_replica
     if each is None:
-        each = int(gpus > 0 and may_use_gpu(engine.backend, engine.dtype, engine.workers))
+        wanted = gpus > 0 and may_use_gpu(engine.backend, engine.dtype, engine.workers)
+        each = (engine.tp or 1) if wanted else 0
     if each * plan.replicas > gpus:
         raise ResourceError(
             f"{plan.replicas} replicas with {each} GPUs each need {each * plan.replicas}, and there are {gpus}.",
