@@ -6,7 +6,7 @@ PART ?= models
 # Two processes share the long runs of tests; more are not faster on two cores, because engines take both.
 JOBS ?= 2
 SHARED = --numprocesses $(JOBS) --dist loadfile
-PROMPT ?= Write a haiku about a tape recorder.
+PROMPT ?= Why is the sky blue?
 # Models, built libraries and measured figures stay inside the checkout too.
 export MONOTAPE_CACHE ?= $(CURDIR)/$(VENV)/cache
 export HF_HOME ?= $(CURDIR)/$(VENV)/huggingface
