@@ -84,7 +84,7 @@ def test_an_update_to_a_model_that_does_not_load_is_undone(scripted: RunningServ
     assert check_model_that_does_not_load(done).endswith("What was deployed before serves again.")
     before = wait_for_replicas(scripted, 2)
     assert [scripted.say(f"say:{number}") for number in range(4)] == [str(number) for number in range(4)]
-    time.sleep(3)  # three times the interval at which Ray looks after its replicas
+    time.sleep(2)  # twice the interval at which Ray looks after its replicas
     assert replicas(scripted) == before, "it is being tried again"
 
 

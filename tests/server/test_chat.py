@@ -219,7 +219,7 @@ def test_timings_of_every_token_on_request(scripted: RunningServer) -> None:
 
 
 def test_the_progress_of_reading_the_prompt_on_request(scripted: RunningServer) -> None:
-    text = f"{'a long way to read ' * 40} prefill=1800 say:hi"
+    text = f"{'a long way to read ' * 40} prefill=800 say:hi"
     chunks = stream(scripted, text, return_progress=True, stream_options={"include_usage": True})
     told = [chunk["prompt_progress"] for chunk in chunks[:-1] if "prompt_progress" in chunk]
     total = chunks[-2]["usage"]["prompt_tokens"]
