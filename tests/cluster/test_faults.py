@@ -66,7 +66,10 @@ def test_a_replica_that_is_killed_loses_its_running_request_and_comes_back(scrip
         "second"
     ] * 4  # some are computed anew elsewhere
     wait_for_replicas(scripted, 2, without=before[:1])
-    with ThreadPoolExecutor(8) as pool, httpx.Client(timeout=60) as client:
+    with (
+        ThreadPoolExecutor(4) as pool,
+        httpx.Client(timeout=60) as client,
+    ):  # one replica has places for as many
         said = list(pool.map(lambda number: _word(client, scripted.url, number), range(1000)))
     assert said == [f"word {number}" for number in range(1000)]
 
