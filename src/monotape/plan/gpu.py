@@ -54,7 +54,7 @@ def scale_name(stage: PlannedStage) -> str:
 
 
 #: Words of 32 bits that a lane has of a block.
-_CODE_WORDS = {"Nibbles<0>": 4, "Nibbles<1>": 5, "Nibbles<2>": 6, "Bytes": 8, "E4m3": 8, "E2m1": 4}
+_CODE_WORDS = {"FourBits": 4, "Nibbles<1>": 5, "Nibbles<2>": 6, "Bytes": 8, "E4m3": 8, "E2m1": 4}
 _SCALE_WORDS = {
     "HalfScales": 1, "PairScales": 1, "KScales": 2, "SixBitScales": 2, "MixedKScales": 2, "WideScales": 4,
     "PowerScales": 1, "FloatScales": 1, "RowScales": 0,
@@ -74,17 +74,17 @@ GPU_FORMATS = {
     Format.FP8: _groups("fp8", "E4m3", "RowScales<0>"),
     Format.FP8_BLOCK: _groups("fp8_block", "E4m3", "FloatScales"),
     Format.INT8: _groups("int8", "Bytes", "RowScales<128>"),
-    Format.INT4_G32: _groups("int4_g32", "Nibbles<0>", "HalfScales<32, 8>"),
-    Format.INT4_G64: _groups("int4_g64", "Nibbles<0>", "HalfScales<64, 8>"),
-    Format.INT4_G128: _groups("int4_g128", "Nibbles<0>", "HalfScales<128, 8>"),
-    Format.INT4_G32Z: _groups("int4_g32z", "Nibbles<0>", "PairScales<32, true>"),
-    Format.INT4_G64Z: _groups("int4_g64z", "Nibbles<0>", "PairScales<64, true>"),
-    Format.INT4_G128Z: _groups("int4_g128z", "Nibbles<0>", "PairScales<128, true>"),
+    Format.INT4_G32: _groups("int4_g32", "FourBits", "HalfScales<32, 8>"),
+    Format.INT4_G64: _groups("int4_g64", "FourBits", "HalfScales<64, 8>"),
+    Format.INT4_G128: _groups("int4_g128", "FourBits", "HalfScales<128, 8>"),
+    Format.INT4_G32Z: _groups("int4_g32z", "FourBits", "PairScales<32, true>"),
+    Format.INT4_G64Z: _groups("int4_g64z", "FourBits", "PairScales<64, true>"),
+    Format.INT4_G128Z: _groups("int4_g128z", "FourBits", "PairScales<128, true>"),
     Format.MXFP4: _groups("mxfp4", "E2m1", "PowerScales"),
     Format.Q8: _groups("q8", "Bytes", "HalfScales<32, 128>"),
-    Format.Q4_1: _groups("q4_1", "Nibbles<0>", "PairScales<32, false>"),
+    Format.Q4_1: _groups("q4_1", "FourBits", "PairScales<32, false>"),
     Format.Q5_0: _groups("q5_0", "Nibbles<1>", "HalfScales<32, 16>"),
-    Format.Q4_K: _groups("q4_k", "Nibbles<0>", "KScales"),
+    Format.Q4_K: _groups("q4_k", "FourBits", "KScales"),
     Format.Q5_K: _groups("q5_k", "Nibbles<1>", "KScales"),
     Format.Q6_K: _groups("q6_k", "Nibbles<2>", "SixBitScales"),
     Format.K_MIXED: _groups("k_mixed", "Nibbles<2>", "MixedKScales"),

@@ -286,6 +286,21 @@ inline uint32_t scaled_pair(uint32_t pair, float factor) {
 }
 inline float power_of_two(float exponent) { return exp2f(exponent); }
 inline float float_of(uint32_t bits) { return __uint_as_float(bits); }
+inline uint32_t bits_of(float value) { return __float_as_uint(value); }
+template <uint32_t Which>
+inline uint32_t pick_bytes(uint32_t first, uint32_t second) {
+  const uint64_t both = static_cast<uint64_t>(second) << 32 | first;
+  uint32_t word = 0;
+  for (int i = 0; i < 4; i++) word |= static_cast<uint32_t>(both >> 8 * (Which >> 4 * i & 7) & 0xff) << 8 * i;
+  return word;
+}
+inline uint32_t most_of_lanes(uint32_t value) {
+  for (int mask = 16; mask; mask >>= 1) {
+    const uint32_t other = __shfl_xor_sync(~0u, value, mask);
+    value = value < other ? other : value;
+  }
+  return value;
+}
 inline float infinity() { return INFINITY; }
 
 // The product of a whole warp, from the fragments that mma.sync.m16n8k16 documents: lane l has rows l / 4 and l / 4 + 8
@@ -325,6 +340,32 @@ inline void multiply_accumulate(float* c, uint32_t a0, uint32_t a1, uint32_t a2,
   memcpy(warp.operand[slot][lane], words, sizeof(words));
   host::come_together(host::Collective::multiply, [slot](host::Warp& w) { multiply_warp<Float16>(w, slot); });
   for (int i = 0; i < 4; i++) c[i] += warp.result[slot][lane][i];
+}
+
+// The same with bytes: mma.sync.m16n8k32, in which a lane has values 4 * (l % 4) to the third from it, and those 16 further on.
+inline void multiply_warp_bytes(host::Warp& warp, int slot) {
+  int a[16][32], b[32][8], c[16][8] = {};
+  for (int lane = 0; lane < 32; lane++) {
+    const uint32_t* word = warp.operand[slot][lane];
+    const int g = lane / 4, t = 4 * (lane % 4);
+    for (int byte = 0; byte < 4; byte++) {
+      for (int i = 0; i < 4; i++) a[g + i % 2 * 8][t + i / 2 * 16 + byte] = word[i] >> 8 * byte & 0xff;
+      for (int i = 0; i < 2; i++) b[t + 16 * i + byte][g] = static_cast<signed char>(word[4 + i] >> 8 * byte & 0xff);
+    }
+  }
+  for (int row = 0; row < 16; row++)
+    for (int k = 0; k < 32; k++)
+      for (int n = 0; n < 8; n++) c[row][n] += a[row][k] * b[k][n];
+  for (int lane = 0; lane < 32; lane++)
+    for (int i = 0; i < 4; i++) warp.integers[slot][lane][i] = c[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
+}
+inline void multiply_accumulate_bytes(int* c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  const int slot = host::turn(), lane = machine->current->lane();
+  host::Warp& warp = machine->block().warp[machine->current->warp()];
+  const uint32_t words[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(warp.operand[slot][lane], words, sizeof(words));
+  host::come_together(host::Collective::multiply, [slot](host::Warp& w) { multiply_warp_bytes(w, slot); });
+  for (int i = 0; i < 4; i++) c[i] += warp.integers[slot][lane][i];
 }
 
 // Products of a group are a thread's own here: it reads operands and adds when it waits for them, or at once.

@@ -72,6 +72,7 @@ struct Warp {
   uint64_t value[2][kLanes];  // two, used in turn: a fiber that is ahead does not overwrite values that others have yet to read
   uint32_t operand[2][kLanes][6];
   float result[2][kLanes][4];
+  int integers[2][kLanes][4];  // the same, of bytes
 };
 
 struct Meeting {

@@ -58,6 +58,13 @@ def _pairs(lanes: Codes) -> NDArray[np.uint32]:
     return lanes.reshape(*lanes.shape[:-1], 4, 2).astype(np.uint32)
 
 
+def _four_bits(lanes: Codes) -> list[Bytes]:
+    """Groups 0 and 1 in the lower and upper halves of eight bytes, then groups 2 and 3."""
+    groups = lanes[..., [0, 2, 1, 3, 4, 6, 5, 7]]
+    packed: Bytes = (groups[..., 0::2, :] & np.uint8(15)) | (groups[..., 1::2, :] << np.uint8(4))
+    return [packed]
+
+
 def _nibbles(lanes: Codes) -> list[Bytes]:
     """Of a word's bytes, the values in their lower and upper halves: pairs n and n + 1 of each half of the word."""
     packed: Bytes = (lanes[..., [0, 4, 1, 5]] & np.uint8(15)) | (lanes[..., [2, 6, 3, 7]] << np.uint8(4))
@@ -112,17 +119,17 @@ _CODES: dict[Format, Callable[[Codes], list[Bytes]]] = {
     Format.FP8: _e4m3,
     Format.FP8_BLOCK: _e4m3,
     Format.INT8: _bytes,
-    Format.INT4_G32: _nibbles,
-    Format.INT4_G64: _nibbles,
-    Format.INT4_G128: _nibbles,
-    Format.INT4_G32Z: _nibbles,
-    Format.INT4_G64Z: _nibbles,
-    Format.INT4_G128Z: _nibbles,
+    Format.INT4_G32: _four_bits,
+    Format.INT4_G64: _four_bits,
+    Format.INT4_G128: _four_bits,
+    Format.INT4_G32Z: _four_bits,
+    Format.INT4_G64Z: _four_bits,
+    Format.INT4_G128Z: _four_bits,
     Format.MXFP4: _e2m1,
     Format.Q8: _bytes,
-    Format.Q4_1: _nibbles,
+    Format.Q4_1: _four_bits,
     Format.Q5_0: _five_bits,
-    Format.Q4_K: _nibbles,
+    Format.Q4_K: _four_bits,
     Format.Q5_K: _five_bits,
     Format.Q6_K: _six_bits,
     Format.K_MIXED: _six_bits,

@@ -91,6 +91,7 @@ class _Lowering:
             d, input_blocks=max(blocks_of(stage) for stage in rank.stages),
             own_words=own_words(rank, d, exchange), residual_tiles=max(1, *(span.count for span in residual.spans)),
             steps=len(self._plan.steps), rows=tuning.rows,
+            codes=not all(stage.format.is_half for stage in rank.stages),
         )  # fmt: skip
         check_room(rank, room)
         blocks = tuning.page_blocks or page_blocks(rank, room)

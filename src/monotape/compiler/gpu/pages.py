@@ -41,6 +41,7 @@ class Room:
     residual_tiles: int
     steps: int  # of ranks
     rows: int = 1
+    codes: bool = False  # whether some stages' weights are codes: their inputs have scales
 
     @property
     def bytes(self) -> int:
@@ -50,6 +51,8 @@ class Room:
         attended = 4 * WARPS * group * (head + 4)  # lies over the input and its sums
         lists = 2 * 4 * self.own_words + 4 * self.dimensions.layers
         rest = max(inputs, attended) + lists + 4 * TILE_ROWS * self.residual_tiles * self.rows + 8 * head
+        if self.codes:
+            rest += self.input_blocks
         if self.steps:
             rest += 16 * self.steps + 4 * TILE_ROWS * BATCH_TILES  # steps, and sums that came early
         return rest + _OTHER_SHARED

@@ -12,7 +12,7 @@
 //   kExtra          words of 32 bits that a lane has besides
 //   kInputExponent, kOutputExponent   of two: activations are multiplied by it before their product with operands of a token,
 //                   and the product by it
-//   kOddShift       see codes.h
+//   kInteger        whether tokens' products are of integers: integers.h
 //   row_operand(block, lane, group)   the same for products of rows, scales included; not where kAsMultiplied
 //   value(block, row, k)         one value, for an embedding that is read off the head's tape
 //   values(block, row, k, out)   eight of them; k is a multiple of eight
@@ -28,8 +28,8 @@ struct Stored;
 // What all 16-bit floats have in common.
 template <bool Float16>
 struct StoredHalf {
-  static constexpr bool kFloat16 = Float16, kAsMultiplied = true, kGrouped = false, kShifts = false, kSlots = false;
-  static constexpr int kSub = 1, kBlockBytes = kTileRows * kBlockK * 2, kInputExponent = 0, kOutputExponent = 0, kVectors = 1, kExtra = 0, kHalves = 1, kInputs = 1, kOddShift = 0;
+  static constexpr bool kFloat16 = Float16, kAsMultiplied = true, kGrouped = false, kShifts = false, kSlots = false, kInteger = false;
+  static constexpr int kSub = 1, kBlockBytes = kTileRows * kBlockK * 2, kInputExponent = 0, kOutputExponent = 0, kVectors = 1, kExtra = 0, kHalves = 1, kInputs = 1;
   static __device__ __forceinline__ float value(const uint8_t* block, int row, int k) {
     return widen<Float16>(reinterpret_cast<const uint16_t*>(block)[row * kBlockK + k]);
   }
@@ -55,14 +55,14 @@ MONOTAPE_STORED  // plan.h: a specialisation of Stored for each format in use
 
 // Facts of a format that is not known as a type.
 struct FormatRow {
-  bool float16;
-  int sub, block_bytes, input_exponent, output_exponent, vectors, extra, odd_shift;
+  bool float16, integer;
+  int sub, block_bytes, input_exponent, output_exponent, vectors, extra;
 };
 template <int F = 0>
 __host__ __device__ constexpr FormatRow format_row(Format format) {
   using Weight = Stored<static_cast<Format>(F)>;
-  constexpr FormatRow kRow = {Weight::kFloat16, Weight::kSub, Weight::kBlockBytes, Weight::kInputExponent, Weight::kOutputExponent,
-                              Weight::kVectors, Weight::kExtra, Weight::kOddShift};
+  constexpr FormatRow kRow = {Weight::kFloat16, Weight::kInteger, Weight::kSub, Weight::kBlockBytes, Weight::kInputExponent,
+                              Weight::kOutputExponent, Weight::kVectors, Weight::kExtra};
   if constexpr (F + 1 == kFormats) return kRow;
   else return static_cast<int>(format) == F ? kRow : format_row<F + 1>(format);
 }
@@ -104,15 +104,15 @@ __device__ __forceinline__ float input_factor(Stage stage) {
 __device__ __forceinline__ float output_factor(Stage stage) {
   return of_stage(stage, [](StageRow row) { return two_to(format_of(row).output_exponent); });
 }
-__host__ __device__ constexpr bool divides_odd_pairs() {
+__host__ __device__ constexpr bool integer_products() {
   for (int i = 0; i < kProducts; i++)
-    if (format_row(product(i).format).odd_shift) return true;
+    if (format_row(product(i).format).integer) return true;
   return false;
 }
-constexpr bool kDividesOddPairs = divides_odd_pairs();
-// What a stage's activations of odd pairs are multiplied by besides.
-__device__ __forceinline__ float odd_factor(Stage stage) {
-  return of_stage(stage, [](StageRow row) { return 1 / two_to(format_of(row).odd_shift); });
+// Whether some stages' products are of integers.
+constexpr bool kIntegerProducts = integer_products();
+__device__ __forceinline__ bool takes_integers(Stage stage) {
+  return kIntegerProducts && of_stage(stage, [](StageRow row) { return format_of(row).integer; });
 }
 __host__ __device__ constexpr bool scales_rows() {
   for (int i = 0; i < kMatrixStages; i++)

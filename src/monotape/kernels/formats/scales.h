@@ -7,6 +7,7 @@
 //   kWords     registers of a lane
 //   kHalves    2: groups of 16
 //   kShifts    whether shifts are not all 0
+//   kMiddle    the code of the value 0 where it is the same for all groups: a shift is -kMiddle times the scale; else 0
 //   kSlots     whether slots have scales of their own
 //   read(strip, row, slot, out)
 //   factors(words, half)
@@ -23,6 +24,7 @@ template <int Group, int Middle>
 struct HalfScales {
   static constexpr int kGroups = 4 * kBlockK / Group, kBytes = kTileRows * kGroups * 2, kWords = 1, kHalves = 1;
   static constexpr bool kShifts = true, kSlots = kGroups > 1;
+  static constexpr int kMiddle = Middle;
   static __device__ __forceinline__ void read(const uint8_t* strip, int row, int slot, uint32_t* out) {
     out[0] = reinterpret_cast<const uint16_t*>(strip)[row * kGroups + slot * kGroups / 4];
   }
@@ -37,6 +39,7 @@ template <int Group, bool ZeroPoints>
 struct PairScales {
   static constexpr int kGroups = 4 * kBlockK / Group, kBytes = kTileRows * kGroups * 4, kWords = 1, kHalves = 1;
   static constexpr bool kShifts = true, kSlots = kGroups > 1;
+  static constexpr int kMiddle = 0;
   static __device__ __forceinline__ void read(const uint8_t* strip, int row, int slot, uint32_t* out) {
     out[0] = reinterpret_cast<const uint32_t*>(strip)[row * kGroups + slot * kGroups / 4];
   }
@@ -51,6 +54,7 @@ struct PairScales {
 struct KScales {  // groups of 32; bytes, then all d and e
   static constexpr int kBytes = kTileRows * (4 * 2 + 4), kWords = 2, kHalves = 1;
   static constexpr bool kShifts = true, kSlots = true;
+  static constexpr int kMiddle = 0;
   static __device__ __forceinline__ void read(const uint8_t* strip, int row, int slot, uint32_t* out) {
     out[0] = reinterpret_cast<const uint16_t*>(strip)[row * 4 + slot];
     out[1] = reinterpret_cast<const uint32_t*>(strip + kTileRows * 8)[row];
@@ -66,6 +70,7 @@ __device__ __forceinline__ float signed_byte(uint32_t word, int number) {
 struct SixBitScales {  // Q6_K: groups of 16, no minimum, codes' zero is 32; bytes, then all d
   static constexpr int kBytes = kTileRows * (4 * 2 + 2), kWords = 2, kHalves = 2;
   static constexpr bool kShifts = true, kSlots = true;
+  static constexpr int kMiddle = 32;
   static __device__ __forceinline__ void read(const uint8_t* strip, int row, int slot, uint32_t* out) {
     out[0] = reinterpret_cast<const uint16_t*>(strip)[row * 4 + slot];
     out[1] = reinterpret_cast<const uint16_t*>(strip + kTileRows * 8)[row];
@@ -78,6 +83,7 @@ struct SixBitScales {  // Q6_K: groups of 16, no minimum, codes' zero is 32; byt
 struct MixedKScales {  // any K-quant: groups of 16; scale and minimum of both halves, then all d and e
   static constexpr int kBytes = kTileRows * (4 * 4 + 4), kWords = 2, kHalves = 2;
   static constexpr bool kShifts = true, kSlots = true;
+  static constexpr int kMiddle = 0;
   static __device__ __forceinline__ void read(const uint8_t* strip, int row, int slot, uint32_t* out) {
     out[0] = reinterpret_cast<const uint32_t*>(strip)[row * 4 + slot];
     out[1] = reinterpret_cast<const uint32_t*>(strip + kTileRows * 16)[row];
@@ -91,6 +97,7 @@ struct MixedKScales {  // any K-quant: groups of 16; scale and minimum of both h
 struct WideScales {
   static constexpr int kBytes = kTileRows * 4 * 16, kWords = 4, kHalves = 2;
   static constexpr bool kShifts = true, kSlots = true;
+  static constexpr int kMiddle = 0;
   static __device__ __forceinline__ void read(const uint8_t* strip, int row, int slot, uint32_t* out) {
     const uint4 both = reinterpret_cast<const uint4*>(strip)[row * 4 + slot];
     out[0] = both.x, out[1] = both.y, out[2] = both.z, out[3] = both.w;
@@ -104,6 +111,7 @@ struct WideScales {
 struct PowerScales {
   static constexpr int kBytes = kTileRows * 4, kWords = 1, kHalves = 1;
   static constexpr bool kShifts = false, kSlots = true;
+  static constexpr int kMiddle = 0;
   static __device__ __forceinline__ void read(const uint8_t* strip, int row, int slot, uint32_t* out) { out[0] = strip[row * 4 + slot]; }
   static __device__ __forceinline__ Factors factors(const uint32_t* words, int) {
     return {float_of(words[0] ? words[0] << 23 : 0x00400000u), 0};
@@ -114,6 +122,7 @@ struct PowerScales {
 struct FloatScales {
   static constexpr int kBytes = kTileRows * 4, kWords = 1, kHalves = 1;
   static constexpr bool kShifts = false, kSlots = false;
+  static constexpr int kMiddle = 0;
   static __device__ __forceinline__ void read(const uint8_t* strip, int row, int, uint32_t* out) {
     out[0] = reinterpret_cast<const uint32_t*>(strip)[row];
   }
@@ -125,6 +134,7 @@ template <int Middle>
 struct RowScales {
   static constexpr int kBytes = 0, kWords = 0, kHalves = 1;
   static constexpr bool kShifts = Middle != 0, kSlots = false;
+  static constexpr int kMiddle = Middle;
   static __device__ __forceinline__ void read(const uint8_t*, int, int, uint32_t*) {}
   static __device__ __forceinline__ Factors factors(const uint32_t*, int) { return {1, -Middle}; }
 };

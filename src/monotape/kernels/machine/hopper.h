@@ -37,6 +37,8 @@ template <class T>
 __device__ __forceinline__ T lane_below(T value, int distance) {
   return __shfl_up_sync(~0u, value, distance);
 }
+// The largest value of all lanes.
+__device__ __forceinline__ uint32_t most_of_lanes(uint32_t value) { return __reduce_max_sync(~0u, value); }
 __device__ __forceinline__ void warp_meets() { __syncwarp(); }
 __device__ __forceinline__ void block_meets() { __syncthreads(); }
 
@@ -309,6 +311,14 @@ __device__ __forceinline__ void multiply_accumulate(float* c, uint32_t a0, uint3
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// The same for 32 values of k: bytes without a sign in a, with one in b.
+__device__ __forceinline__ void multiply_accumulate_bytes(int* c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 // Products of a group: four warps, of which the first is a multiple of four, multiply operands that both lie in shared
 // memory, without reading them into registers. An operand is tiles of eight rows and 32 values of k, one block after
 // another, the words of each block in the order of `operand_place`: that is how the tensor cores read 64 bytes a row
@@ -443,6 +453,12 @@ __device__ __forceinline__ float power_of_two(float exponent) {
   return value;
 }
 __device__ __forceinline__ float float_of(uint32_t bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ uint32_t bits_of(float value) { return __float_as_uint(value); }
+// Four of the eight bytes of two words: hexadecimal digit i of Which is the number of byte i.
+template <uint32_t Which>
+__device__ __forceinline__ uint32_t pick_bytes(uint32_t first, uint32_t second) {
+  return __byte_perm(first, second, Which);
+}
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 }  // namespace monotape

@@ -63,6 +63,7 @@ struct alignas(128) Shared {
   float lane_scale[kRanks];                                 // of each rank's final residual: see ranks/head.h
   RankStep steps[kSteps];                                   // of the modules, then those that fold what is left
   float early[kRanks > 1 ? kBatchTiles * kTileRows : 1];    // sums that arrived before the stage that folds them
+  float input_scale[kIntegerProducts ? divide_up(kMostBlocks, 4) : 1];  // of each block of an input that is integers
 };
 
 static_assert(sizeof(SelectScratch) == 9056, "as backends/cuda/header.py counts it");

@@ -14,6 +14,15 @@ uint32_t nibbles(const uint8_t* eight) {
   return word;
 }
 
+// Eight codes of a lane and a group into one half of each of eight bytes: those of the group before, or after, have the other.
+void put_four_bits(const uint8_t* eight, uint8_t* out, int shift) {
+  constexpr int kOrder[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+  for (int i = 0; i < 8; i++) {
+    const int code = (eight[kOrder[i]] & 15) << shift;
+    out[i] = static_cast<uint8_t>(shift ? out[i] | code : code);
+  }
+}
+
 // The bits above four of the same codes, `bits` of each.
 uint32_t high_bits(const uint8_t* eight, int bits) {
   uint32_t word = 0;
@@ -71,7 +80,9 @@ void Tile::put_codes(int64_t block, uint8_t* out) {
       uint32_t high[2] = {};
       for (int group = 0; group < 4; group++) {
         const uint8_t* eight = codes + 32 * group;
-        if (wide) {
+        if (shape.codes == CodeLayout::four_bits) {
+          put_four_bits(eight, out + lane * 16 + group / 2 * 8, group % 2 * 4);
+        } else if (wide) {
           uint8_t* at = out + group / 2 * 512 + lane * 16 + group % 2 * 8;
           shape.codes == CodeLayout::bytes ? put_bytes(eight, at) : put_e4m3(eight, at);
         } else {

@@ -16,7 +16,7 @@ enum class Format : int64_t {
   q5_k, q6_k, k_mixed, wide,
 };
 
-enum class CodeLayout { nibbles, five_bits, six_bits, bytes, e4m3, e2m1 };
+enum class CodeLayout { four_bits, five_bits, six_bits, bytes, e4m3, e2m1 };
 
 struct Shape {
   CodeLayout codes;
@@ -31,17 +31,17 @@ constexpr Shape shape_of(Format format) {
     case Format::fp8: return {CodeLayout::e4m3, 0, 0, 0, 0, true};
     case Format::fp8_block: return {CodeLayout::e4m3, 128, 4, 1, 0, false};
     case Format::int8: return {CodeLayout::bytes, 0, 0, 0, 0, true};
-    case Format::int4_g32: return {CodeLayout::nibbles, 32, 2, 1, 0, true};
-    case Format::int4_g64: return {CodeLayout::nibbles, 64, 2, 1, 0, true};
-    case Format::int4_g128: return {CodeLayout::nibbles, 128, 2, 1, 0, true};
-    case Format::int4_g32z: return {CodeLayout::nibbles, 32, 2, 2, 0, true};
-    case Format::int4_g64z: return {CodeLayout::nibbles, 64, 2, 2, 0, true};
-    case Format::int4_g128z: return {CodeLayout::nibbles, 128, 2, 2, 0, true};
+    case Format::int4_g32: return {CodeLayout::four_bits, 32, 2, 1, 0, true};
+    case Format::int4_g64: return {CodeLayout::four_bits, 64, 2, 1, 0, true};
+    case Format::int4_g128: return {CodeLayout::four_bits, 128, 2, 1, 0, true};
+    case Format::int4_g32z: return {CodeLayout::four_bits, 32, 2, 2, 0, true};
+    case Format::int4_g64z: return {CodeLayout::four_bits, 64, 2, 2, 0, true};
+    case Format::int4_g128z: return {CodeLayout::four_bits, 128, 2, 2, 0, true};
     case Format::mxfp4: return {CodeLayout::e2m1, 32, 1, 1, 0, false};
     case Format::q8: return {CodeLayout::bytes, 32, 2, 1, 0, false};
-    case Format::q4_1: return {CodeLayout::nibbles, 32, 2, 2, 0, false};
+    case Format::q4_1: return {CodeLayout::four_bits, 32, 2, 2, 0, false};
     case Format::q5_0: return {CodeLayout::five_bits, 32, 2, 1, 0, false};
-    case Format::q4_k: return {CodeLayout::nibbles, 32, 1, 2, 2, false};
+    case Format::q4_k: return {CodeLayout::four_bits, 32, 1, 2, 2, false};
     case Format::q5_k: return {CodeLayout::five_bits, 32, 1, 2, 2, false};
     case Format::q6_k: return {CodeLayout::six_bits, 16, 1, 1, 1, false};
     case Format::k_mixed: return {CodeLayout::six_bits, 16, 1, 2, 2, false};

@@ -1,0 +1,145 @@
+// The input of a matrix stage: polled from the exchange, normalised where the stage wants it, and left in shared memory in the
+// order and the numbers of the stage's products.
+#pragma once
+#include "exchange/janitor.h"
+#include "formats/integers.h"
+#include "worker/consumer.h"
+
+namespace monotape {
+
+// The addresses and sizes of one stage.
+struct Matrix {
+  Stage stage;
+  int layer, blocks, words;  // blocks of k, and words of the input: the last block may be padded
+  const uint4* input;   // words of the exchange, row after row
+  const float* gain;    // of the norm; null: the input is not normalised
+  const float* bias;    // of this worker's rows; null: none
+  const float* scale;   // likewise
+  uint4* output;        // where this worker's first word goes; null: not into the exchange
+};
+
+// Warp w has the blocks w, w + 8, w + 16 ... of k. A lane polls word lane % 4 of every eighth of them.
+constexpr int kRounds = 4;  // words that a lane polls together of long inputs
+__host__ __device__ constexpr int norm_rounds() {
+  int most = 1;
+  for (int i = 0; i < kProducts; i++) {
+    const int group = format_row(product(i).format).sub;
+    most = larger(most, divide_up(divide_up(divide_up(kWidth, kBlockK * group), kWarps) * group, 8));
+  }
+  return most;
+}
+constexpr int kNormRounds = norm_rounds();
+static_assert(kNormRounds <= kRounds, "words of a normalised input that registers can hold");
+
+// Groups of 32 values in a block of a stage's weights: a warp has all groups of its blocks.
+__device__ __forceinline__ unsigned groups_of(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return static_cast<unsigned>(format_of(row).sub); });
+}
+__device__ __forceinline__ int input_word(Consumer& c, Stage stage, int round) {
+  const int at = round * 8 + c.row();
+  if constexpr (kOneGroup) return (at * kWarps + c.warp()) * 4 + c.column();
+  const unsigned groups = groups_of(stage), block = static_cast<unsigned>(at) / groups;  // powers of two
+  return static_cast<int>(((block * kWarps + c.warp()) * groups + at % groups) * 4 + c.column());
+}
+
+// A word in the order of products: its first and third pair, then its second and fourth.
+__device__ __forceinline__ uint4 in_halves(uint4 word) { return make_uint4(word.x, word.z, word.y, word.w); }
+
+// The norm's gain of a word's eight values; nothing past the end.
+__device__ __forceinline__ void read_gains(const float* gain, int at, float (&out)[8]) {
+  if (!gain) return;
+  if constexpr (kWidth % 8 == 0) {
+    if (at < kWidth) load8(gain + at, out);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      if (at + i < kWidth) out[i] = gain[at + i];
+  }
+}
+
+// Products of integers: words of one row, as integers of 16 bits with the scale of each block. Two blocks of a warp's, which its
+// lanes poll together, have one scale.
+template <int Rounds>
+__device__ __forceinline__ float keep_integers(Consumer& c, const Matrix& matrix, int first, const float (&gains)[kNormRounds][8],
+                                               const uint4 (&word)[Rounds]) {
+  float squares = 0;
+#pragma unroll
+  for (int r = 0; r < Rounds; r++) {
+    float value[8];
+    unpack8(word[r], value);
+    if (Rounds == kNormRounds && matrix.gain)
+#pragma unroll
+      for (int i = 0; i < 8; i++) squares += value[i] * value[i], value[i] *= gains[r][i];
+    const float most = float_of(most_of_lanes(magnitude(value)));
+    const int at = input_word(c, matrix.stage, first + r);
+    if (at >= matrix.blocks * 4) continue;
+    c.shared.x[0][at] = integer_word(value, quotient(kMostActivation, most));
+    if (at % 16 == 0) c.shared.input_scale[at / 16] = most * (1 / kMostActivation);
+  }
+  return squares;
+}
+
+// Polls this warp's words of a row's input from round `first` on, and leaves them in shared memory, in the order of k,
+// multiplied by the norm's gain. Returns the lane's sum of squares, taken before the gain.
+template <int Rounds>
+__device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, int row, int first, const float (&gains)[kNormRounds][8],
+                                             Patience& patience) {
+  int index[Rounds];
+  uint4 word[Rounds];
+#pragma unroll
+  for (int r = 0; r < Rounds; r++) {
+    const int at = input_word(c, matrix.stage, first + r);
+    index[r] = at < matrix.words ? at : -1;
+  }
+  poll(matrix.input + row * matrix.words, index, word, patience);
+  if constexpr (kIntegerProducts)
+    if (takes_integers(matrix.stage)) return keep_integers<Rounds>(c, matrix, first, gains, word);
+  float squares = 0;
+#pragma unroll
+  for (int r = 0; r < Rounds; r++) {
+    if (Rounds == kNormRounds && matrix.gain) {  // a normalised input is never longer than that
+      float value[8];
+      unpack8(word[r], value);
+#pragma unroll
+      for (int i = 0; i < 8; i++) squares += value[i] * value[i], value[i] *= gains[r][i];
+      word[r] = pack8_for(matrix.stage, value);
+    } else if constexpr (!kOneHalf || kScalesInputs) {
+      float value[8];
+      unpack8(word[r], value);
+#pragma unroll
+      for (int i = 0; i < 8; i++) value[i] *= input_factor(matrix.stage);
+      word[r] = pack8_for(matrix.stage, value);
+    }
+    const int at = input_word(c, matrix.stage, first + r);
+    if (at < matrix.blocks * 4) c.shared.x[row][at] = in_halves(word[r]);  // past the last word there are zeros
+  }
+  return squares;
+}
+
+// The whole input, and each row's squares. A short input, normalised or not, is polled in one go: the time from input to
+// output is mostly the number of instructions in between.
+__device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, float (&squares)[kRows]) {
+  float gains[kNormRounds][8] = {};
+#pragma unroll
+  for (int r = 0; r < kNormRounds; r++) {
+    read_gains(matrix.gain, input_word(c, matrix.stage, r) * 8, gains[r]);
+    if constexpr (kScalesInputs)
+#pragma unroll
+      for (int i = 0; i < 8; i++) gains[r][i] *= input_factor(matrix.stage);
+  }
+  Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
+#pragma unroll
+  for (int row = 0; row < kRows; row++) {
+    squares[row] = 0;
+    if (matrix.blocks <= kNormRounds * kWarps * 8) {
+      squares[row] = read_rounds<kNormRounds>(c, matrix, row, 0, gains, patience);
+    } else {
+#pragma unroll 1
+      for (int first = 0; first * kWarps * 8 < matrix.blocks; first += kRounds) read_rounds<kRounds>(c, matrix, row, first, gains, patience);
+    }
+  }
+  c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));
+  warp_meets();
+}
+
+}  // namespace monotape

@@ -1,0 +1,289 @@
+// A worker's tiles of a stage times its input, as they come off the tape: each warp has every eighth block of k.
+#pragma once
+#include "token/input.h"
+
+namespace monotape {
+
+// Blocks that a warp has in registers: its share of the tiles that it multiplies together, or of a part of a tile.
+__host__ __device__ constexpr int blocks_at_once(Product p) { return p.together * divide_up(p.page_run, kWarps); }
+__host__ __device__ constexpr int most_vectors_at_once() {
+  int most = 1;
+  for (int i = 0; i < kProducts; i++) most = larger(most, blocks_at_once(product(i)) * format_row(product(i).format).vectors);
+  return most;
+}
+__host__ __device__ constexpr int most_extra_at_once() {
+  int most = 0;
+  for (int i = 0; i < kProducts; i++) most = larger(most, blocks_at_once(product(i)) * format_row(product(i).format).extra);
+  return most;
+}
+template <int Count>
+struct ExtraWords {
+  uint32_t extra[Count] = {};
+  __device__ __forceinline__ uint32_t* extra_of(int at) { return extra + at; }
+};
+template <>
+struct ExtraWords<0> {
+  __device__ __forceinline__ uint32_t* extra_of(int) { return nullptr; }
+};
+// A lane's words of each block.
+struct Weights : ExtraWords<most_extra_at_once()> {
+  uint4 block[most_vectors_at_once()] = {};
+};
+
+// A warp's position in its worker's tiles of a stage. A tile may take several pages.
+struct Progress {
+  Weights even, odd;              // the weights to multiply next, and those after them
+  int tile = 0, k = 0;            // of what is multiplied next
+  int next_tile = 0, next_k = 0;  // of what is fetched next
+  int in_page = 0;                // tiles of the page at hand that have been fetched
+  bool page_ends = false;         // with what was fetched last
+};
+
+// Tiles, eight rows each, times the input: this warp's blocks only, into the buffer of sums. A warp spends its time in this
+// loop, so it is short. Two pages are in registers before the input arrives, which also makes room in the ring while
+// workers wait for each other.
+//
+// Weights are the first operand of a product, which has 16 rows: eight rows of the tile with a half of each lane's
+// values, and the same eight with the other half. The halves of row p of the pass are columns 2p and 2p + 1 of the other
+// operand, so one product takes a whole block for up to four rows, and lane 4r + p has the two values whose sum is the
+// tile's row r times row p. Columns past the last row are copies of others, and their results are ignored.
+//
+// Each product of the plan, a tile length and a format, has its own loop: run-time bounds double the instruction count.
+template <int Number>
+class TileProduct {
+ public:
+  static constexpr Product kProduct = product(Number);
+  static constexpr int kTogether = kProduct.together;
+
+  __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
+      : c_(c), at_(progress), count_(count),
+        input_(reinterpret_cast<const uint2*>(c.shared.x[c.row() / 2 % kRows]) + c.warp() * kSub * 8 + c.column() * 2 + c.row() % 2),
+        sums_out_(&c.shared.sums[c.buffer][c.column() % kRows][0][c.row()][c.warp()]) {}
+
+  __device__ __forceinline__ void prepare() {
+    fetch_next(at_.even);
+    fetch_next(at_.odd);
+    give_back();
+  }
+
+  // The tiles from the next one on, up to `end`; `meanwhile` is called once loads are in flight.
+  template <class Meanwhile>
+  __device__ __forceinline__ void run(int end, Meanwhile meanwhile) {
+    if (kWhole) read_input();
+    step<true>(at_.even);
+    meanwhile();
+#pragma unroll 1
+    while (at_.tile < end) {
+      step<!kWhole>(at_.odd);
+      if (at_.tile >= end) break;
+      step<!kWhole>(at_.even);
+    }
+  }
+
+ private:
+  using Weight = Stored<kProduct.format>;
+  static constexpr int kSub = Weight::kSub, kExtra = Weight::kExtra, kHalves = Weight::kHalves, kInputs = Weight::kInputs, kBlockWords = Weight::kBlockBytes / 16;
+  static_assert(kRows == 1 || !Weight::kSlots, "the columns of a product are slots of groups, not rows");
+  static constexpr int kBlocks = kProduct.blocks, kInPage = kProduct.tiles_in_page, kRun = kProduct.page_run;
+  static constexpr int kAtOnce = divide_up(kRun, kWarps);
+  static constexpr int kLastRun = kBlocks - (divide_up(kBlocks, kRun) - 1) * kRun, kSure = kLastRun / kWarps;
+  static constexpr bool kWhole = kRun == kBlocks;  // a tile is never in two pages, and the input is the same for all
+  static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
+  static constexpr uint32_t kOnes = 0x01010101u;
+
+  // Multiplies a page's tiles, some of them, or a part of one. Data past the last tile is multiplied too, and ignored.
+  // `Adds`: the input is new, and its sums are taken along.
+  template <bool Adds>
+  __device__ __forceinline__ void step(Weights& weights) {
+    if (!kWhole) read_input();
+    if (kWhole || at_.k == 0) clear();
+    if constexpr (Weight::kInteger) multiply_integers<Adds && Weight::kShifts>(weights);
+    else if constexpr (Weight::kGrouped) multiply_groups<Adds && Weight::kShifts>(weights);
+    else multiply_halves(weights);
+    fetch_next(weights);
+    at_.k += kRun;
+    if (!kWhole && at_.k < kBlocks) return;
+#pragma unroll
+    for (int t = 0; t < kTogether; t++) {
+      const float y = finished(t);
+      if (c_.column() < kRows) sums_out_[t * kTileRows * kWarps] = y;
+    }
+    sums_out_ += kTogether * kTileRows * kWarps;
+    at_.k = 0, at_.tile += kTogether;
+  }
+
+  // 16-bit floats: the products of a tile add up in the tensor cores.
+  __device__ __forceinline__ void multiply_halves(const Weights& weights) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++)
+#pragma unroll
+      for (int t = 0; t < kTogether; t++) {
+        const uint4& w = weights.block[t * kAtOnce + i];
+        multiply_accumulate<Weight::kFloat16>(sums_[t][i % kChains], w.x, w.y, w.z, w.w, x_[i].x, x_[i].y);
+      }
+  }
+  // Codes with scales: the products of a block add up, and blocks in the order of k. Blocks take turns: a product that waits
+  // for the one before costs more than all else.
+  template <bool Adds>
+  __device__ __forceinline__ void multiply_groups(Weights& weights) {
+#pragma unroll
+    for (int half = 0; half < kHalves; half++) {
+      float sums[kTogether][kAtOnce][4] = {}, totals[kAtOnce][4] = {};
+#pragma unroll
+      for (int g = 0; g < kSub / kHalves; g++)
+#pragma unroll
+        for (int i = 0; i < kAtOnce; i++) {
+          const uint2 x = Weight::activations(x_ + i * kInputs + (Weight::kSlots ? half : 0), g, c_.row());
+          if constexpr (Adds) Weight::add_total(totals[i], x);
+#pragma unroll
+          for (int t = 0; t < kTogether; t++) {
+            const int at = t * kAtOnce + i;
+            Weight::multiply(sums[t][i], weights.block + at * Weight::kVectors, weights.extra_of(at * kExtra), half, g, x);
+          }
+        }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++) {
+        if constexpr (Adds) totals_[i * kHalves + half] = totals[i][0] + totals[i][3];
+#pragma unroll
+        for (int t = 0; t < kTogether; t++)
+          sums_[t][0][0] += Weight::scaled(sums[t][i], weights.extra_of((t * kAtOnce + i) * kExtra), half, totals_[i * kHalves + half]);
+      }
+    }
+  }
+  // Codes that are integers: see formats/integers.h.
+  template <bool Adds>
+  __device__ __forceinline__ void multiply_integers(Weights& weights) {
+    int sums[kTogether][kAtOnce][4] = {}, totals[kAtOnce][4] = {};
+#pragma unroll
+    for (int pair = 0; pair < 2; pair++)
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++) {
+        const uint2 x = x_[i * kInputs + pair];
+        if constexpr (Adds) multiply_accumulate_bytes(totals[i], kOnes, kOnes, kOnes, kOnes, x.x, x.y);
+#pragma unroll
+        for (int t = 0; t < kTogether; t++) Weight::multiply(sums[t][i], weights.block + (t * kAtOnce + i) * Weight::kVectors, pair, x);
+      }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) {
+      if constexpr (Adds) totals_[i] = Weight::total_of(totals[i], c_.column(), scales_[i]);
+      const float scale = Weight::lane_scale(scales_[i], c_.column());
+#pragma unroll
+      for (int t = 0; t < kTogether; t++)
+        sums_[t][0][0] += Weight::scaled(sums[t][i], weights.extra_of((t * kAtOnce + i) * kExtra), c_.column(), scale, totals_[i]);
+    }
+  }
+  __device__ __forceinline__ float finished(int t) const {
+    if constexpr (Weight::kGrouped) {
+      if constexpr (!Weight::kSlots && !Weight::kInteger) return sums_[t][0][0];
+      const float two = sums_[t][0][0] + lane_across(sums_[t][0][0], 1);  // each lane of a row has the sum of its slots
+      return two + lane_across(two, 2);
+    }
+    float y = sums_[t][0][0] + sums_[t][0][3];
+#pragma unroll
+    for (int i = 1; i < kChains; i++) y += sums_[t][i][0] + sums_[t][i][3];
+    return y;
+  }
+
+  // This warp's blocks of it, from k on.
+  __device__ __forceinline__ void read_input() {
+    if constexpr (Weight::kInteger) return read_integers();
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) {
+#pragma unroll
+      for (int n = 0; n < kInputs; n++) {
+        const int group = (at_.k + i * kWarps) * kSub + n * (kSub / kInputs) + own_group();
+        x_[i * kInputs + n] = there(at_.k, i) && has_slot() ? input_[group * 8] : make_uint2(0, 0);
+      }
+    }
+  }
+  // A lane's column is one byte of the integers of one group, and takes part in one of a block's two products.
+  __device__ __forceinline__ void read_integers() {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) {
+      const bool real = there(at_.k, i);
+      const int block = at_.k + i * kWarps + c_.warp();
+      const uint2 x = real ? reinterpret_cast<const uint2*>(c_.shared.x[0])[(block * 16 + c_.row() / 2 * 4 + c_.column()) * 2 + c_.row() % 2] : make_uint2(0, 0);
+      scales_[i] = real ? c_.shared.input_scale[block] : 0;
+#pragma unroll
+      for (int pair = 0; pair < 2; pair++) x_[i * kInputs + pair] = c_.row() / 4 == pair ? x : make_uint2(0, 0);
+    }
+  }
+  // What the lane's columns of a product are of: see formats/groups.h.
+  __device__ __forceinline__ int own_group() const {
+    if constexpr (Weight::kGrouped && Weight::kSlots) return Weight::own_group(c_.row());
+    else return 0;
+  }
+  __device__ __forceinline__ bool has_slot() const {
+    if constexpr (Weight::kGrouped && Weight::kSlots) return Weight::has_slot(c_.row(), c_.column());
+    else return true;
+  }
+
+  // The blocks that were fetched before are in registers now.
+  __device__ __forceinline__ void give_back() {
+    if (at_.page_ends) c_.pages.give_back(c_.lane(), c_.lost);
+    at_.page_ends = false;
+  }
+
+  __device__ __forceinline__ void fetch_next(Weights& to) {
+    give_back();
+    if (at_.next_tile >= count_) return;
+    const uint4* page = c_.pages.take(c_.lost) + ((kInPage == kTogether ? 0 : at_.in_page * kBlocks) + c_.warp()) * kBlockWords + c_.lane();
+#pragma unroll
+    for (int t = 0; t < kTogether; t++)
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++) {
+        const uint4* block = page + (t * kBlocks + i * kWarps) * kBlockWords;
+        if (there(at_.next_k, i)) fetch_block(to, t * kAtOnce + i, block);
+        else if (!kWhole) to.block[i * Weight::kVectors] = make_uint4(0, 0, 0, 0);  // for whole tiles it has been zero from the start
+      }
+    at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || at_.next_tile + kTogether >= count_;
+    at_.in_page = at_.page_ends ? 0 : at_.in_page + kTogether;
+    at_.next_k += kRun;
+    if (kWhole || at_.next_k >= kBlocks) at_.next_k = 0, at_.next_tile += kTogether;
+  }
+
+  // `block` is where the lane's first words lie.
+  __device__ __forceinline__ void fetch_block(Weights& to, int at, const uint4* block) {
+#pragma unroll
+    for (int v = 0; v < Weight::kVectors; v++) to.block[at * Weight::kVectors + v] = block[v * kLanes];
+    if constexpr (kExtra > 0) Weight::read_extra(reinterpret_cast<const uint8_t*>(block - c_.lane()), c_.lane(), to.extra_of(at * kExtra));
+  }
+
+  __device__ __forceinline__ bool there(int k, int i) const { return i < kSure || k + i * kWarps + c_.warp() < kBlocks; }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int t = 0; t < kTogether; t++)
+#pragma unroll
+      for (int i = 0; i < kChains; i++) sums_[t][i][0] = sums_[t][i][1] = sums_[t][i][2] = sums_[t][i][3] = 0;
+  }
+
+  Consumer& c_;
+  Progress& at_;
+  const int count_;
+  const uint2* const input_;
+  float* sums_out_;
+  uint2 x_[kAtOnce * kInputs];
+  float totals_[kAtOnce * kHalves];  // of inputs, where formats need them
+  float scales_[Weight::kInteger ? kAtOnce : 1];  // of inputs that are integers
+  float sums_[kTogether][kChains][4];
+};
+
+// The product of a stage that is a run-time value.
+__device__ __forceinline__ int product_number(Stage stage) {
+  return of_stage(stage, [](StageRow row) { return row.product; });
+}
+template <int Number = kProducts - 1>
+__device__ __forceinline__ void prepare_tiles(Consumer& c, Progress& progress, int number, int count) {
+  if constexpr (Number == 0) TileProduct<0>(c, progress, count).prepare();
+  else if (number == Number) TileProduct<Number>(c, progress, count).prepare();
+  else prepare_tiles<Number - 1>(c, progress, number, count);
+}
+template <int Number = kProducts - 1, class Meanwhile>
+__device__ __forceinline__ void multiply_tiles(Consumer& c, Progress& progress, int number, int count, int end, Meanwhile meanwhile) {
+  if constexpr (Number == 0) TileProduct<0>(c, progress, count).run(end, meanwhile);
+  else if (number == Number) TileProduct<Number>(c, progress, count).run(end, meanwhile);
+  else multiply_tiles<Number - 1>(c, progress, number, count, end, meanwhile);
+}
+
+}  // namespace monotape
