@@ -93,9 +93,14 @@ def _spread(found: list[tuple[str, Report]], engines: list[str]) -> str:
     if not apart:
         return ""
     return (
-        f"Runs of {' and '.join(apart)} differ by more than a tenth where the host sets their pace; the reports have "
+        f"Runs of {_listed(apart)} differ by more than a tenth where the host sets their pace; the reports have "
         "each lowest and highest.\n\n"
     )
+
+
+def _listed(names: list[str]) -> str:
+    names = [name.removesuffix(", CUDA graphs") for name in names]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _differs(row: Mapping[str, Any], engine: str) -> bool:

@@ -46,6 +46,7 @@ class GpuFormat:
     stored: str  # the C++ type that reads it
     words: int  # of 32 bits that a lane has of a block
     header: str | None = None  # of kernels/formats/, that has the type
+    integers: bool = False  # whether a token's products are of integers
 
 
 def scale_name(stage: PlannedStage) -> str:
@@ -64,7 +65,8 @@ _SCALE_WORDS = {
 def _groups(name: str, codes: str, scales: str) -> GpuFormat:
     """Codes with scales along k: types of kernels/formats/codes.h and scales.h."""
     words = _CODE_WORDS[codes] + _SCALE_WORDS[scales.split("<")[0]]
-    return GpuFormat(name, Format.BF16, f"StoredGroups<{codes}, {scales}>", words, "groups")
+    integers = codes in ("FourBits", "Bytes") and scales != "WideScales"
+    return GpuFormat(name, Format.BF16, f"StoredGroups<{codes}, {scales}>", words, "groups", integers)
 
 
 #: Every format that a stage's tape may have on a GPU.

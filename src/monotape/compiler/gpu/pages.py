@@ -25,9 +25,8 @@ _FAIR_BYTES_PER_TICK = 21.8  # one worker's share of the bandwidth, of an H200's
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes per worker
 _FINISHED_BLOCK = 135168  # kernels/rows/matrix.h: the largest block of a product, staged for the store
 _SELECT_SHARED = 9056  # kernels/sampling/cut.h: SelectScratch
-_WHOLE_CODED = (
-    6  # blocks of codes of a whole tile in a warp: their inputs stay in registers, eight words each
-)
+#: Blocks of codes of a whole tile in a warp: their inputs stay in registers, eight words each, four of integers.
+_WHOLE_CODED, _WHOLE_INTEGERS = 6, 8
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 
 
@@ -74,7 +73,8 @@ def product_of(stage: Stage, page: int) -> Product:
     half, words = stage.format.is_half, GPU_FORMATS[stage.format].words
     at_once = (WORDS_AT_ONCE if half else CODED_WORDS_AT_ONCE) // words  # blocks in a warp's registers
     in_page, pages = max(1, size // blocks), -(-blocks // min(size, WARPS * at_once))
-    if not half and blocks > WARPS * _WHOLE_CODED:
+    whole = _WHOLE_INTEGERS if GPU_FORMATS[stage.format].integers else _WHOLE_CODED
+    if not half and blocks > WARPS * whole:
         pages = max(2, pages)
     run = blocks if pages == 1 else _whole_warps(blocks, pages)
     while run > size:  # whole blocks for every warp may be too many
@@ -94,7 +94,8 @@ def _whole_warps(blocks: int, pages: int) -> int:
 def page_blocks(rank: RankPlan, room: Room) -> int:
     """Blocks of a page: the size with which the ring holds most and workers take the fewest steps.
 
-    A step has a fixed cost, that of twelve more blocks. Room for more than a layer counts nothing.
+    A step has a fixed cost, that of twelve more blocks. Room for more than a layer counts nothing. Tiles of codes come
+    in odd sizes, so there pages do as well.
     """
     stages, workers = rank.layer_stages, len(rank.tapes)
     total = sum(stage.tiles * stage.tile_bytes for stage in stages) / BLOCK_BYTES
@@ -107,7 +108,8 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
         return min(held, layer) / SHARED_MEMORY - 12 * steps / total
 
     unit = _unit_blocks(room.dimensions.head_dim)
-    sizes = [size for size in range(24, 97, 8) if size >= unit]
+    finest = 8 if all(stage.format.is_half for stage in stages) else 2
+    sizes = [size for size in range(24, 97, finest) if size >= unit]
     enough = prefill_ring(room.dimensions.head_dim)
     roomy = [size for size in sizes if room.pages(size) * size * BLOCK_BYTES >= enough]
     return max(roomy or sizes, key=worth)
