@@ -114,9 +114,12 @@ def stage_times(trace: TraceRecords) -> list[StageTime]:
         mine = records[records["stage"] == number]
         scale = 1e-9 / (workers * tokens)
         time = (mine["end_ns"] - mine["start_ns"]).sum() * scale
-        parts = (mine[part].sum() * scale for part in ("waited_ns", "multiplied_ns", "starved_ns", "met_ns"))
+        waited, multiplied, starved, met = (
+            float(mine[part].sum()) * scale for part in ("waited_ns", "multiplied_ns", "starved_ns", "met_ns")
+        )
         name = trace.stages[number]
-        found.append(StageTime(name, time, *parts, bytes=trace.stage_bytes.get(name, 0)))
+        read = trace.stage_bytes.get(name, 0)
+        found.append(StageTime(name, time, waited, multiplied, starved, met, read))
     return found
 
 

@@ -186,14 +186,16 @@ class TileProduct {
 
   // This warp's blocks of it, from k on.
   __device__ __forceinline__ void read_input() {
-    if constexpr (Weight::kInteger) return read_integers();
+    if constexpr (Weight::kInteger) {
+      read_integers();
+    } else {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) {
+      for (int i = 0; i < kAtOnce; i++)
 #pragma unroll
-      for (int n = 0; n < kInputs; n++) {
-        const int group = (at_.k + i * kWarps) * kSub + n * (kSub / kInputs) + own_group();
-        x_[i * kInputs + n] = there(at_.k, i) && has_slot() ? input_[group * 8] : make_uint2(0, 0);
-      }
+        for (int n = 0; n < kInputs; n++) {
+          const int group = (at_.k + i * kWarps) * kSub + n * (kSub / kInputs) + own_group();
+          x_[i * kInputs + n] = there(at_.k, i) && has_slot() ? input_[group * 8] : make_uint2(0, 0);
+        }
     }
   }
   // A lane's column is one byte of the integers of one group, and takes part in one of a block's two products.
