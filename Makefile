@@ -6,6 +6,8 @@ PART ?= models
 # Two processes share the long runs of tests; more are not faster on two cores, because engines take both.
 JOBS ?= 2
 SHARED = --numprocesses $(JOBS) --dist loadfile
+# PyTorch's idle threads would spin and take the other process's core.
+PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 PROMPT ?= Why is the sky blue?
 # Models, built libraries and measured figures stay inside the checkout too.
 export MONOTAPE_CACHE ?= $(CURDIR)/$(VENV)/cache
@@ -22,10 +24,10 @@ demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
 	@$(BIN)/monotape run --stats --temperature 0 --max-tokens 200 "$(PROMPT)" < /dev/null
 
 test: $(VENV)/.dev browser ## install what tests need and run them, but for long searches
-	$(BIN)/python -m pytest $(SHARED) -m "not long"
+	$(PYTEST) $(SHARED) -m "not long"
 
 test-long: $(VENV)/.dev ## the tests that search many orders of events, or compile the kernels of many shapes
-	$(BIN)/python -m pytest $(SHARED) -m long
+	$(PYTEST) $(SHARED) -m long
 
 browser: $(VENV)/.dev
 	@$(BIN)/python tests/server/browser_path.py
