@@ -24,6 +24,7 @@ from monotape.backends.cuda.compilation import (
     cached_path,
     compile_kernel,
     compiler_of,
+    headers,
     machine_code,
 )
 from monotape.errors import MonotapeError
@@ -62,7 +63,7 @@ def evidence(recipes: Iterable[Recipe]) -> dict[str, Any]:
 
 def input_hash(recipe: Recipe, header: str | None = None) -> str:
     """The hash of the compiler's input without comments and blank lines. `header`: plan.h, if it is made already."""
-    files = [KERNELS / recipe.source, *sorted(KERNELS.rglob("*.h"))]
+    files = [KERNELS / recipe.source, *headers()]
     texts = [
         header or recipe.header(),
         *(f"{file.relative_to(KERNELS)}\n{file.read_text()}" for file in files),

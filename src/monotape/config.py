@@ -19,6 +19,11 @@ def cxx_compiler() -> str | None:
     return os.environ.get("CXX") or None
 
 
+def rocm_path() -> Path:
+    """Where AMD's ROCm is installed, if it is."""
+    return Path(os.environ.get("ROCM_PATH") or "/opt/rocm")
+
+
 def api_key() -> str | None:
     """The server's key, where no flag gives one: every user can read a command line with `ps`."""
     return os.environ.get("MONOTAPE_API_KEY") or None

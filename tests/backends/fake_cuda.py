@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -81,6 +81,7 @@ class FakeCuda:
     """Takes the place of the module cuda.core."""
 
     Buffer = Buffer
+    device_memory: ClassVar[dict[int, int]] = {}  # of all GPUs: addresses, and bytes there
 
     def __init__(
         self, name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0), memory: int = 1 << 30,
@@ -129,6 +130,7 @@ class FakeCuda:
         def allocate(size: int, *, stream: Any) -> Buffer:
             buffer = self._allocate(size, stream=stream)
             self.device_of[buffer.handle] = device.device_id
+            FakeCuda.device_memory[buffer.handle] = size
             return buffer
 
         pool = SimpleNamespace(allocate=allocate, attributes=attributes, peer_accessible_by=())
@@ -149,6 +151,7 @@ class FakeCuda:
         return Buffer(address, size, lambda: self._free(address, size))
 
     def _free(self, address: int, size: int) -> None:
+        FakeCuda.device_memory.pop(address, None)
         self.kept.pop(address).close()
         self.used -= size
 

@@ -24,13 +24,24 @@ from backends.fake_cuda import FakeCuda, Stream, fake_gpu
 from monotape.backends.cpu.build import find_compiler
 from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.compilation import KERNELS
+from monotape.plan.gpu import CDNA3, HOPPER, GpuMachine
 
 SOURCES = Path(__file__).parent / "host_kernel"
 FLAGS = (
     "-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare",
     "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",  # checked jumps do not know of other stacks
-    '-DMONOTAPE_MACHINE="host.h"',
 )  # fmt: skip
+
+
+def machine_flags(gpu: GpuMachine) -> tuple[str, ...]:
+    """The host's machine in the place of this one."""
+    return (
+        '-DMONOTAPE_MACHINE="host.h"',
+        f'-DMONOTAPE_HOST_PRODUCTS="{gpu.header}_products.h"',
+        f'-DMONOTAPE_HOST_MEMORY="{gpu.header}_memory_on_host.h"',
+        f"-DMONOTAPE_DIES={gpu.dies}",
+        f"-DMONOTAPE_LANES={gpu.lanes}",
+    )
 
 
 class OptionsStruct(ctypes.Structure):
@@ -39,8 +50,14 @@ class OptionsStruct(ctypes.Structure):
     _fields_ = (
         ("seed", c_uint64), ("cancel_at", c_int64), ("most_steps", c_int64),
         *((name, c_int32) for name in ("stalls_per_million", "stall_steps", "delay_steps", "copy_steps")),
-        *((name, c_int32) for name in ("favour_steps", "spare")),
+        *((name, c_int32) for name in ("favour_steps", "dies", "line_steps", "spare")),
     )  # fmt: skip
+
+
+class RegionStruct(ctypes.Structure):
+    """host_kernel/dies.h: Region"""
+
+    _fields_ = (("start", c_uint64), ("bytes", c_uint64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +72,8 @@ class Schedule:
     delay_steps: int = 100
     copy_steps: int = 1000
     favour_steps: int = 0
+    dies: int = 8  # of a GPU that has several
+    line_steps: int = 300
 
 
 class HostKernel:
@@ -79,22 +98,27 @@ class HostKernel:
     def finished(self) -> bool:
         started, HostKernel.waiting = HostKernel.waiting, []
         if started:
-            self._run(started)
+            library, blocks, _ = started[0]
+            assert all(other[:2] == (library, blocks) for other in started), "ranks that are built alike"
+            run_on_host(library, blocks, [parameters for _, _, parameters in started])
         return True
 
-    def _run(self, started: list[tuple[str, int, ctypes.Structure]]) -> None:
-        library, blocks, first = started[0]
-        assert all(other[:2] == (library, blocks) for other in started), "ranks that are built alike"
-        run = ctypes.CDLL(library).run_on_host
-        run.restype = c_char_p
-        schedule, steps = HostKernel.schedule, c_int64()
-        options = OptionsStruct(**{name: getattr(schedule, name) for name in Schedule.__slots__})
-        pointers = (c_void_p * len(started))(*(ctypes.addressof(parameters) for _, _, parameters in started))
-        size = c_int64(ctypes.sizeof(first))
-        fault = run(pointers, len(started), size, blocks, ctypes.byref(options), ctypes.byref(steps))
-        HostKernel.steps = steps.value
-        if fault is not None:
-            raise AssertionError(f"{schedule}: {fault.decode()}")
+
+def run_on_host(library: str, blocks: int, parameters: list[ctypes.Structure]) -> None:
+    """Runs the kernels of all ranks to their end, in the order of events that `HostKernel.schedule` says."""
+    run = ctypes.CDLL(library).run_on_host
+    run.restype = c_char_p
+    schedule, steps, memory = HostKernel.schedule, c_int64(), FakeCuda.device_memory
+    options = OptionsStruct(**{name: getattr(schedule, name) for name in Schedule.__slots__})
+    pointers = (c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
+    regions = (RegionStruct * len(memory))(*memory.items())
+    size = c_int64(ctypes.sizeof(parameters[0]))
+    fault = run(
+        pointers, len(parameters), size, blocks, ctypes.byref(options), regions, len(memory), ctypes.byref(steps)
+    )  # fmt: skip
+    HostKernel.steps = steps.value
+    if fault is not None:
+        raise AssertionError(f"{schedule}: {fault.decode()}")
 
 
 def build(header: str, folder: Path, kernel: str = "monotape.cu") -> bytes:
@@ -103,12 +127,14 @@ def build(header: str, folder: Path, kernel: str = "monotape.cu") -> bytes:
     assert compiler, "tests of the kernel need a C++ compiler"
     paths = (*KERNELS.rglob("*.h"), KERNELS / "monotape.cu")
     files = {str(path.relative_to(KERNELS)): path.read_text() for path in paths}
-    del files["machine/hopper.h"]
+    gpu = CDNA3 if CDNA3.name in header.partition("\n")[0] else HOPPER
+    for name in ("hopper", "cdna3", "cdna3_types"):  # what only the hardware has
+        del files[f"machine/{name}.h"]
     # A flag that is polled must let others run: see Watched.
     files = {name: re.sub(r"\bvolatile int\b", "host::Watched", text) for name, text in files.items()}
     assert not any("volatile" in text for text in files.values())
     files |= {path.name: path.read_text() for path in SOURCES.iterdir()} | {"plan.h": header}
-    flags = (*FLAGS, f'-DMONOTAPE_KERNEL="{kernel}"')
+    flags = (*FLAGS, *machine_flags(gpu), f'-DMONOTAPE_KERNEL="{kernel}"')
     key = hashlib.sha256(repr((sorted(files.items()), flags, compiler)).encode()).hexdigest()[:24]
     library = folder / f"{key}.so"
     if not library.exists():

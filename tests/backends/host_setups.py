@@ -64,7 +64,7 @@ def make_checkpoints(folder: Path) -> Path:
 
 
 @contextmanager
-def loading_from(place: Path) -> Iterator[Load]:
+def loading_from(place: Path, gpu: str = "cuda") -> Iterator[Load]:
     """Within, a setup is loaded onto a GPU of its own; libraries stay in `place`."""
     with ExitStack() as stack:
 
@@ -74,7 +74,8 @@ def loading_from(place: Path) -> Iterator[Load]:
             checkpoint = open_checkpoint(place / case)
             spec = spec_from_config(checkpoint.config)
             tuning = Tuning(units_per_split=units, page_blocks=page_blocks)
-            loaded = CudaBackend.load(spec, gpu_plan(spec, workers, CONTEXT, tuning=tuning), checkpoint)
+            plan = gpu_plan(spec, workers, CONTEXT, tuning=tuning, backend=gpu)
+            loaded = CudaBackend.load(spec, plan, checkpoint)
             loaded._params.deadline_ns = DEADLINE_NS
             stack.callback(loaded.close)
             return loaded

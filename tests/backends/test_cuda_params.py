@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends.host_kernel import SOURCES as HOST_MACHINE
+from backends.host_kernel import machine_flags
 from families import Case
 from monotape.backends.cpu.build import find_compiler
 from monotape.backends.cuda.compilation import ARCHITECTURE, KERNELS, STANDARD, cuda_core
@@ -28,7 +29,7 @@ from monotape.backends.cuda.sampling import SamplingStruct
 from monotape.compiler.gpu import gpu_plan
 from monotape.models.registry import spec_from_config
 from monotape.plan.formats import GPU_LAYOUTS
-from monotape.plan.gpu import BLOCK_K, MOST_RANKS, GpuRank
+from monotape.plan.gpu import BLOCK_K, HOPPER, MOST_RANKS, GpuRank
 from shapes import SHAPES
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
@@ -102,7 +103,7 @@ def test_fields_lie_where_the_host_takes_them_to_be(tmp_path: Path) -> None:
     }
     (tmp_path / "check.cpp").write_text(_asserted(offsets))
     places = [f"-I{place}" for place in (tmp_path, KERNELS, HOST_MACHINE)]
-    flags = ["-std=c++17", "-fsyntax-only", "-w", '-DMONOTAPE_MACHINE="host.h"']
+    flags = ["-std=c++17", "-fsyntax-only", "-w", *machine_flags(HOPPER)]
     subprocess.run([*compiler, *flags, *places, str(tmp_path / "check.cpp")], check=True)
 
 

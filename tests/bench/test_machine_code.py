@@ -159,6 +159,15 @@ def test_headers_in_folders_are_part_of_the_input(kernels: Path) -> None:
     assert len({before, made, machine_code.input_hash(ONE)}) == 3
 
 
+def test_a_header_of_another_machine_is_no_part_of_the_input(kernels: Path) -> None:
+    before = machine_code.input_hash(ONE), compilation.cached_path("")
+    (kernels / "machine").mkdir()
+    (kernels / "machine" / "cdna3_memory.h").write_text("constexpr int kOther = 1;\n")
+    assert (machine_code.input_hash(ONE), compilation.cached_path("")) == before
+    (kernels / "machine" / "hopper_unit.h").write_text("constexpr int kOwn = 1;\n")
+    assert machine_code.input_hash(ONE) != before[0] and compilation.cached_path("") != before[1]
+
+
 def test_the_input_has_every_header_of_the_kernels() -> None:
     assert list(machine_code.KERNELS.rglob("*.h"))
 

@@ -94,7 +94,7 @@ def _rank(
 
 def default_kv_format(machine: Machine, fmt: Format) -> Format:
     """On a CPU float32 weights ask for exactness, so their KV is float32; all others keep halves."""
-    if machine.kind == "cuda":
+    if machine.kind != "cpu":
         return fmt if fmt.is_half else Format.BF16
     return Format.F32 if fmt is Format.F32 else Format.F16
 
@@ -102,7 +102,7 @@ def default_kv_format(machine: Machine, fmt: Format) -> Format:
 def _table_format(spec: ModelSpec, machine: Machine, formats: Formats) -> Format:
     """The format of an embedding that is no head. On a GPU it is one of 16-bit floats."""
     fmt = formats.of("head") if spec.tied else formats.default
-    return fmt if fmt.is_half or machine.kind != "cuda" else formats.default
+    return fmt if fmt.is_half or machine.kind == "cpu" else formats.default
 
 
 def _embedding_bytes(spec: ModelSpec, machine: Machine, fmt: Format, ranks: int) -> int:

@@ -5,7 +5,9 @@
 #include "token/model.h"
 #include "rows/prefill.h"
 #include "sampling/elect.h"
+#ifdef MONOTAPE_RING
 #include "worker/scout.h"
+#endif
 
 namespace monotape {
 
@@ -57,7 +59,7 @@ __device__ __forceinline__ bool choose_next(Consumer& c, int produced) {
 // All tokens after the prompt; without rows, the prompt's tokens too, one by one. Not inlined: registers and instruction
 // order are then chosen for this loop alone, as if there were no prefill.
 __device__ __noinline__ void decode(Shared& shared) {
-  Consumer c(request, kept(shared, ~0u));
+  Consumer c(changeable(request), kept(shared, ~0u));
   const Params& p = c.params;
   const bool in_rows = has_rows(p);
   // Rows used ordinary accesses; bulk copies follow.
@@ -90,7 +92,7 @@ __device__ __noinline__ void decode(Shared& shared) {
 __device__ __forceinline__ void run(Shared& shared) {
   if constexpr (kPrefill) {
     if (has_rows(request)) {
-      Consumer c(request, shared);
+      Consumer c(changeable(request), shared);
       const Prefilled prefilled = prefill(c);
       if (prefilled == Prefilled::cancelled) end_with(c, Finish::cancelled);
       if (prefilled == Prefilled::done && request.logits_out) end_with(c, Finish::length);
@@ -127,10 +129,14 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
   block_meets();
   if (thread_number() >= kConsumers) {
     give_registers<kOtherRegisters>();
+#ifdef MONOTAPE_RING
     if (thread_number() == kConsumers) Producer(shared, request).play(worker_number());
-    if (thread_number() == kConsumers + kLanes) Clerk(shared, request).work();
-    if (warp_number() == kWarps + 2) Janitor(shared, request).work();
+#endif
+    if (thread_number() == kConsumers + kLanes) Clerk(shared, changeable(request)).work();
+    if (warp_number() == kWarps + 2) Janitor(shared, changeable(request)).work();
+#ifdef MONOTAPE_RING
     if (kLeadBytes > 0 && warp_number() == kWarps + 3) Scout(shared, request, worker_number()).work();
+#endif
     return;
   }
   take_registers<kConsumerRegisters>();

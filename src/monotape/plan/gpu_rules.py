@@ -29,6 +29,7 @@ class GpuRule:
     name: str
     sentence: str
     broken: Callable[[GpuRank], Iterator[str]]
+    of_pages: bool = False  # of a machine whose weights come in pages
 
 
 def _at(chain: list[Passed], name: str) -> int:
@@ -236,8 +237,8 @@ GPU_RULES: tuple[GpuRule, ...] = (
     GpuRule("resets wait", "No word is reset while a worker may still read it.", _resets_wait_for_readers),
     GpuRule("resets come in time", "A word is reset a turn before it is published again.", _resets_come_in_time),
     GpuRule("listed together", "A list is of one stage, and has what attention owns.", _listed_together),
-    GpuRule("pages hold tiles", "A page holds whole tiles, or one tile's part.", _pages_hold_tiles),
-    GpuRule("ring fits", "Ring and everything beside it fit a block's shared memory.", _ring_fits),
+    GpuRule("pages hold tiles", "A page holds whole tiles, or one tile's part.", _pages_hold_tiles, of_pages=True),
+    GpuRule("ring fits", "Ring and everything beside it fit a block's shared memory.", _ring_fits, of_pages=True),
     GpuRule("kv is shared", "KV is the model's, and of the format of activations.", _kv_is_shared),
     GpuRule("cuts cover", "Products of rows have a cut for every size of a chunk.", _cuts_cover),
     GpuRule("inbox for peers", "Several ranks have inboxes, a single one has none.", _inbox_for_peers),
@@ -247,7 +248,8 @@ GPU_RULES: tuple[GpuRule, ...] = (
 
 def violations(plan: GpuPlan) -> list[tuple[GpuRule, str]]:
     """Every rule that the plan breaks, with what breaks it."""
-    return [(rule, what) for rank in plan.ranks for rule in GPU_RULES for what in rule.broken(rank)]
+    rules = [rule for rule in GPU_RULES if plan.machine.ring or not rule.of_pages]
+    return [(rule, what) for rank in plan.ranks for rule in rules for what in rule.broken(rank)]
 
 
 def verify(plan: GpuPlan) -> None:

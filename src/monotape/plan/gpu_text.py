@@ -9,6 +9,7 @@ from monotape.plan.gpu import (
     UNIT_POSITIONS,
     AttentionStage,
     Cut,
+    GpuMachine,
     GpuPlan,
     GpuRank,
     LayerKind,
@@ -26,7 +27,8 @@ def dump_gpu(plan: GpuPlan) -> str:
     lines = [
         f"GPU plan {plan.digest}",
         f"  model    {source.model}, {source.layers} layers, context {source.context}",
-        f"  machine  {ranks}cuda, {plan.workers} workers, {source.machine.alignment} byte alignment",
+        f"  machine  {ranks}{source.machine.kind}, {plan.workers} workers, {source.machine.alignment} byte alignment",
+        *([f"           {plan.machine.name}: {plan.machine.standing}"] if plan.machine.standing else []),
         f"  weights  {byte_count(source.weight_bytes)} (tapes {byte_count(source.tape_bytes)}, embedding"
         f" {byte_count(source.embedding_bytes)}, norms and biases {byte_count(source.small_bytes)}, positions"
         f" {byte_count(source.table_bytes)})",
@@ -34,14 +36,14 @@ def dump_gpu(plan: GpuPlan) -> str:
     if source.steps:
         lines += schedule_lines(source)
     for rank, of_plan in zip(plan.ranks, source.ranks, strict=True):
-        lines += _rank(source, rank, of_plan)
+        lines += _rank(source, rank, of_plan, plan.machine)
     return "\n".join(lines) + "\n"
 
 
-def _rank(plan: Plan, rank: GpuRank, of_plan: RankPlan) -> Iterator[str]:
+def _rank(plan: Plan, rank: GpuRank, of_plan: RankPlan, machine: GpuMachine) -> Iterator[str]:
     yield f"rank {rank.rank}"
     yield f"  pass     {rank.rows_a_pass} row, activations {rank.half.value}, embedding {rank.embedding.value}"
-    yield from _pages(rank)
+    yield from _pages(rank) if machine.ring else _registers(rank)
     yield from _kinds(rank)
     yield "  stages"
     yield from table_lines([_stage(rank, stage) for stage in rank.matrices])
@@ -80,6 +82,13 @@ def _pages(rank: GpuRank) -> Iterator[str]:
         f"  copies   {pages.now} in flight of what is needed now, {pages.ahead} ahead of it, {pages.polling} while"
         f" polling, {pages.attending} while attending, {pages.ticks} ticks apart{lead}"
     )
+
+
+def _registers(rank: GpuRank) -> Iterator[str]:
+    """A machine without bulk copies."""
+    held = rank.pages.ring * rank.pages.bytes
+    yield "  weights  from the tape straight into registers, two steps ahead"
+    yield f"  LDS      {byte_count(rank.beside_ring)}, and {byte_count(held)} for a prefill's operands"
 
 
 def _kinds(rank: GpuRank) -> Iterator[str]:

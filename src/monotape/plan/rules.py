@@ -202,7 +202,7 @@ def _kv_makes_sense(plan: Plan) -> Iterator[str]:
     for rank in plan.ranks:
         if rank.kv.layers != plan.layers or min(rank.kv.kv_heads, rank.kv.head_dim, rank.kv.block) < 1:
             yield f"rank {rank.rank}: the KV layout does not fit the model"
-        formats = (Format.BF16, Format.F16) if plan.machine.kind == "cuda" else (Format.F32, Format.F16)
+        formats = (Format.BF16, Format.F16) if plan.machine.kind != "cpu" else (Format.F32, Format.F16)
         if rank.kv.format not in formats:
             yield f"rank {rank.rank}: KV cannot be kept as {rank.kv.format.value}"
 

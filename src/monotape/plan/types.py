@@ -162,7 +162,7 @@ class KvLayout:
 class Machine:
     """The properties of the hardware that a plan depends on."""
 
-    kind: str  # "cpu" or "cuda"
+    kind: str  # "cpu", "cuda" or "hip"
     workers: int
     alignment: int = 64  # bytes; every segment starts on it
     whole_heads: bool = True  # a head has one owner, which normalises and rotates it; else attention does

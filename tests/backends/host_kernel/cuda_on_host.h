@@ -145,7 +145,7 @@ class Watched {
 
 template <class T>
 inline T __shfl_sync(unsigned mask, T value, int lane) {
-  return host::shuffle(mask, host::Collective::shuffle, value, lane & 31);
+  return host::shuffle(mask, host::Collective::shuffle, value, lane & (host::kLanes - 1));
 }
 template <class T>
 inline T __shfl_xor_sync(unsigned mask, T value, int other) {

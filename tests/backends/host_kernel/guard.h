@@ -35,11 +35,11 @@ class GuardedMemory {
   size_t length_ = 0;
 };
 
-// While it lives, bad accesses of this process are told to `tell`, which does not return if it knows what to do about
-// them. Otherwise the program ends as it would have.
+// While it lives, bad accesses of this process are told to `tell`, which jumps away, or says whether to make the access
+// again. Otherwise the program ends as it would have.
 class FaultCatcher {
  public:
-  using Tell = void (*)(const void*);
+  using Tell = bool (*)(const void*);
   explicit FaultCatcher(Tell tell) {
     told() = tell;
     stack_t stack = {};
@@ -64,7 +64,7 @@ class FaultCatcher {
     return tell;
   }
   static void caught(int signal_number, siginfo_t* info, void*) {
-    told()(info->si_addr);
+    if (told()(info->si_addr)) return;
     signal(signal_number, SIG_DFL);  // the access is made again
   }
 

@@ -7,6 +7,7 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include "dies.h"
 #include "guard.h"
 
 #include <cstdint>
@@ -27,10 +28,12 @@ struct Options {  // host_kernel.py: OptionsStruct
   int delay_steps;                // the longest time until a store is seen by others
   int copy_steps;                 // the longest time that a bulk copy takes
   int favour_steps;               // how long some blocks are favoured over others, and one of them rests; 0: all are equal
+  int dies;                       // parts with an L2 of their own, of a GPU that has such parts
+  int line_steps;                 // turns, on average, between two lines of an L2 that are written back and fetched; 0: none are
   int spare;
 };
 
-constexpr int kLanes = 32, kWarpsOfBlock = 12, kThreadsOfBlock = kLanes * kWarpsOfBlock;
+constexpr int kLanes = MONOTAPE_LANES, kWarpsOfBlock = 12, kThreadsOfBlock = kLanes * kWarpsOfBlock;
 constexpr int kStackBytes = (64 << 10) + 4160;  // not a power of two: the tops would share a few lines of the cache
 constexpr int kLongestNap = 16384;  // steps between two looks of a fiber that polls
 
@@ -129,6 +132,7 @@ class Machine {
   void (*body)() = nullptr;
   void (*enter)(Fiber&) = nullptr;  // tells the kernel whose turn it is
   uint32_t* cancel_flag = nullptr;
+  Dies* dies = nullptr;
   std::string fault;
 
   uint64_t random() {
@@ -144,7 +148,7 @@ class Machine {
 
   // Runs all fibers to the end; the fault says what went wrong.
   void run() {
-    const FaultCatcher catcher([](const void* at) { machine->stray(at); });
+    const FaultCatcher catcher([](const void* at) { return machine->stray(at); });
     size_t ended = 0;
     while (ended < fibers_.size() && fault.empty()) {
       happen();
@@ -165,14 +169,18 @@ class Machine {
     }
     while (fault.empty() && !copies_.empty()) fault = "A block ended under a copy.";
     for (Block& block : blocks_) flush(block, [](const Store&) { return true; });
+    if (dies) dies->release_all();
   }
 
-  // A fiber has touched what is not the kernel's: called by a signal handler. Does nothing if it was not a fiber.
-  void stray(const void* at) {
-    if (!in_fiber_) return;
+  // A fiber has touched what is not the kernel's, or writes a page of its die: called by a signal handler. True if the access
+  // is to be made again; false if it was not a fiber's.
+  bool stray(const void* at) {
+    if (dies && dies->written(at)) return true;
+    if (!in_fiber_) return false;
     char text[64];
     snprintf(text, sizeof(text), "An access outside of all memory, at %p", at);
     fail(text);
+    return false;
   }
   // Words that will be moved later, when no fiber can be blamed any more.
   void touch(const void* at, size_t bytes, size_t alignment) {
@@ -324,6 +332,7 @@ class Machine {
       ready_.push_back(naps_.top().fiber);
       naps_.pop();
     }
+    if (dies && options.line_steps && once_in(options.line_steps)) dies->turn_over(random());
     if (options.cancel_at >= 0 && static_cast<int64_t>(turns_) >= options.cancel_at) *cancel_flag = 1;
   }
   bool jump() {
@@ -372,6 +381,7 @@ class Machine {
       }
       for (int part = 0; part < 4; part++)
         if (s.parts >> part & 1) s.at[part] = s.value[part];
+      if (dies) dies->changed(s.at);
     }
     b.stores.resize(kept);
   }

@@ -29,7 +29,6 @@ from monotape.backends.cuda.links import InboxMemory, Numbers, step_table
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.memory import memory_plan, require_memory
 from monotape.backends.cuda.params import (
-    THREADS,
     ParamsStruct,
     exchange_bytes,
     place_table,
@@ -45,7 +44,7 @@ from monotape.backends.protocol import Job, KvSequence
 from monotape.backends.token_ids import TokenIds
 from monotape.errors import RequestError
 from monotape.models.spec import ModelSpec
-from monotape.plan.gpu import SHARED_MEMORY, GpuPlan
+from monotape.plan.gpu import GpuPlan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress
 
@@ -66,7 +65,7 @@ class CudaBackend:
         self.plan, self.gpu_rank = gpu_plan.plan, gpu_plan.ranks[rank]
         plan, own, workers = self.plan, self.gpu_rank, gpu_plan.workers
         self._own_plan = rank_plan(plan, rank)
-        self.kernel = Kernel(cubin, KERNEL_NAME, SHARED_MEMORY, TOLD)
+        self.kernel = Kernel(cubin, KERNEL_NAME, gpu_plan.machine.shared_memory, TOLD)
         self.request_memory = RequestMemory(plan.context)
         self._trace_kernel: Kernel | None = None
         self._launch: Launch | None = None
@@ -133,7 +132,7 @@ class CudaBackend:
         require_memory(memory_plan(plan, rank), memory_free_and_total()[0])
         beside = ThreadPoolExecutor(1, "compile")
         try:
-            cubin = beside.submit(compile_kernel, header)
+            cubin = beside.submit(cls.compile, header)
             model = load_model(spec, own_plan, checkpoint, progress, shared)
             try:
                 return cls(spec, plan, model, cubin.result(), rank=rank)
@@ -143,6 +142,11 @@ class CudaBackend:
                 raise
         finally:  # weights that cannot be loaded are no reason to wait for the compiler
             beside.shutdown(wait=False)
+
+    @classmethod
+    def compile(cls, header: str) -> bytes:
+        """The machine code of the kernel for this plan.h."""
+        return compile_kernel(header)
 
     def new_sequence(self) -> CudaSequence:
         return CudaSequence(self.gpu_rank.kv, self.plan.context)
@@ -191,7 +195,7 @@ class CudaBackend:
 
     def launch(self, launch: Launch, params: ParamsStruct) -> Launch:
         with self._lock:
-            launch.kernel.launch(self.plan.machine.workers, THREADS, params)
+            launch.kernel.launch(self.plan.machine.workers, self.gpu_plan.machine.threads, params)
             self._launch = launch
             return launch
 
@@ -229,7 +233,8 @@ class CudaBackend:
             )
         if self._trace_kernel is None:
             header = plan_header(self.gpu_plan, rank=self.rank, variant=Variant(trace=True))
-            self._trace_kernel = Kernel(compile_kernel(header), KERNEL_NAME, SHARED_MEMORY, TOLD)
+            shared_memory = self.gpu_plan.machine.shared_memory
+            self._trace_kernel = Kernel(self.compile(header), KERNEL_NAME, shared_memory, TOLD)
         traced = self.gpu_rank.stage_names[:-1]  # all but the rows of a prompt
         slots = self.spec.layers * len(traced) + 2
         clocks = np.zeros((self.plan.machine.workers, count, slots, len(FIELDS)), np.int64)

@@ -13,6 +13,7 @@ from typing import Any
 
 from monotape.config import cache_dir
 from monotape.errors import BackendError, BackendUnavailable
+from monotape.plan.gpu import GPU_MACHINES, HOPPER, GpuMachine
 
 KERNELS = Path(__file__).parent.parent.parent / "kernels"
 ARCHITECTURE = "sm_90a"
@@ -53,10 +54,16 @@ def compile_kernel(header: str, source: str = KERNEL_FILE) -> bytes:
 
 def cached_path(header: str, source: str = KERNEL_FILE) -> Path:
     """Where the cubin lies once it has been compiled."""
-    files = [KERNELS / source, *sorted(KERNELS.rglob("*.h"))]
+    files = [KERNELS / source, *headers()]
     contents = [(str(file.relative_to(KERNELS)), file.read_text()) for file in files]
     key = repr((header, contents, ARCHITECTURE, STANDARD, _compiler_version()))
     return cache_dir() / "cubin" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
+
+
+def headers(machine: GpuMachine = HOPPER) -> list[Path]:
+    """All headers that a kernel for this machine may include: not those of other machines."""
+    others = tuple(other.header for other in GPU_MACHINES.values() if other is not machine)
+    return [file for file in sorted(KERNELS.rglob("*.h")) if not file.name.startswith(others)]
 
 
 def _compiler_version() -> tuple[int, int]:

@@ -10,10 +10,10 @@ from monotape.plan.formats import TILE_ROWS, Format
 from monotape.plan.gpu import (
     BATCH_TILES,
     BLOCK_K,
-    BLOCK_SHAPES,
     CUT_ROWS,
     GPU_FORMATS,
     HEAD_INPUTS,
+    HOPPER,
     OTHER_STAGES,
     UNIT_POSITIONS,
     WARPS,
@@ -42,6 +42,7 @@ def plan_header(plan: GpuPlan, *, rank: int = 0, variant: Variant | None = None)
     headers = dict.fromkeys(header for fmt in formats if (header := GPU_FORMATS[fmt].header))
     large = sum(tape.bytes for tape in plan.plan.ranks[rank].tapes) >= _LARGE_TAPES
     lines = [
+        *([] if plan.machine is HOPPER else [f"// For {plan.machine.name}."]),
         "#pragma once",
         *(f'#define MONOTAPE_FORMAT_{number} "formats/{name}.h"' for number, name in enumerate(headers)),
         "#define MONOTAPE_STORED " + " ".join(_specialisation(fmt) for fmt in formats),
@@ -63,8 +64,8 @@ def plan_header(plan: GpuPlan, *, rank: int = 0, variant: Variant | None = None)
         _table("StageRow", "stage_row", _stages(own)),
         _table("BufferRow", "buffer_row", (_buffer(own, buffer) for buffer in own.buffers)),
         _table("ResetRow", "reset_row", _resets(own)),
-        _table("Shape", "shape_row", (f"{rows}, {columns}" for rows, columns in BLOCK_SHAPES)),
-        _cuts(own),
+        _table("Shape", "shape_row", (f"{rows}, {columns}" for rows, columns in plan.machine.shapes)),
+        _cuts(own, plan.machine.shapes),
         "}  // namespace monotape",
     ]
     return "\n".join(lines) + "\n"
@@ -95,7 +96,7 @@ def _constants(plan: GpuPlan, own: GpuRank) -> dict[str, int]:
     d, pages, kv, links = own.dimensions, own.pages, own.kv, own.links
     windows = [kind.attention.window for kind in own.kinds]
     return {
-        "kRows": own.rows_a_pass, "kShapes": len(BLOCK_SHAPES),
+        "kRows": own.rows_a_pass, "kShapes": len(plan.machine.shapes),
         "kWarps": WARPS, "kTileRows": TILE_ROWS, "kBlockK": BLOCK_K, "kBatchTiles": BATCH_TILES,
         "kUnitPositions": UNIT_POSITIONS, "kWorkers": plan.workers, "kLayers": d.layers, "kWidth": d.width,
         "kHeads": d.heads, "kKvHeads": d.kv_heads, "kHeadDim": d.head_dim, "kFfn": d.ffn, "kVocab": d.vocab,
@@ -163,14 +164,14 @@ def _resets(own: GpuRank) -> Iterator[str]:
         yield f"Buffer::{reset.buffer}, Stage::{reset.at}, {reset.turns}, {flags}"
 
 
-def _cuts(own: GpuRank) -> str:
+def _cuts(own: GpuRank, shapes: tuple[tuple[int, int], ...]) -> str:
     """For every stage, and every CUT_ROWS rows of a chunk: the number of the block's shape, and the pieces of k."""
     rows = []
     for _, cuts in own.prefill.cuts:
         entries, done = [], 0
         for cut in cuts:
             count = cut.rows // CUT_ROWS - done
-            entries += [f"{{{BLOCK_SHAPES.index((cut.row_tiles, cut.column_tiles))}, {cut.pieces}}}"] * count
+            entries += [f"{{{shapes.index((cut.row_tiles, cut.column_tiles))}, {cut.pieces}}}"] * count
             done += count
         rows.append("{" + ", ".join(entries) + "}")
     most = own.prefill.cuts[0][1][-1].rows // CUT_ROWS

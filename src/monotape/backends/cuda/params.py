@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from monotape.backends.cuda.header import MOST_STAGES, MOST_VECTORS
 from monotape.backends.cuda.links import RanksStruct
 from monotape.backends.cuda.sampling import SamplingStruct
-from monotape.plan.gpu import WORD_BYTES, GpuRank
+from monotape.plan.gpu import HOPPER, WORD_BYTES, GpuRank
 from monotape.plan.types import Plan
 
-THREADS = 12 * 32
+THREADS = HOPPER.threads
 
 
 def _pointers(*names: str) -> tuple[tuple[str, type], ...]:

@@ -81,8 +81,8 @@ def check_plan(plan: Plan) -> None:
 def check_room(rank: RankPlan, room: Room) -> None:
     """A prefill needs the ring, and may also use the memory of a token's input."""
     blocks = page_blocks(rank, room)
-    too_few = room.pages(blocks) < LEAST_PAGES
-    if too_few or rows_bytes(room, blocks) < prefill_ring(room.dimensions.head_dim):
+    too_few = room.pages(blocks) < (LEAST_PAGES if room.gpu.ring else 1)
+    if too_few or rows_bytes(room, blocks) < prefill_ring(room):
         raise UnsupportedModel(
             f"The CUDA kernel has no room for inputs of {BLOCK_K * room.input_blocks:,} values beside its ring.",
             "Share the model among ranks with --tp, or use --backend cpu.",
@@ -92,6 +92,6 @@ def check_room(rank: RankPlan, room: Room) -> None:
 def rows_bytes(room: Room, blocks: int) -> int:
     """Bytes of shared memory for a prefill: the ring, plus the memory of a token's input if the ring is too small."""
     ring = room.pages(blocks) * blocks * BLOCK_BYTES
-    if ring >= prefill_ring(room.dimensions.head_dim):
+    if ring >= prefill_ring(room):
         return ring
     return ring + 2 * BLOCK_K * room.rows * room.input_blocks

@@ -13,13 +13,20 @@ from monotape.compiler.gpu.exchange import (
     own_words,
     with_attention,
 )
-from monotape.compiler.gpu.limits import check_family, check_model, check_plan, check_room, rows_bytes
+from monotape.compiler.gpu.limits import (
+    check_family,
+    check_model,
+    check_plan,
+    check_room,
+    rows_bytes,
+)
 from monotape.compiler.gpu.links import links_of, most_rows
 from monotape.compiler.gpu.pages import Room, blocks_of, page_blocks, pages_for, product_of
 from monotape.compiler.gpu.rows import chunk_for, row_plan
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
 from monotape.plan.gpu import (
+    GPU_MACHINES,
     Dimensions,
     GpuPlan,
     GpuRank,
@@ -31,8 +38,6 @@ from monotape.plan.gpu import (
 from monotape.plan.gpu_rules import verify
 from monotape.plan.types import Machine, Plan, RankPlan
 from monotape.plan.types import Stage as PlanStage
-
-_SAMPLER_WORDS = 1 + 256 // 2  # kernels/sampling/cut.h: kSamplerWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +56,14 @@ class Tuning:
 
 def gpu_plan(
     spec: ModelSpec, workers: int, context: int, fmt: Format = Format.BF16, tp: int | None = None, *,
-    stage_formats: Mapping[str, Format] | None = None, tuning: Tuning | None = None,
+    stage_formats: Mapping[str, Format] | None = None, tuning: Tuning | None = None, backend: str = "cuda",
 ) -> GpuPlan:  # fmt: skip
     """The plan for GPUs: 32 values along k at a time, heads finished by the worker that attends to them.
 
     `workers` are those of one rank.
     """
     check_family(spec)
-    machine = Machine("cuda", workers, alignment=128, whole_heads=False, levels=False)
+    machine = Machine(backend, workers, alignment=128, whole_heads=False, levels=False)
     plan = compile_plan(spec, machine, fmt, context=context, ranks=tp, stage_formats=stage_formats)
     return lower(spec, plan, tuning)
 
@@ -76,7 +81,7 @@ class _Lowering:
 
     def __init__(self, spec: ModelSpec, plan: Plan, rank: RankPlan, tuning: Tuning) -> None:
         self._spec, self._plan, self._rank, self._tuning = spec, plan, rank, tuning
-        self._workers = plan.machine.workers
+        self._workers, self._gpu = plan.machine.workers, GPU_MACHINES[plan.machine.kind]
         self._dimensions = self._find_dimensions()
         check_model(self._dimensions, self._workers)
 
@@ -90,7 +95,7 @@ class _Lowering:
         room = Room(
             d, input_blocks=max(blocks_of(stage) for stage in rank.stages),
             own_words=own_words(rank, d, exchange), residual_tiles=max(1, *(span.count for span in residual.spans)),
-            steps=len(self._plan.steps), rows=tuning.rows,
+            steps=len(self._plan.steps), rows=tuning.rows, gpu=self._gpu,
             codes=not all(stage.format.is_half for stage in rank.stages),
         )  # fmt: skip
         check_room(rank, room)
@@ -100,17 +105,19 @@ class _Lowering:
         return GpuRank(
             rank=rank.rank, dimensions=d, half=self._plan.format, rows_a_pass=tuning.rows,
             choices=tuning.choices if tuning.published else 1,
-            vectors=self._vectors(), products=tuple(product_of(stage, blocks) for stage in lengths),
+            vectors=self._vectors(),
+            products=tuple(product_of(stage, blocks, self._gpu) for stage in lengths),
             kinds=kinds, layer_kinds=layer_kinds, head=head,
             embedding=rank.head.format if self._spec.tied else self._plan.format,
-            pages=pages_for(rank, blocks, room.pages(blocks), len(self._plan.ranks)),
+            pages=pages_for(rank, blocks, room.pages(blocks), len(self._plan.ranks), self._gpu),
             buffers=exchange.buffers, resets=exchange.resets, scattered=self._scattered(),
             own_words=room.own_words, residual_tiles=room.residual_tiles, input_blocks=room.input_blocks,
             kv=KvUnits(
                 d.layers, d.kv_heads, d.head_dim, rank.kv.format, tuning.units_per_split, splits
             ),
             beside_ring=room.bytes, prefill_bytes=rows_bytes(room, blocks),
-            prefill=row_plan(d, (*layer, head), workers, chunk), sampler_words=_SAMPLER_WORDS,
+            prefill=row_plan(d, (*layer, head), workers, chunk, self._gpu),
+            sampler_words=1 + self._gpu.consumers // 2,  # kernels/sampling/cut.h: kSamplerWords
             links=links_of(
                 self._plan, rank.rank, d.width, d.all_vocab, chunk, link_delay=tuning.link_delay
             ),

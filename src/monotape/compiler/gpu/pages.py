@@ -8,12 +8,11 @@ from monotape.plan.formats import TILE_ROWS
 from monotape.plan.gpu import (
     BATCH_TILES,
     BLOCK_K,
-    CODED_WORDS_AT_ONCE,
     GPU_FORMATS,
-    SHARED_MEMORY,
+    HOPPER,
     WARPS,
-    WORDS_AT_ONCE,
     Dimensions,
+    GpuMachine,
     Pages,
     Product,
 )
@@ -23,10 +22,9 @@ BLOCK_BYTES = 512
 LEAST_PAGES = 3  # copies in flight that keep the memory busy, one page each
 _FAIR_BYTES_PER_TICK = 21.8  # one worker's share of the bandwidth, of an H200's 132 workers
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes per worker
-_FINISHED_BLOCK = 135168  # kernels/rows/matrix.h: the largest block of a product, staged for the store
-_SELECT_SHARED = 9056  # kernels/sampling/cut.h: SelectScratch
 #: Blocks of codes of a whole tile in a warp: their inputs stay in registers, eight words each, four of integers.
 _WHOLE_CODED, _WHOLE_INTEGERS = 6, 8
+_PREFILL_BLOCKS = 8  # in units of which shared memory is given to a prefill, where there is no ring
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 
 
@@ -41,11 +39,12 @@ class Room:
     steps: int  # of ranks
     rows: int = 1
     codes: bool = False  # whether some stages' weights are codes: their inputs have scales
+    gpu: GpuMachine = HOPPER
 
     @property
     def bytes(self) -> int:
         group, head = self.dimensions.group, self.dimensions.head_dim
-        sums = max(2 * self.rows * BATCH_TILES * WARPS * TILE_ROWS * 4, _SELECT_SHARED)
+        sums = max(2 * self.rows * BATCH_TILES * WARPS * TILE_ROWS * 4, self._select)
         inputs = 2 * BLOCK_K * self.rows * self.input_blocks + sums
         attended = 4 * WARPS * group * (head + 4)  # lies over the input and its sums
         lists = 2 * 4 * self.own_words + 4 * self.dimensions.layers
@@ -56,39 +55,47 @@ class Room:
             rest += 16 * self.steps + 4 * TILE_ROWS * BATCH_TILES  # steps, and sums that came early
         return rest + _OTHER_SHARED
 
+    @property
+    def _select(self) -> int:
+        """kernels/sampling/cut.h: SelectScratch"""
+        return 864 + 32 * self.gpu.consumers
+
     def pages(self, blocks: int) -> int:
         """As many pages as fit."""
-        return (SHARED_MEMORY - self.bytes) // (blocks * BLOCK_BYTES)
+        return (self.gpu.shared_memory - self.bytes) // (blocks * BLOCK_BYTES)
 
 
 def blocks_of(stage: Stage) -> int:
     return stage.padded_k // BLOCK_K
 
 
-def product_of(stage: Stage, page: int) -> Product:
+def product_of(stage: Stage, page: int, gpu: GpuMachine = HOPPER) -> Product:
     """How tiles of a stage lie in pages of `page` blocks, and how many a warp multiplies together."""
     k = stage.layout.k
     size = page * BLOCK_BYTES // stage.layout.block_bytes
     blocks = stage.padded_k // k
     half, words = stage.format.is_half, GPU_FORMATS[stage.format].words
-    at_once = (WORDS_AT_ONCE if half else CODED_WORDS_AT_ONCE) // words  # blocks in a warp's registers
-    in_page, pages = max(1, size // blocks), -(-blocks // min(size, WARPS * at_once))
+    # Blocks in a warp's registers.
+    at_once = (gpu.words_at_once if half else gpu.coded_words_at_once) // words
+    if not gpu.ring:  # warps read the tape itself: nothing has to fit a page
+        size = blocks * BATCH_TILES
+    in_page, pages = max(1, size // blocks), -(-blocks // min(size, gpu.parts * at_once))
     whole = _WHOLE_INTEGERS if GPU_FORMATS[stage.format].integers else _WHOLE_CODED
-    if not half and blocks > WARPS * whole:
+    if not half and blocks > gpu.parts * whole:
         pages = max(2, pages)
-    run = blocks if pages == 1 else _whole_warps(blocks, pages)
+    run = blocks if pages == 1 else _whole_warps(blocks, pages, gpu)
     while run > size:  # whole blocks for every warp may be too many
         pages += 1
-        run = _whole_warps(blocks, pages)
-    most = min(in_page, BATCH_TILES // 2, max(1, at_once // -(-run // WARPS)))
+        run = _whole_warps(blocks, pages, gpu)
+    most = min(in_page, BATCH_TILES // 2, max(1, at_once // -(-run // gpu.parts)))
     together = max(tiles for tiles in range(1, most + 1) if in_page % tiles == 0)
     return Product(stage.format, blocks, in_page, run, together)
 
 
-def _whole_warps(blocks: int, pages: int) -> int:
+def _whole_warps(blocks: int, pages: int, gpu: GpuMachine) -> int:
     """Blocks of one of so many pages of a tile, as many for every warp."""
     each = -(-blocks // pages)
-    return -(-each // WARPS) * WARPS
+    return -(-each // gpu.parts) * gpu.parts
 
 
 def page_blocks(rank: RankPlan, room: Room) -> int:
@@ -97,27 +104,29 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
     A step has a fixed cost, that of twelve more blocks. Room for more than a layer counts nothing. Tiles of codes come
     in odd sizes, so there pages do as well.
     """
+    if not room.gpu.ring:
+        return _PREFILL_BLOCKS
     stages, workers = rank.layer_stages, len(rank.tapes)
     total = sum(stage.tiles * stage.tile_bytes for stage in stages) / BLOCK_BYTES
     layer = total * BLOCK_BYTES / workers
 
     def worth(size: int) -> float:
-        handled = [_pages_and_steps(stage, size) for stage in stages]
+        handled = [_pages_and_steps(stage, size, room.gpu) for stage in stages]
         pages, steps = sum(pages for pages, _ in handled), sum(steps for _, steps in handled)
         held = room.pages(size) * BLOCK_BYTES * total / pages
-        return min(held, layer) / SHARED_MEMORY - 12 * steps / total
+        return min(held, layer) / room.gpu.shared_memory - 12 * steps / total
 
     unit = _unit_blocks(room.dimensions.head_dim)
     finest = 8 if all(stage.format.is_half for stage in stages) else 2
     sizes = [size for size in range(24, 97, finest) if size >= unit]
-    enough = prefill_ring(room.dimensions.head_dim)
+    enough = prefill_ring(room)
     roomy = [size for size in sizes if room.pages(size) * size * BLOCK_BYTES >= enough]
     return max(roomy or sizes, key=worth)
 
 
-def _pages_and_steps(stage: Stage, page: int) -> tuple[int, int]:
+def _pages_and_steps(stage: Stage, page: int, gpu: GpuMachine) -> tuple[int, int]:
     """Pages that the tiles of a stage take in all workers, and the steps of their warps."""
-    product = product_of(stage, page)
+    product = product_of(stage, page, gpu)
     if product.page_run < product.blocks:
         pages = stage.tiles * -(-product.blocks // product.page_run)
         return pages, pages
@@ -131,14 +140,19 @@ def _unit_blocks(head_dim: int) -> int:
     return 4 * -(-head_dim // BLOCK_K) + head_dim // TILE_ROWS
 
 
-def prefill_ring(head_dim: int) -> int:
+def prefill_ring(room: Room) -> int:
     """Bytes of the ring that a prefill needs: a finished block, or the queries and four steps of rows/attention.h."""
+    head_dim = room.dimensions.head_dim
     blocks, value_tiles = -(-head_dim // BLOCK_K), 8 if head_dim <= 64 else 16
+    if not room.gpu.ring:  # queries in registers, two steps of one unit; three steps of a product
+        return max(
+            room.gpu.finished_block, 2 * (4 * blocks + value_tiles) * BLOCK_BYTES, 3 * 24 * BLOCK_BYTES
+        )
     queries, step = 16 * blocks * BLOCK_BYTES, (8 * blocks + 2 * value_tiles) * BLOCK_BYTES
-    return max(_FINISHED_BLOCK, queries + 4 * step)
+    return max(room.gpu.finished_block, queries + 4 * step)
 
 
-def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int) -> Pages:
+def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int, gpu: GpuMachine = HOPPER) -> Pages:
     """About 96 KB in flight of pages that are needed now; later pages come at a worker's share of the bandwidth.
 
     A rank of several reads so little that words queueing behind pages cost it more than late pages do. Long layers keep
@@ -146,6 +160,8 @@ def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int) -> Pages:
     disturbs it.
     """
     page = blocks * BLOCK_BYTES
+    if not gpu.ring:  # shared memory beside the inputs is for a prefill alone
+        return Pages(blocks, ring, now=1, ahead=1, polling=1, attending=1, ticks=0, lead=0)
     now = max(LEAST_PAGES, 98304 // page)
     if ranks > 1:
         return Pages(blocks, ring, now, ahead=1, polling=1, attending=2, ticks=0, lead=0)

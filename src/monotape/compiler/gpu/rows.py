@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from monotape.plan.formats import TILE_ROWS
 from monotape.plan.gpu import (
     BLOCK_K,
-    BLOCK_SHAPES,
     CUT_ROWS,
+    HOPPER,
     Cut,
     Dimensions,
+    GpuMachine,
     MatrixStage,
     RowBuffer,
     RowPlan,
@@ -27,8 +28,14 @@ def chunk_for(context: int, most: int = CHUNK) -> int:
     return min(CHUNK, most, -(-context // _CHUNK_STEP) * _CHUNK_STEP)
 
 
-def row_plan(dimensions: Dimensions, stages: tuple[MatrixStage, ...], workers: int, chunk: int) -> RowPlan:
-    cuts = tuple((stage.name, tuple(_cuts(stage, workers))) for stage in stages)
+def row_plan(
+    dimensions: Dimensions,
+    stages: tuple[MatrixStage, ...],
+    workers: int,
+    chunk: int,
+    gpu: GpuMachine = HOPPER,
+) -> RowPlan:
+    cuts = tuple((stage.name, tuple(_cuts(stage, workers, gpu))) for stage in stages)
     return RowPlan(chunk, tuple(_buffers(dimensions, workers, chunk)), cuts)
 
 
@@ -50,18 +57,20 @@ def _buffers(dimensions: Dimensions, workers: int, chunk: int) -> Iterator[RowBu
     yield RowBuffer("partials", 4 * partials)
 
 
-def _cuts(stage: MatrixStage, workers: int) -> Iterator[Cut]:
+def _cuts(stage: MatrixStage, workers: int, gpu: GpuMachine) -> Iterator[Cut]:
     """The fastest block shape for every number of rows of a chunk; equal neighbours are joined."""
     found: list[Cut] = []
     for rows in range(CUT_ROWS, CHUNK + 1, CUT_ROWS):
-        shape, pieces = _best_cut(stage, workers, rows)
+        shape, pieces = _best_cut(stage, workers, rows, gpu)
         if found and (found[-1].row_tiles, found[-1].column_tiles, found[-1].pieces) == (*shape, pieces):
             found.pop()
         found.append(Cut(rows, *shape, pieces))
     yield from found
 
 
-def _best_cut(stage: MatrixStage, workers: int, rows: int) -> tuple[tuple[int, int], int]:
+def _best_cut(
+    stage: MatrixStage, workers: int, rows: int, gpu: GpuMachine = HOPPER
+) -> tuple[tuple[int, int], int]:
     """The cost of a cut: the reads of a block, a fixed cost per block, and pieces that are written and read again.
 
     Products are bound by reads from the L2. With fewer blocks of output than workers, k is cut into pieces too, if the
@@ -78,7 +87,7 @@ def _best_cut(stage: MatrixStage, workers: int, rows: int) -> tuple[tuple[int, i
         sums = pieces * rows * stage.tiles * 2 // (_BLOCK_WORDS // 2 * workers)
         return -(-items * pieces // workers) * ((row_tiles + column_tiles) * each + _BEGINNING) + sums, pieces
 
-    costs = [(*cost(shape), shape) for shape in BLOCK_SHAPES]
+    costs = [(*cost(shape), shape) for shape in gpu.shapes]
     _, pieces, shape = min(costs, key=lambda entry: entry[0])  # the first of equals
     return shape, pieces
 

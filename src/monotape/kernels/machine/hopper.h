@@ -42,9 +42,36 @@ __device__ __forceinline__ uint32_t most_of_lanes(uint32_t value) { return __red
 __device__ __forceinline__ void warp_meets() { __syncwarp(); }
 __device__ __forceinline__ void block_meets() { __syncthreads(); }
 
-// Which row of an operand's block, and which 16 of the row's 64 bytes, are a lane's own.
+// An operand's block is the words of 32 lanes, 16 bytes each, so a warp may have several blocks side by side. Which of them
+// a lane's own word is in, which of that block's words it is, in which row, and which 16 of the row's 64 bytes.
+constexpr int kBlockLanes = 32, kSide = kLanes / kBlockLanes;
+__device__ __forceinline__ int fragment_side(unsigned) { return 0; }
+__device__ __forceinline__ int fragment_word(unsigned lane) { return static_cast<int>(lane); }
 __device__ __forceinline__ int fragment_row(unsigned lane) { return static_cast<int>(lane / 4); }
 __device__ __forceinline__ int fragment_column(unsigned lane) { return static_cast<int>(lane % 4); }
+
+// Heads side by side in a warp: which one is a lane's, and which 16 of every 64 bytes; and a sum, or the largest value, over
+// the lanes of a head.
+constexpr int kHeadLanes = 8;
+__device__ __forceinline__ int head_row(unsigned lane) { return static_cast<int>(lane / 4); }
+__device__ __forceinline__ int head_column(unsigned lane) { return static_cast<int>(lane % 4); }
+__device__ __forceinline__ float sum_of_head(float value) {
+  value += lane_across(value, 1);
+  return value + lane_across(value, 2);
+}
+__device__ __forceinline__ float largest_of_head(float value) {
+  value = fmaxf(value, lane_across(value, 1));
+  return fmaxf(value, lane_across(value, 2));
+}
+
+// Shared memory of a worker, and how it is used.
+#define MONOTAPE_RING  // bulk copies fill a ring of pages: worker/ring.h
+#define MONOTAPE_UNIT "machine/hopper_unit.h"  // how a warp attends to a unit of KV
+constexpr int kSharedMemory = 227 * 1024;
+constexpr bool kFewRegisters = false;  // true: no address is kept over a barrier
+// A prefill's operands in shared memory: steps at least, and blocks of k in one step of so many tiles.
+constexpr int kLeastSteps = 4, kLeastAttendedSteps = 4, kAttendedUnits = 2;
+__host__ __device__ constexpr int step_blocks(int tiles) { return tiles > 32 ? 1 : 2; }
 
 // Arithmetic that the machine does approximately, in a few units of the last place.
 __device__ __forceinline__ float exponential(float value) { return __expf(value); }
@@ -87,6 +114,11 @@ __device__ __forceinline__ uint32_t kept_address(const void* p, uint32_t lanes) 
 template <class T>
 __device__ __forceinline__ T& kept(T& object, uint32_t lanes) {
   return *static_cast<T*>(__cvta_shared_to_generic(kept_address(&object, lanes)));
+}
+
+template <class T>
+__device__ __forceinline__ const T& changeable(const T& object) {
+  return object;  // constant memory costs no registers
 }
 
 class Barriers {
@@ -319,6 +351,30 @@ __device__ __forceinline__ void multiply_accumulate_bytes(int* c, uint32_t a0, u
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// A block of weights times one token's activations, and up to three more rows (token/matrix.h). The halves of row p of the
+// pass are columns 2p and 2p + 1, so a lane has eight bytes of its column. In all, a lane adds to four sums.
+using TokenInput = uint2;
+constexpr int kTokenSums = 4, kGroupInputs = 8;  // inputs of a group of 32 values of k, in shared memory
+// A word of the input in the order of products: its first and third pair, then its second and fourth.
+__device__ __forceinline__ uint4 input_order(uint4 word) { return make_uint4(word.x, word.z, word.y, word.w); }
+__device__ __forceinline__ TokenInput no_input() { return make_uint2(0, 0); }
+// Whose input a lane takes: which row of the pass, and which inputs from the warp's first on, of blocks of `sub` groups.
+__device__ __forceinline__ int input_pass(unsigned lane) { return fragment_row(lane) / 2; }
+__device__ __forceinline__ int first_input(unsigned lane, int) { return fragment_column(lane) * 2; }
+__device__ __forceinline__ int second_input(unsigned lane) { return fragment_row(lane) % 2; }
+__device__ __forceinline__ bool takes_input(unsigned) { return true; }
+template <bool Float16>
+__device__ __forceinline__ void multiply_token(float* sums, const uint4& w, TokenInput x) {
+  multiply_accumulate<Float16>(sums, w.x, w.y, w.z, w.w, x.x, x.y);
+}
+// A lane's part of the product, then the whole of it: of which row of the tile, and of which row of the pass.
+__device__ __forceinline__ float token_part(const float* sums, unsigned) { return sums[0] + sums[3]; }
+__device__ __forceinline__ float token_whole(float part) { return part; }
+__device__ __forceinline__ int token_row(unsigned lane) { return fragment_row(lane); }
+__device__ __forceinline__ int token_pass(unsigned lane) { return fragment_column(lane); }
+// Weights, from the page that they have come in.
+__device__ __forceinline__ uint4 load_weights(const uint4* p) { return *p; }
+
 // Products of a group: four warps, of which the first is a multiple of four, multiply operands that both lie in shared
 // memory, without reading them into registers. An operand is tiles of eight rows and 32 values of k, one block after
 // another, the words of each block in the order of `operand_place`: that is how the tensor cores read 64 bytes a row
@@ -404,6 +460,29 @@ __device__ __forceinline__ void clear_sums(float (&c)[Tiles][4]) {
 // Orders ordinary writes of sums before products that add to them.
 __device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_product_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Queries of a prefill are an operand in shared memory.
+constexpr bool kQueriesInRegisters = false;
+template <int Blocks>
+struct RowQueries {
+  __device__ __forceinline__ void load(const uint4*, unsigned) {}
+  template <class Sums>
+  __device__ __forceinline__ void multiply(const uint8_t*, Sums&) const {}
+};
+// Sums of a group's product: of `Tiles` tiles a lane has kSumTiles<Tiles> times four, of kLaneRows rows, eight apart. Which
+// row and column of the warp's 16 by 8 * Tiles the first is, and how much further sum i of the t-th four is; which word of
+// eight columns that is in, and which pair of the word; sums of a row are neighbours.
+constexpr int kLaneRows = 2, kRowSums = 4 / kLaneRows, kTileSums = 4;
+template <int Tiles>
+constexpr int kSumTiles = Tiles;
+__device__ __forceinline__ int sum_row(unsigned lane) { return static_cast<int>(lane / 4); }
+__device__ __forceinline__ int sum_column(unsigned lane) { return 2 * static_cast<int>(lane % 4); }
+__device__ __forceinline__ constexpr int sum_step(int t, int i) { return t * 8 + i % 2; }
+__device__ __forceinline__ int sum_word(unsigned, int t) { return t; }
+__device__ __forceinline__ int sum_pair(unsigned lane, int) { return static_cast<int>(lane % 4); }
+// The position of a score, where columns are positions in the order of a unit's values.
+__device__ __forceinline__ int score_position(int first, unsigned lane, int t, int i) {
+  return first + t / 4 * 32 + static_cast<int>(lane % 4) * 8 + t % 4 * 2 + i % 2;
+}
 // The operands of all but the latest group have been read.
 __device__ __forceinline__ void wait_operands() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 // All products have been added to the sums.

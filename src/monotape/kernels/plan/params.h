@@ -29,7 +29,11 @@ __host__ __device__ constexpr int k_blocks(Stage stage) { return divide_up(row_o
 constexpr int kHeadBlocks = divide_up(kHeadDim, kBlockK), kHeadTiles = kHeadDim / kTileRows;
 constexpr int kKeyBlocks = kUnitPositions / kTileRows * kHeadBlocks;
 constexpr int kUnitBytes = (kKeyBlocks + kHeadTiles) * kBlockBytes;
+#ifdef MONOTAPE_RING
 constexpr int kPageUnits = kPageBytes / kUnitBytes;
+#else
+constexpr int kPageUnits = 1;  // units are read where they lie
+#endif
 static_assert(kPageUnits >= 1, "a unit of KV fits a page");
 static_assert(kHeadDim % 8 == 0 && kHeadDim <= 128 && kRopeDims % 16 == 0 && kGroup <= 8, "heads that attention can do");
 

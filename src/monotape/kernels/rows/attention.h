@@ -37,12 +37,13 @@ __device__ __forceinline__ Splits splits_of(Consumer& c) {
 
 class RowAttention {
  public:
-  static constexpr int kUnits = 2, kTiles = kUnits * 4;  // that a step looks at, and tiles of their positions
+  static constexpr int kUnits = kAttendedUnits, kTiles = kUnits * 4;  // that a step looks at, and tiles of their positions
   static constexpr int kValueTiles = kHeadTiles <= 8 ? 8 : 16;  // what lies in those past the head does not matter
   static constexpr int kKeyBytes = kHeadBlocks * kTiles * kBlockBytes, kStepBytes = kKeyBytes + kUnits * kValueTiles * kBlockBytes;
-  static constexpr int kQueryBytes = kHeadBlocks * kBlockRows / kTileRows * kBlockBytes;
+  static constexpr int kQueryBytes = kQueriesInRegisters ? 0 : kHeadBlocks * kBlockRows / kTileRows * kBlockBytes;
   static constexpr int kSteps = smaller(8, (kPrefillBytes - kQueryBytes) / kStepBytes);
-  static_assert(kSteps >= 4, "steps on their way");
+  static constexpr int kScores = kSumTiles<kTiles>, kSumWide = kTileSums == 4 ? 1 : 2, kHeadSums = divide_up(kHeadTiles, kSumWide);
+  static_assert(kSteps >= kLeastAttendedSteps, "steps on their way");
 
   __device__ RowAttention(Consumer& c, Splits splits)
       : c_(c), chunk_(rows_state(c).chunk), splits_(splits), layer_(rows_state(c).layer), window_(window_of(c.shared, layer_)) {}
@@ -59,7 +60,7 @@ class RowAttention {
     copy_queries(first);
 #pragma unroll 1
     for (int step = 0; step < kSteps - 1; step++) copy_units(from + step * kUnits, end, step);
-    index_ = first + c_.warp() * 16 + c_.row();
+    index_ = first + c_.warp() * 16 + sum_row(c_.lane());
     clear();
     see(first + c_.warp() * 16);
 #pragma unroll 1
@@ -76,7 +77,7 @@ class RowAttention {
   }
 
  private:
-  // One of the lane's two rows.
+  // One of the lane's rows.
   struct Row {
     int row, head, first, last;  // in the chunk, and the positions that it sees
     bool real;
@@ -88,7 +89,7 @@ class RowAttention {
   }
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int half = 0; half < 2; half++) peak_[half] = -infinity(), sum_[half] = 0;
+    for (int half = 0; half < kLaneRows; half++) peak_[half] = -infinity(), sum_[half] = 0;
     clear_sums(values_);
   }
 
@@ -103,8 +104,15 @@ class RowAttention {
   __device__ __forceinline__ uint8_t* queries() { return c_.shared.ring[0]; }
   __device__ __forceinline__ uint8_t* step_place(int slot) { return c_.shared.ring[0] + kQueryBytes + slot * kStepBytes; }
 
+  // The words of a lane's query, where queries stay in registers; null past the last row.
+  __device__ __forceinline__ const uint4* query_row(int first) const {
+    const int index = first + c_.warp() * 16 + sum_row(c_.lane()), row = index / kGroup;
+    const int64_t from = static_cast<int64_t>(row) * kAttendedWords + (kv_head_ * kGroup + index % kGroup) * kHeadWords;
+    return row < chunk_.count ? c_.params.rows.queries + from : nullptr;
+  }
   // The rows' queries, in blocks for products. The padding of a head is zero.
   __device__ __forceinline__ void copy_queries(int first) {
+    if constexpr (kQueriesInRegisters) return queries_.load(query_row(first), c_.lane());
 #pragma unroll 1
     for (int i = c_.thread; i < kBlockRows * kHeadBlocks * 4; i += kConsumers) {
       const int at = i / (kHeadBlocks * 4), word = i % (kHeadBlocks * 4), index = first + at, row = index / kGroup;
@@ -122,20 +130,20 @@ class RowAttention {
 #pragma unroll
       for (int u = 0; u < kUnits; u++) {
         const uint32_t bytes = unit + u < end ? 16 : 0;
-        const uint4* from = reinterpret_cast<const uint4*>(kv_unit(c_.params, layer_, kv_head_, bytes ? unit + u : unit)) + c_.lane();
+        const uint4* from = reinterpret_cast<const uint4*>(kv_unit(c_.params, layer_, kv_head_, bytes ? unit + u : unit)) + c_.word();
 #pragma unroll
-        for (int i = 0; i < kKeyBlocks; i += kWarps) {
-          const int block = i + c_.warp(), tile = block / kHeadBlocks, row = c_.row();
-          if (kKeyBlocks % kWarps && block >= kKeyBlocks) continue;
+        for (int i = 0; i < kKeyBlocks; i += kWarps * kSide) {
+          const int block = i + c_.warp() * kSide + c_.side(), tile = block / kHeadBlocks, row = c_.row();
+          if (kKeyBlocks % (kWarps * kSide) && block >= kKeyBlocks) continue;
           uint8_t* to = step_place(slot) + (block % kHeadBlocks * kTiles + u * 4 + row / 2) * kBlockBytes;
           copy_word(to + operand_place((tile * 2 + row % 2) * 4 + c_.column()) * 16, from + block * kBlockWords, bytes);
         }
 #pragma unroll
-        for (int i = 0; i < kHeadTiles; i += kWarps) {
-          const int tile = i + c_.warp();
-          if (kHeadTiles % kWarps && tile >= kHeadTiles) continue;
+        for (int i = 0; i < kHeadTiles; i += kWarps * kSide) {
+          const int tile = i + c_.warp() * kSide + c_.side();
+          if (kHeadTiles % (kWarps * kSide) && tile >= kHeadTiles) continue;
           uint8_t* to = step_place(slot) + kKeyBytes + (u * kValueTiles + tile) * kBlockBytes;
-          copy_word(to + operand_place(c_.lane()) * 16, from + (kKeyBlocks + tile) * kBlockWords, bytes);
+          copy_word(to + operand_place(c_.word()) * 16, from + (kKeyBlocks + tile) * kBlockWords, bytes);
         }
       }
     }
@@ -143,16 +151,17 @@ class RowAttention {
   }
 
   __device__ __forceinline__ void look_at_units(int position, int slot) {
-    float score[kTiles][4];
+    float score[kScores][4];
     multiply_keys(slot, score);
     if (position + kUnits * kUnitPositions - 1 > all_see_until_ || position < all_see_from_) hide(position, score);
-    uint32_t weight[kTiles / 2][4];
-    float fade[2];
+    uint32_t weight[kTiles / 2][2 * kLaneRows];
+    float fade[kLaneRows];
 #pragma unroll
-    for (int half = 0; half < 2; half++) fade[half] = weigh(half, score, weight);
+    for (int half = 0; half < kLaneRows; half++) fade[half] = weigh(half, score, weight);
 #pragma unroll
-    for (int j = 0; j < kHeadTiles; j++)
-      values_[j][0] *= fade[0], values_[j][1] *= fade[0], values_[j][2] *= fade[1], values_[j][3] *= fade[1];
+    for (int j = 0; j < kHeadSums; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) values_[j][i] *= fade[i / kRowSums];
     const uint8_t* values = step_place(slot) + kKeyBytes;
     fence_products();
 #pragma unroll
@@ -162,10 +171,11 @@ class RowAttention {
     wait_products(values_);
   }
 
-  __device__ __forceinline__ void multiply_keys(int slot, float (&score)[kTiles][4]) {
+  __device__ __forceinline__ void multiply_keys(int slot, float (&score)[kScores][4]) {
     const uint8_t* rows = queries() + c_.warp() / 4 * 8 * kBlockBytes;
     const uint8_t* keys = step_place(slot);
-    static_assert(kTiles == 8, "products that there are");
+    if constexpr (kQueriesInRegisters) return queries_.multiply(keys, score);
+    static_assert(kQueriesInRegisters || kTiles == 8, "products that there are");
     fence_products();
 #pragma unroll
     for (int i = 0; i < 2 * kHeadBlocks; i++) {
@@ -179,36 +189,40 @@ class RowAttention {
   }
 
   // Scores of positions that a row does not see.
-  __device__ __forceinline__ void hide(int position, float (&score)[kTiles][4]) {
+  __device__ __forceinline__ void hide(int position, float (&score)[kScores][4]) {
     index_ = opaque(index_);  // rows are recomputed, not kept in registers
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < kLaneRows; half++) {
       const Row row = row_of(half);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; tile++)
+      for (int tile = 0; tile < kScores; tile++)
 #pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; i++) {
-          const int at = position + tile / 4 * kUnitPositions + c_.column() * 8 + tile % 4 * 2 + i % 2;
+        for (int i = kRowSums * half; i < kRowSums * half + kRowSums; i++) {
+          const int at = score_position(position, c_.lane(), tile, i);
           if (at > row.last || at < row.first) score[tile][i] = -infinity();
         }
     }
   }
 
-  // Turns the scores of one of the lane's two rows into weights; returns the factor that rescales earlier results. Each lane
+  // Two neighbouring scores of a row.
+  static __device__ __forceinline__ const float* pair_of(const float (&score)[kScores][4], int half, int pair) {
+    return score[pair * 2 / kRowSums] + kRowSums * half + pair * 2 % kRowSums;
+  }
+
+  // Turns the scores of one of the lane's rows into weights; returns the factor that rescales earlier results. Each lane
   // adds up the weights of its own positions.
-  __device__ __forceinline__ float weigh(int half, const float (&score)[kTiles][4], uint32_t (&weight)[kTiles / 2][4]) {
+  __device__ __forceinline__ float weigh(int half, const float (&score)[kScores][4], uint32_t (&weight)[kTiles / 2][2 * kLaneRows]) {
     float top = peak_[half];
 #pragma unroll
-    for (int tile = 0; tile < kTiles; tile++) top = fmaxf(top, fmaxf(score[tile][2 * half], score[tile][2 * half + 1]));
-    top = fmaxf(top, lane_across(top, 1));
-    top = fmaxf(top, lane_across(top, 2));
+    for (int pair = 0; pair < kTiles; pair++) top = fmaxf(top, fmaxf(pair_of(score, half, pair)[0], pair_of(score, half, pair)[1]));
+    top = largest_of_head(top);
     const float base = top == -infinity() ? 0 : top;  // no position seen yet: all weights are zero
     float total = 0;
 #pragma unroll
-    for (int tile = 0; tile < kTiles; tile++) {
-      const float a = power_of_two(score[tile][2 * half] - base), b = power_of_two(score[tile][2 * half + 1] - base);
+    for (int pair = 0; pair < kTiles; pair++) {
+      const float a = power_of_two(pair_of(score, half, pair)[0] - base), b = power_of_two(pair_of(score, half, pair)[1] - base);
       total += a + b;
-      weight[tile / 2][tile % 2 * 2 + half] = pack_pair(a, b);
+      weight[pair / 2][pair % 2 * kLaneRows + half] = pack_pair(a, b);
     }
     const float fade = power_of_two(peak_[half] - base);
     peak_[half] = top;
@@ -219,10 +233,8 @@ class RowAttention {
   __device__ __forceinline__ void finish(int split) {
     index_ = opaque(index_);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      float sum = sum_[half];
-      sum += lane_across(sum, 1);
-      sum += lane_across(sum, 2);
+    for (int half = 0; half < kLaneRows; half++) {
+      const float sum = sum_of_head(sum_[half]);
       const Row row = row_of(half);
       if (!row.real) continue;
       if (splits_.count > 1) leave(row, split, half, sum);
@@ -231,17 +243,25 @@ class RowAttention {
   }
   __device__ __forceinline__ void attended(const Row& row, int half, float scale) {
 #pragma unroll
-    for (int j = 0; j < kHeadTiles; j++) {
-      const int word = row.head * kHeadWords + j;
-      uint32_t* pairs = reinterpret_cast<uint32_t*>(c_.params.rows.attended + block_word(row.row, word, k_blocks(kAfterAttention)));
-      pairs[c_.column()] = pack_pair<kAttendedFloat16>(values_[j][2 * half] * scale, values_[j][2 * half + 1] * scale);
-    }
+    for (int j = 0; j < kHeadSums; j++)
+#pragma unroll
+      for (int i = kRowSums * half; i < kRowSums * half + kRowSums; i += 2) {
+        if (kHeadTiles % kSumWide && sum_word(c_.lane(), j) >= kHeadTiles) continue;
+        const int word = row.head * kHeadWords + sum_word(c_.lane(), j);
+        uint32_t* pairs = reinterpret_cast<uint32_t*>(c_.params.rows.attended + block_word(row.row, word, k_blocks(kAfterAttention)));
+        pairs[sum_pair(c_.lane(), i)] = pack_pair<kAttendedFloat16>(values_[j][i] * scale, values_[j][i + 1] * scale);
+      }
   }
   __device__ __forceinline__ void leave(const Row& row, int split, int half, float sum) {
-    float2* values = reinterpret_cast<float2*>(splits_.values(c_.params, split, row.row, row.head)) + c_.column();
+    float2* values = reinterpret_cast<float2*>(splits_.values(c_.params, split, row.row, row.head));
 #pragma unroll
-    for (int j = 0; j < kHeadTiles; j++) values[4 * j] = make_float2(values_[j][2 * half], values_[j][2 * half + 1]);
-    if (c_.column() == 0) *splits_.weight(c_.params, split, row.row, row.head) = make_float2(peak_[half], sum);
+    for (int j = 0; j < kHeadSums; j++)
+#pragma unroll
+      for (int i = kRowSums * half; i < kRowSums * half + kRowSums; i += 2) {
+        if (kHeadTiles % kSumWide && sum_word(c_.lane(), j) >= kHeadTiles) continue;
+        (values + sum_pair(c_.lane(), i))[4 * sum_word(c_.lane(), j)] = make_float2(values_[j][i], values_[j][i + 1]);
+      }
+    if (head_column(c_.lane()) == 0) *splits_.weight(c_.params, split, row.row, row.head) = make_float2(peak_[half], sum);
   }
 
   Consumer& c_;
@@ -250,7 +270,8 @@ class RowAttention {
   int layer_, window_, kv_head_ = 0;
   int index_ = 0;  // of the first of its rows, among those of the KV head
   int all_see_from_, all_see_until_, any_sees_until_;
-  float peak_[2], sum_[2], values_[kValueTiles][4];
+  float peak_[kLaneRows], sum_[kLaneRows], values_[kSumTiles<kValueTiles>][4];
+  RowQueries<kHeadBlocks> queries_;
 };
 
 // The longest blocks first, back and forth over the workers, so that all have about the same work.

@@ -6,7 +6,7 @@ namespace monotape {
 
 constexpr float kQueryScale = kAttentionScale * 1.4426950408889634f;  // scores are exponents of two
 
-// For eight rows and one head: normalises and rotates queries and keys, and stores keys and values in the KV cache.
+// For kHeadLanes rows and one head: normalises and rotates queries and keys, and stores keys and values in the KV cache.
 class RowHead {
  public:
   __device__ RowHead(Consumer& c, Pieces pieces, int head, int row)
@@ -17,7 +17,7 @@ class RowHead {
     int number[kHeadBlocks];
     uint4 value[kHeadBlocks];
 #pragma unroll
-    for (int b = 0; b < kHeadBlocks; b++) number[b] = 4 * b + c_.column() < kHeadWords ? 4 * b + c_.column() : -1;
+    for (int b = 0; b < kHeadBlocks; b++) number[b] = 4 * b + column() < kHeadWords ? 4 * b + column() : -1;
     read(number, value);
     if (!real_) return;
     uint8_t* unit = kv_unit(c_.params, layer_, head_ - kHeads - kKvHeads, position_ / kUnitPositions);
@@ -34,24 +34,25 @@ class RowHead {
   __device__ __forceinline__ void finish() {
     const bool is_key = head_ >= kHeads;
     int number[HeadWords::count];
-    HeadWords::numbers(c_.column(), number);
+    HeadWords::numbers(column(), number);
     uint4 word[HeadWords::count];
     read(number, word);
-    const HeadGains gains = read_head_gains(head_gain(c_.params, is_key, layer_), c_.column());
+    const HeadGains gains = read_head_gains(head_gain(c_.params, is_key, layer_), column());
     const Angles angles = angles_of(c_.params, real_ ? position_ : rows_state(c_).chunk.start);
-    const Head done = finish_head(word, c_.column(), gains, angles, is_key ? 1.0f : kQueryScale);
+    const Head done = finish_head(word, column(), gains, angles, is_key ? 1.0f : kQueryScale);
     if (!real_) return;
     uint4* queries = c_.params.rows.queries + static_cast<int64_t>(row_) * kAttendedWords + head_ * kHeadWords;
     uint8_t* unit = kv_unit(c_.params, layer_, is_key ? head_ - kHeads : 0, position_ / kUnitPositions);
 #pragma unroll
     for (int b = 0; b < kHeadBlocks; b++) {
-      const int at = 4 * b + c_.column();
-      if (is_key) store_key_word(unit, position_, b, c_.column(), done.block[b]);
+      const int at = 4 * b + column();
+      if (is_key) store_key_word(unit, position_, b, column(), done.block[b]);
       else if (at < kHeadWords) queries[at] = done.block[b];
     }
   }
 
  private:
+  __device__ __forceinline__ int column() const { return head_column(c_.lane()); }
   // Words of the head (negative: zeros) as the qkv product left them, rounded as a token's are.
   template <int Words>
   __device__ __forceinline__ void read(const int (&number)[Words], uint4 (&word)[Words]) const {
@@ -79,8 +80,8 @@ class RowHead {
 
 __device__ inline void finish_heads(Consumer& c, Pieces pieces) {
   constexpr int kAll = kHeads + 2 * kKvHeads;  // keys follow the queries, values the keys
-  for_each_item(c, divide_up(pieces.rows, 8) * kAll, [&](int item) {
-    RowHead head(c, pieces, item % kAll, item / kAll * 8 + c.row());
+  for_each_item(c, divide_up(pieces.rows, kHeadLanes) * kAll, [&](int item) {
+    RowHead head(c, pieces, item % kAll, item / kAll * kHeadLanes + head_row(c.lane()));
     if (item % kAll >= kHeads + kKvHeads) head.keep_value();
     else head.finish();
   });

@@ -94,13 +94,13 @@ __device__ __forceinline__ float* finished_row(Consumer& c, int row, int column_
 template <int RowTiles, int ColumnTiles, Format F>
 class BlockProduct {
  public:
-  static constexpr int kTiles = RowTiles + ColumnTiles, kRowCopies = RowTiles / kWarps, kColumnCopies = ColumnTiles / kWarps;
-  static constexpr int kStepBlocks = kTiles > 32 ? 1 : 2, kStepBytes = kTiles * kStepBlocks * kBlockBytes;
+  static constexpr int kTiles = RowTiles + ColumnTiles, kRowCopies = divide_up(RowTiles, kWarps * kSide), kColumnCopies = divide_up(ColumnTiles, kWarps * kSide);
+  static constexpr int kStepBlocks = step_blocks(kTiles), kStepBytes = kTiles * kStepBlocks * kBlockBytes;
   static constexpr int kSteps = smaller(8, kPrefillBytes / kStepBytes);  // in shared memory at a time
   static constexpr bool kByRows = RowTiles == 16;
   static constexpr int kColumns = kByRows ? ColumnTiles : ColumnTiles / 2;  // tiles of a group
   static_assert(RowTiles == 8 || RowTiles == 16, "a group has 64 rows");
-  static_assert(kTiles % kWarps == 0 && kColumns % 8 == 0 && kSteps >= 4, "a block's shape");
+  static_assert(kTiles % kWarps == 0 && kColumns % 8 == 0 && kSteps >= kLeastSteps, "a block's shape");
   static_assert(RowTiles * kTileRows * finished_stride(ColumnTiles) * 4 <= kPrefillBytes, "a finished block fits the ring");
 
   // Leaves the finished block in shared memory.
@@ -108,10 +108,10 @@ class BlockProduct {
     const int each = divide_up(product.blocks, product.pieces.count), first = at.piece * each;
     const int last = smaller(product.blocks, first + each), steps = divide_up(last - first, kStepBlocks);
     Sources from;  // rows follow each other, columns are on the tapes of their owners
-    from.rows = (at.row_tile + c.warp()) * product.blocks * kBlockWords + c.lane();
+    from.rows = (at.row_tile + own_tile(c)) * product.blocks * kBlockWords + c.word();
 #pragma unroll
-    for (int i = 0; i < kColumnCopies; i++) from.columns[i] = column_source(c, product, at, i) + c.lane();
-    float sums[kColumns][4];
+    for (int i = 0; i < kColumnCopies; i++) from.columns[i] = column_source(c, product, at, i) + c.word();
+    float sums[kSumTiles<kColumns>][4];
     clear_sums(sums);
     consumers_meet(kConsumers);  // all warps are done with the block before
 #pragma unroll 1
@@ -143,11 +143,14 @@ class BlockProduct {
     TapeWord columns[kColumnCopies];
   };
 
+  // The first of the tiles that a lane copies; each kWarps * kSide-th follows.
+  static __device__ __forceinline__ int own_tile(const Consumer& c) { return c.warp() + c.side() * kWarps; }
+
   static __device__ __forceinline__ uint8_t* step_place(Consumer& c, int slot) { return c.shared.ring[0] + slot * kStepBytes; }
 
   // The first block of a tile of weights, in words; past the end it is the last tile again, and not used.
   static __device__ __forceinline__ TapeWord column_source(Consumer& c, const RowProduct& product, Block at, int i) {
-    const int column = smaller(at.column_tile + c.warp() + i * kWarps, product.tiles - 1);
+    const int column = smaller(at.column_tile + own_tile(c) + i * kWarps * kSide, product.tiles - 1);
     const TilePlace& place = c.params.places[c.params.first_place[static_cast<int>(product.stage)] + column];
     return static_cast<TapeWord>((place.start + product.layer * place.stride) / 16);
   }
@@ -155,18 +158,22 @@ class BlockProduct {
   static __device__ __forceinline__ void copy_step(Consumer& c, const RowProduct& product, const Sources& from, int slot,
                                                     int block, int last) {
     if (block < last) {
-      uint8_t* to = step_place(c, slot) + c.warp() * kBlockBytes + operand_place(c.lane()) * 16;
+      uint8_t* to = step_place(c, slot) + own_tile(c) * kBlockBytes + operand_place(c.word()) * 16;
 #pragma unroll
       for (int b = 0; b < kStepBlocks; b++) {
         const uint32_t bytes = block + b < last ? 16 : 0;
         const uint32_t word = (bytes ? block + b : block) * kBlockWords;
 #pragma unroll
-        for (int i = 0; i < kRowCopies; i++)
-          copy_word(to + (b * kTiles + i * kWarps) * kBlockBytes,
-                    product.input + (from.rows + word + i * kWarps * product.blocks * kBlockWords), bytes);
+        for (int i = 0; i < kRowCopies; i++) {
+          if (RowTiles % (kWarps * kSide) && own_tile(c) + i * kWarps * kSide >= RowTiles) continue;
+          copy_word(to + (b * kTiles + i * kWarps * kSide) * kBlockBytes,
+                    product.input + (from.rows + word + i * kWarps * kSide * product.blocks * kBlockWords), bytes);
+        }
 #pragma unroll
-        for (int i = 0; i < kColumnCopies; i++)
-          copy_weights(c, to + (b * kTiles + RowTiles + i * kWarps) * kBlockBytes, from.columns[i], word, bytes);
+        for (int i = 0; i < kColumnCopies; i++) {
+          if (ColumnTiles % (kWarps * kSide) && own_tile(c) + i * kWarps * kSide >= ColumnTiles) continue;
+          copy_weights(c, to + (b * kTiles + RowTiles + i * kWarps * kSide) * kBlockBytes, from.columns[i], word, bytes);
+        }
       }
     }
     end_copy_group();
@@ -180,12 +187,12 @@ class BlockProduct {
       copy_word(to, tapes + (tile + word), bytes);
     } else {
       const uint32_t block = word / kBlockWords;
-      const uint8_t* stored = reinterpret_cast<const uint8_t*>(tapes + (tile - c.lane())) + block / Weight::kSub * Weight::kBlockBytes;
-      *reinterpret_cast<uint4*>(to) = bytes ? Weight::row_operand(stored, c.lane(), block % Weight::kSub) : make_uint4(0, 0, 0, 0);
+      const uint8_t* stored = reinterpret_cast<const uint8_t*>(tapes + (tile - c.word())) + block / Weight::kSub * Weight::kBlockBytes;
+      *reinterpret_cast<uint4*>(to) = bytes ? Weight::row_operand(stored, c.word(), block % Weight::kSub) : make_uint4(0, 0, 0, 0);
     }
   }
 
-  static __device__ __forceinline__ void multiply_step(Consumer& c, int slot, float (&sums)[kColumns][4]) {
+  static __device__ __forceinline__ void multiply_step(Consumer& c, int slot, float (&sums)[kSumTiles<kColumns>][4]) {
     const int group = c.warp() / 4;
     const uint8_t* rows = step_place(c, slot) + (kByRows ? group * 8 : 0) * kBlockBytes;
     const uint8_t* columns = step_place(c, slot) + (RowTiles + (kByRows ? 0 : group * kColumns)) * kBlockBytes;
@@ -197,21 +204,21 @@ class BlockProduct {
         const uint8_t* x = rows + b * kTiles * kBlockBytes;
         const uint8_t* w = columns + b * kTiles * kBlockBytes;
 #pragma unroll
-        for (int j = 0; j + 16 <= kColumns; j += 16) begin_product<16, Weight::kFloat16>(sums + j, x, w + j * kBlockBytes, half);
-        if constexpr (kColumns % 16) begin_product<8, Weight::kFloat16>(sums + kColumns - 8, x, w + (kColumns - 8) * kBlockBytes, half);
+        for (int j = 0; j + 16 <= kColumns; j += 16) begin_product<16, Weight::kFloat16>(sums + kSumTiles<8> * j / 8, x, w + j * kBlockBytes, half);
+        if constexpr (kColumns % 16) begin_product<8, Weight::kFloat16>(sums + kSumTiles<8> * (kColumns - 8) / 8, x, w + (kColumns - 8) * kBlockBytes, half);
       }
     end_product_group();
   }
 
-  static __device__ __forceinline__ void leave(Consumer& c, const float (&sums)[kColumns][4]) {
-    const int row = (kByRows ? c.warp() : c.warp() % 4) * 16 + c.row();
-    const int column = (kByRows ? 0 : c.warp() / 4 * kColumns * kTileRows) + 2 * c.column();
+  static __device__ __forceinline__ void leave(Consumer& c, const float (&sums)[kSumTiles<kColumns>][4]) {
+    const int row = (kByRows ? c.warp() : c.warp() % 4) * 16 + sum_row(c.lane());
+    const int column = (kByRows ? 0 : c.warp() / 4 * kColumns * kTileRows) + sum_column(c.lane());
 #pragma unroll
-    for (int j = 0; j < kColumns; j++)
+    for (int j = 0; j < kSumTiles<kColumns>; j++)
 #pragma unroll
-      for (int half = 0; half < 2; half++)
-        *reinterpret_cast<float2*>(finished_row(c, row + 8 * half, ColumnTiles) + column + j * kTileRows) =
-            make_float2(sums[j][2 * half], sums[j][2 * half + 1]);
+      for (int i = 0; i < 4; i += 2)
+        *reinterpret_cast<float2*>(finished_row(c, row + 8 * (i / kRowSums), ColumnTiles) + column + sum_step(j, i)) =
+            make_float2(sums[j][i], sums[j][i + 1]);
   }
 };
 

@@ -33,7 +33,8 @@ class Reset {
 // 4. A worker polls s + 2 after it has polled s + 1, so after the reset.
 class Team {
  public:
-  const int thread, first, end;
+  int thread;
+  const int first, end;
 
   __device__ __forceinline__ Team(Consumer& c, SelectScratch& scratch, SamplerState& state, uint4* words)
       : thread(c.thread),
@@ -42,7 +43,10 @@ class Team {
         c_(c), scratch_(scratch), state_(state), words_(words), turn_(state.turn) {}
 
   __device__ __forceinline__ SelectScratch& scratch() { return scratch_; }
-  __device__ __forceinline__ bool meet() { return c_.meet(); }
+  __device__ __forceinline__ bool meet() {
+    if constexpr (kFewRegisters) thread = opaque(thread);
+    return c_.meet();
+  }
   __device__ __forceinline__ bool wants_to_stop() const { return worker_number() == 0 && c_.shared.cancel; }
   __device__ __forceinline__ void add(uint32_t* counter, uint32_t n) { add_to_shared(counter, n); }
 

@@ -3,89 +3,9 @@
 #pragma once
 #include "token/heads.h"
 #include "exchange/janitor.h"
+#include MONOTAPE_UNIT  // Running, look_at, keep_part
 
 namespace monotape {
-
-// The unnormalised softmax of some positions, for the query heads that share a KV head. Scores have heads as rows: lane / 4
-// is the head. Sums of values have heads as columns, because then all sixteen rows of the product are used: values[j] has
-// dimensions 16j + lane / 4 and eight more, of heads 2t and 2t + 1, t = lane % 4.
-constexpr int kValueTiles = divide_up(kHeadTiles, 2);
-
-struct Running {
-  float peak = -infinity(), sum = 0;  // of head lane / 4
-  float values[kValueTiles][4];
-
-  __device__ void clear() {
-#pragma unroll
-    for (int j = 0; j < kValueTiles; j++) values[j][0] = values[j][1] = values[j][2] = values[j][3] = 0;
-  }
-};
-
-// One unit of 32 positions, of which [begin, end) are visible. All loads come before the products, and consecutive products
-// are independent.
-__device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const Head& query, int begin, int end, Running& running) {
-  const uint4* keys = unit + c.lane();
-  const uint4* values = keys + kKeyBlocks * kBlockWords;
-  uint4 key[4][kHeadBlocks], value[2 * kValueTiles];
-#pragma unroll
-  for (int b = 0; b < kHeadBlocks; b++)
-#pragma unroll
-    for (int tile = 0; tile < 4; tile++) key[tile][b] = keys[(tile * kHeadBlocks + b) * kBlockWords];
-  float sum[4][4] = {}, score[4][2];
-#pragma unroll
-  for (int b = 0; b < kHeadBlocks; b++) {
-#pragma unroll
-    for (int tile = 0; tile < 4; tile++)
-      multiply_accumulate(sum[tile], query.block[b].x, 0, query.block[b].y, 0, key[tile][b].x, key[tile][b].y);
-#pragma unroll
-    for (int tile = 0; tile < 4; tile++)
-      multiply_accumulate(sum[tile], query.block[b].z, 0, query.block[b].w, 0, key[tile][b].z, key[tile][b].w);
-  }
-#pragma unroll
-  for (int j = 0; j < 2 * kValueTiles; j++)
-    value[j] = j < kHeadTiles ? values[j * kBlockWords] : make_uint4(0, 0, 0, 0);
-  float top = running.peak;
-#pragma unroll
-  for (int tile = 0; tile < 4; tile++)
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int at = tile * 8 + 2 * c.column() + i;
-      score[tile][i] = at >= begin && at < end ? sum[tile][i] : -infinity();
-      top = fmaxf(top, score[tile][i]);
-    }
-  top = fmaxf(top, lane_across(top, 1));
-  top = fmaxf(top, lane_across(top, 2));
-  if (top == -infinity()) top = 0;  // no visible position: all weights are zero
-  const float fade = exponential(running.peak - top);
-  running.peak = top;
-  uint32_t weight[4];
-  float total = 0;
-#pragma unroll
-  for (int tile = 0; tile < 4; tile++) {
-    const float a = exponential(score[tile][0] - top), b = exponential(score[tile][1] - top);
-    total += a + b;
-    weight[tile] = pack_pair(a, b);
-  }
-  total += lane_across(total, 1);
-  total += lane_across(total, 2);
-  running.sum = running.sum * fade + total;
-  const float fade_even = lane_at(fade, 8 * c.column()), fade_odd = lane_at(fade, 8 * c.column() + 4);
-#pragma unroll
-  for (int j = 0; j < kValueTiles; j++) {
-    float* sums = running.values[j];
-    sums[0] *= fade_even, sums[1] *= fade_odd, sums[2] *= fade_even, sums[3] *= fade_odd;
-  }
-#pragma unroll
-  for (int j = 0; j < kValueTiles; j++) {
-    const uint4 low = value[2 * j], high = value[2 * j + 1];
-    multiply_accumulate(running.values[j], low.x, high.x, low.y, high.y, weight[0], weight[1]);
-  }
-#pragma unroll
-  for (int j = 0; j < kValueTiles; j++) {
-    const uint4 low = value[2 * j], high = value[2 * j + 1];
-    multiply_accumulate(running.values[j], low.z, high.z, low.w, high.w, weight[2], weight[3]);
-  }
-}
 
 // A token's angles are the same in all layers: they are in shared memory.
 __device__ __forceinline__ void keep_angles(Consumer& c, int position) {
@@ -97,24 +17,24 @@ __device__ __forceinline__ Angles token_angles(Consumer& c) { return {c.shared.c
 // Polls and finishes the token's query: row r of the result is query head r of those that share a KV head. The warp that has
 // the newest unit also polls the new key and value and leaves them in shared memory. The key is one more row of the
 // product where a row is free.
-constexpr bool kKeyRides = kGroup < 8;
+constexpr bool kKeyRides = kGroup < kHeadLanes;
 
 __device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listens, bool newest, int layer) {
   constexpr int kWords = HeadWords::count, kKeyWords = kKeyRides ? 0 : kWords, kAll = kWords + kKeyWords + 1;
   const int first_query = kv_head * kGroup * kHeadWords, first_key = (kHeads + kv_head) * kHeadWords;
-  const bool queries = listens && c.row() < kGroup, is_key = kKeyRides && newest && c.row() == kGroup;
+  const bool queries = listens && head_row(c.lane()) < kGroup, is_key = kKeyRides && newest && head_row(c.lane()) == kGroup;
   int number[kWords], index[kAll];
   uint4 word[kAll];
-  HeadWords::numbers(c.column(), number);
+  HeadWords::numbers(head_column(c.lane()), number);
 #pragma unroll
   for (int i = 0; i < kWords; i++) {
-    const int mine = queries ? first_query + c.row() * kHeadWords : first_key;
+    const int mine = queries ? first_query + head_row(c.lane()) * kHeadWords : first_key;
     index[i] = (queries || is_key) && number[i] >= 0 ? mine + number[i] : -1;
     if constexpr (!kKeyRides) index[kWords + i] = newest && number[i] >= 0 ? first_key + number[i] : -1;
   }
   index[kAll - 1] = newest && c.lane() < kHeadWords ? first_key + kKvHeads * kHeadWords + c.lane() : -1;
   const auto gains_of = [&](bool key) {
-    return read_head_gains(head_gain(c.params, key, layer), c.column());
+    return read_head_gains(head_gain(c.params, key, layer), head_column(c.lane()));
   };
   const HeadGains gains = gains_of(is_key), key_gains = kKeyRides ? gains : gains_of(true);
   Patience patience(c.shared, c.lost, Stage::attention, layer);
@@ -124,14 +44,14 @@ __device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listen
     uint4 own[kWords];
 #pragma unroll
     for (int i = 0; i < kWords; i++) own[i] = word[first + i];
-    return finish_head(own, c.column(), gains, token_angles(c), key ? 1.0f : kAttentionScale);
+    return finish_head(own, head_column(c.lane()), gains, token_angles(c), key ? 1.0f : kAttentionScale);
   };
   const Head head = finish(0, is_key, gains);
   if (newest) {
     const Head key = kKeyRides ? head : finish(kKeyWords, true, key_gains);
-    if (is_key || (!kKeyRides && c.row() == 0)) {
+    if (is_key || (!kKeyRides && head_row(c.lane()) == 0)) {
 #pragma unroll
-      for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + c.column()] = key.block[b];
+      for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + head_column(c.lane())] = key.block[b];
     }
     if (c.lane() < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane()] = word[kAll - 1];
     warp_meets();
@@ -145,19 +65,6 @@ __device__ __forceinline__ void put_newest(Consumer& c, uint8_t* unit, int posit
   if (c.lane() < kHeadBlocks * 4) store_key_word(unit, position, c.lane() / 4, c.column(), c.shared.new_key[c.lane()]);
 #pragma unroll
   for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = c.shared.new_value[d];
-}
-
-// Stores the warp's part in shared memory, head by head.
-__device__ __forceinline__ void keep_part(Consumer& c, const Running& running) {
-  float(*part)[kPartValues] = c.shared.attention[c.warp()];
-#pragma unroll
-  for (int j = 0; j < kValueTiles; j++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int head = 2 * c.column() + i % 2, d = 16 * j + c.row() + i / 2 * 8;
-      if (head < kGroup && d < kHeadDim) part[head][d] = running.values[j][i];
-    }
-  if (c.column() == 0 && c.row() < kGroup) part[c.row()][kHeadDim] = running.peak, part[c.row()][kHeadDim + 1] = running.sum;
 }
 
 // Four neighbouring values of a head with their peak and sum: the parts of all warps, added up in order.
@@ -238,17 +145,21 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   Running running;
   running.clear();
   for (int unit = 0; unit < share.count; unit += kPageUnits) {
-    const uint4* page = c.pages.take(c.lost);
+    const uint4* page = c.pages.take_units(c, layer, share, unit);
 #pragma unroll 1
     for (int i = unit; i < smaller(unit + kPageUnits, share.count); i++)
       if (i % kWarps == c.warp()) {
         const int base = (share.first + i) * kUnitPositions;
         const uint4* words = page + (i - unit) * (kUnitBytes / 16);
+#ifdef MONOTAPE_RING
         if (i == last) {
           put_newest(c, reinterpret_cast<uint8_t*>(const_cast<uint4*>(words)), position);
           warp_meets();
         }
         look_at(c, words, query, share.begin - base, position + 1 - base, running);
+#else
+        look_at(c, words, query, share.begin - base, position + 1 - base, running, i == last ? position - base : -1);
+#endif
       }
     if (!newest || unit + kPageUnits < share.count) c.pages.give_back(c.lane(), c.lost);
   }

@@ -1,6 +1,6 @@
-// One head's vector in a warp: normalised where the model does, rotated, and packed as the tensor cores want it. Eight
-// heads (or eight rows of one head) go side by side: lane / 4 says which, and the four lanes of each hold its words in
-// turn, word 4 * b + lane % 4 of block b.
+// One head's vector in a warp: normalised where the model does, rotated, and packed as the tensor cores want it. Several
+// heads (or rows of one head) go side by side: head_row(lane) says which, and the four lanes of each hold its words in turn,
+// word 4 * b + head_column(lane) of block b.
 #pragma once
 #include "worker/consumer.h"
 
@@ -81,9 +81,7 @@ __device__ __forceinline__ Head finish_head(const uint4 (&word)[HeadWords::count
 #pragma unroll
       for (int i = 0; i < 8; i++) squares += value[i] * value[i];
     }
-    squares += lane_across(squares, 1);
-    squares += lane_across(squares, 2);
-    inverse = inverse_root(squares / kHeadDim + kNormEps);
+    inverse = inverse_root(sum_of_head(squares) / kHeadDim + kNormEps);
   }
   Head head;
 #pragma unroll

@@ -18,13 +18,14 @@ struct Matrix {
   uint4* output;        // where this worker's first word goes; null: not into the exchange
 };
 
-// Warp w has the blocks w, w + 8, w + 16 ... of k. A lane polls word lane % 4 of every eighth of them.
+// Warp w has the blocks w, w + 8, w + 16 ... of k (or as many pairs, where two lie side by side). A lane polls its own of
+// four words of every eighth of them.
 constexpr int kRounds = 4;  // words that a lane polls together of long inputs
 __host__ __device__ constexpr int norm_rounds() {
   int most = 1;
   for (int i = 0; i < kProducts; i++) {
     const int group = format_row(product(i).format).sub;
-    most = larger(most, divide_up(divide_up(divide_up(kWidth, kBlockK * group), kWarps) * group, 8));
+    most = larger(most, divide_up(divide_up(divide_up(kWidth, kBlockK * group), kWarps * kSide) * group, 8));
   }
   return most;
 }
@@ -37,13 +38,10 @@ __device__ __forceinline__ unsigned groups_of(Stage stage) {
 }
 __device__ __forceinline__ int input_word(Consumer& c, Stage stage, int round) {
   const int at = round * 8 + c.row();
-  if constexpr (kOneGroup) return (at * kWarps + c.warp()) * 4 + c.column();
+  if constexpr (kOneGroup) return ((at * kWarps + c.warp()) * kSide + c.side()) * 4 + c.column();
   const unsigned groups = groups_of(stage), block = static_cast<unsigned>(at) / groups;  // powers of two
-  return static_cast<int>(((block * kWarps + c.warp()) * groups + at % groups) * 4 + c.column());
+  return static_cast<int>((((block * kWarps + c.warp()) * kSide + c.side()) * groups + at % groups) * 4 + c.column());
 }
-
-// A word in the order of products: its first and third pair, then its second and fourth.
-__device__ __forceinline__ uint4 in_halves(uint4 word) { return make_uint4(word.x, word.z, word.y, word.w); }
 
 // The norm's gain of a word's eight values; nothing past the end.
 __device__ __forceinline__ void read_gains(const float* gain, int at, float (&out)[8]) {
@@ -111,7 +109,7 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
       word[r] = pack8_for(matrix.stage, value);
     }
     const int at = input_word(c, matrix.stage, first + r);
-    if (at < matrix.blocks * 4) c.shared.x[row][at] = in_halves(word[r]);  // past the last word there are zeros
+    if (at < matrix.blocks * 4) c.shared.x[row][at] = input_order(word[r]);  // past the last word there are zeros
   }
   return squares;
 }
@@ -131,11 +129,11 @@ __device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, fl
 #pragma unroll
   for (int row = 0; row < kRows; row++) {
     squares[row] = 0;
-    if (matrix.blocks <= kNormRounds * kWarps * 8) {
+    if (matrix.blocks <= kNormRounds * kWarps * kSide * 8) {
       squares[row] = read_rounds<kNormRounds>(c, matrix, row, 0, gains, patience);
     } else {
 #pragma unroll 1
-      for (int first = 0; first * kWarps * 8 < matrix.blocks; first += kRounds) read_rounds<kRounds>(c, matrix, row, first, gains, patience);
+      for (int first = 0; first * kWarps * kSide * 8 < matrix.blocks; first += kRounds) read_rounds<kRounds>(c, matrix, row, first, gains, patience);
     }
   }
   c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));

@@ -45,6 +45,7 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
   float bias = of_own_row(c, matrix.bias, 0, count);  // in flight while the input is polled
   float scale = kScalesOutputs ? scale_of(c, matrix, 0, count) : 1;
   Progress progress;
+  c.pages.go_to(c, matrix.stage, matrix.layer);
   prepare_tiles(c, progress, number, count);
   float squares[kRows];
   read_input(c, matrix, squares);

@@ -117,6 +117,7 @@ __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int t
 // worker's part of the vocabulary are in params.logits then.
 __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bool head_only) {
   if (!head_only) {
+    c.pages.begin_token(c.thread);
     keep_lists(c, position);
     keep_angles(c, position);
     embed(c, token);

@@ -5,7 +5,7 @@
 namespace monotape {
 
 // Blocks that a warp has in registers: its share of the tiles that it multiplies together, or of a part of a tile.
-__host__ __device__ constexpr int blocks_at_once(Product p) { return p.together * divide_up(p.page_run, kWarps); }
+__host__ __device__ constexpr int blocks_at_once(Product p) { return p.together * divide_up(p.page_run, kWarps * kSide); }
 __host__ __device__ constexpr int most_vectors_at_once() {
   int most = 1;
   for (int i = 0; i < kProducts; i++) most = larger(most, blocks_at_once(product(i)) * format_row(product(i).format).vectors);
@@ -57,8 +57,9 @@ class TileProduct {
 
   __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
       : c_(c), at_(progress), count_(count),
-        input_(reinterpret_cast<const uint2*>(c.shared.x[c.row() / 2 % kRows]) + c.warp() * kSub * 8 + c.column() * 2 + c.row() % 2),
-        sums_out_(&c.shared.sums[c.buffer][c.column() % kRows][0][c.row()][c.warp()]) {}
+        input_(reinterpret_cast<const TokenInput*>(c.shared.x[input_pass(c.lane()) % kRows]) +
+               c.warp() * kSide * kSub * kGroupInputs + first_input(c.lane(), kSub) + second_input(c.lane())),
+        sums_out_(&c.shared.sums[c.buffer][token_pass(c.lane()) % kRows][0][token_row(c.lane())][c.warp()]) {}
 
   __device__ __forceinline__ void prepare() {
     fetch_next(at_.even);
@@ -85,8 +86,8 @@ class TileProduct {
   static constexpr int kSub = Weight::kSub, kExtra = Weight::kExtra, kHalves = Weight::kHalves, kInputs = Weight::kInputs, kBlockWords = Weight::kBlockBytes / 16;
   static_assert(kRows == 1 || !Weight::kSlots, "the columns of a product are slots of groups, not rows");
   static constexpr int kBlocks = kProduct.blocks, kInPage = kProduct.tiles_in_page, kRun = kProduct.page_run;
-  static constexpr int kAtOnce = divide_up(kRun, kWarps);
-  static constexpr int kLastRun = kBlocks - (divide_up(kBlocks, kRun) - 1) * kRun, kSure = kLastRun / kWarps;
+  static constexpr int kAtOnce = divide_up(kRun, kWarps * kSide);
+  static constexpr int kLastRun = kBlocks - (divide_up(kBlocks, kRun) - 1) * kRun, kSure = kLastRun / (kWarps * kSide);
   static constexpr bool kWhole = kRun == kBlocks;  // a tile is never in two pages, and the input is the same for all
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
   static constexpr uint32_t kOnes = 0x01010101u;
@@ -106,7 +107,7 @@ class TileProduct {
 #pragma unroll
     for (int t = 0; t < kTogether; t++) {
       const float y = finished(t);
-      if (c_.column() < kRows) sums_out_[t * kTileRows * kWarps] = y;
+      if (token_pass(c_.lane()) < kRows) sums_out_[t * kTileRows * kWarps] = y;
     }
     sums_out_ += kTogether * kTileRows * kWarps;
     at_.k = 0, at_.tile += kTogether;
@@ -119,7 +120,7 @@ class TileProduct {
 #pragma unroll
       for (int t = 0; t < kTogether; t++) {
         const uint4& w = weights.block[t * kAtOnce + i];
-        multiply_accumulate<Weight::kFloat16>(sums_[t][i % kChains], w.x, w.y, w.z, w.w, x_[i].x, x_[i].y);
+        multiply_token<Weight::kFloat16>(sums_[t][i % kChains], w, x_[i]);
       }
   }
   // Codes with scales: the products of a block add up, and blocks in the order of k. Blocks take turns: a product that waits
@@ -178,10 +179,10 @@ class TileProduct {
       const float two = sums_[t][0][0] + lane_across(sums_[t][0][0], 1);  // each lane of a row has the sum of its slots
       return two + lane_across(two, 2);
     }
-    float y = sums_[t][0][0] + sums_[t][0][3];
+    float y = token_part(sums_[t][0], c_.lane());
 #pragma unroll
-    for (int i = 1; i < kChains; i++) y += sums_[t][i][0] + sums_[t][i][3];
-    return y;
+    for (int i = 1; i < kChains; i++) y += token_part(sums_[t][i], c_.lane());
+    return token_whole(y);
   }
 
   // This warp's blocks of it, from k on.
@@ -193,8 +194,8 @@ class TileProduct {
       for (int i = 0; i < kAtOnce; i++)
 #pragma unroll
         for (int n = 0; n < kInputs; n++) {
-          const int group = (at_.k + i * kWarps) * kSub + n * (kSub / kInputs) + own_group();
-          x_[i * kInputs + n] = there(at_.k, i) && has_slot() ? input_[group * 8] : make_uint2(0, 0);
+          const int group = (at_.k + i * kWarps * kSide) * kSub + n * (kSub / kInputs) + own_group();
+          x_[i * kInputs + n] = there(at_.k, i) && has_slot() ? input_[group * kGroupInputs] : no_input();
         }
     }
   }
@@ -217,7 +218,7 @@ class TileProduct {
   }
   __device__ __forceinline__ bool has_slot() const {
     if constexpr (Weight::kGrouped && Weight::kSlots) return Weight::has_slot(c_.row(), c_.column());
-    else return true;
+    else return takes_input(c_.lane());
   }
 
   // The blocks that were fetched before are in registers now.
@@ -229,13 +230,13 @@ class TileProduct {
   __device__ __forceinline__ void fetch_next(Weights& to) {
     give_back();
     if (at_.next_tile >= count_) return;
-    const uint4* page = c_.pages.take(c_.lost) + ((kInPage == kTogether ? 0 : at_.in_page * kBlocks) + c_.warp()) * kBlockWords + c_.lane();
+    const uint4* page = next_page() + (c_.warp() * kSide + c_.side()) * kBlockWords + c_.word();
 #pragma unroll
     for (int t = 0; t < kTogether; t++)
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++) {
-        const uint4* block = page + (t * kBlocks + i * kWarps) * kBlockWords;
-        if (there(at_.next_k, i)) fetch_block(to, t * kAtOnce + i, block);
+        const uint4* block = page + (t * kBlocks + i * kWarps * kSide) * kBlockWords;
+        if (there(at_.next_k, i) && is_mine(t)) fetch_block(to, t * kAtOnce + i, block);
         else if (!kWhole) to.block[i * Weight::kVectors] = make_uint4(0, 0, 0, 0);  // for whole tiles it has been zero from the start
       }
     at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || at_.next_tile + kTogether >= count_;
@@ -244,31 +245,47 @@ class TileProduct {
     if (kWhole || at_.next_k >= kBlocks) at_.next_k = 0, at_.next_tile += kTogether;
   }
 
+#ifdef MONOTAPE_RING
+  // The next tiles, in a page that has landed; past the last tile there is more of the ring.
+  __device__ __forceinline__ const uint4* next_page() {
+    return c_.pages.take(c_.lost) + (kInPage == kTogether ? 0 : at_.in_page * kBlocks) * kBlockWords;
+  }
+  static __device__ __forceinline__ bool is_mine(int) { return true; }
+#else
+  // On the tape itself, past whose end nothing may be read.
+  __device__ __forceinline__ const uint4* next_page() const {
+    return c_.pages.at() + (static_cast<int64_t>(at_.next_tile) * kBlocks + at_.next_k) * kBlockWords;
+  }
+  __device__ __forceinline__ bool is_mine(int t) const { return at_.next_tile + t < count_; }
+#endif
+
   // `block` is where the lane's first words lie.
   __device__ __forceinline__ void fetch_block(Weights& to, int at, const uint4* block) {
 #pragma unroll
-    for (int v = 0; v < Weight::kVectors; v++) to.block[at * Weight::kVectors + v] = block[v * kLanes];
-    if constexpr (kExtra > 0) Weight::read_extra(reinterpret_cast<const uint8_t*>(block - c_.lane()), c_.lane(), to.extra_of(at * kExtra));
+    for (int v = 0; v < Weight::kVectors; v++) to.block[at * Weight::kVectors + v] = load_weights(block + v * kBlockLanes);
+    if constexpr (kExtra > 0) Weight::read_extra(reinterpret_cast<const uint8_t*>(block - c_.word()), c_.lane(), to.extra_of(at * kExtra));
   }
 
-  __device__ __forceinline__ bool there(int k, int i) const { return i < kSure || k + i * kWarps + c_.warp() < kBlocks; }
+  __device__ __forceinline__ bool there(int k, int i) const { return i < kSure || k + i * kWarps * kSide + c_.warp() * kSide + c_.side() < kBlocks; }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int t = 0; t < kTogether; t++)
 #pragma unroll
-      for (int i = 0; i < kChains; i++) sums_[t][i][0] = sums_[t][i][1] = sums_[t][i][2] = sums_[t][i][3] = 0;
+      for (int i = 0; i < kChains; i++)
+#pragma unroll
+        for (int s = 0; s < kTokenSums; s++) sums_[t][i][s] = 0;
   }
 
   Consumer& c_;
   Progress& at_;
   const int count_;
-  const uint2* const input_;
+  const TokenInput* const input_;
   float* sums_out_;
-  uint2 x_[kAtOnce * kInputs];
+  TokenInput x_[kAtOnce * kInputs];
   float totals_[kAtOnce * kHalves];  // of inputs, where formats need them
   float scales_[Weight::kInteger ? kAtOnce : 1];  // of inputs that are integers
-  float sums_[kTogether][kChains][4];
+  float sums_[kTogether][kChains][kTokenSums];
 };
 
 // The product of a stage that is a run-time value.

@@ -88,7 +88,9 @@ struct Consumer {
   __device__ __forceinline__ int within(unsigned by) const { return static_cast<unsigned>(thread) % by; }
   __device__ __forceinline__ int warp() const { return part(kLanes); }
   __device__ __forceinline__ int lane() const { return within(kLanes); }
-  // Of this lane's 16 bytes in a block.
+  // Of this lane's 16 bytes in a block: see the machine's header.
+  __device__ __forceinline__ int side() const { return fragment_side(lane()); }
+  __device__ __forceinline__ int word() const { return fragment_word(lane()); }
   __device__ __forceinline__ int row() const { return fragment_row(lane()); }
   __device__ __forceinline__ int column() const { return fragment_column(lane()); }
   __device__ const Span& span(Stage stage) const { return shared.spans[static_cast<int>(stage)]; }
@@ -100,7 +102,10 @@ struct Consumer {
   }
   // A barrier of the consumers; false if a poll of any of them ended without its word. The result is the same for all, or
   // some would leave and the others would wait for them at the next barrier.
-  __device__ bool meet() { return consumers_agree(kConsumers, !lost); }
+  __device__ bool meet() {
+    if constexpr (kFewRegisters) refresh();
+    return consumers_agree(kConsumers, !lost);
+  }
   // How much the producer may have in flight.
   __device__ __forceinline__ void set_pace(Pace pace, int step = 0) {
     if (thread == 0) shared.pace = step * 4 + pace;

@@ -52,6 +52,7 @@ __device__ __forceinline__ bool is_published(Stage stage) {
   return of_stage(stage, [](StageRow row) { return row.source == Source::published; });
 }
 
+#ifdef MONOTAPE_RING
 // A position in the ring: the next slot, and the parity of the laps.
 struct Cursor {
   int slot = 0;
@@ -223,6 +224,14 @@ class PageReader {
     if constexpr (kTrace) waited_ns += clock_ns() - began;
     return reinterpret_cast<const uint4*>(shared_.ring[cursor_.slot]);
   }
+  __device__ __forceinline__ void begin_token(int) {}
+  // A page of units of KV.
+  template <class Consumer>
+  __device__ __forceinline__ const uint4* take_units(Consumer& c, int, const Share&, int) {
+    return take(c.lost);
+  }
+  template <class Consumer>
+  __device__ __forceinline__ void go_to(Consumer&, Stage, int) {}
   __device__ __forceinline__ void give_back(int lane, bool lost) {
     warp_meets();
     // After a failure pages are skipped: releasing them would let the producer overwrite pages that are still landing.
@@ -237,5 +246,53 @@ class PageReader {
   Barriers barriers_;
   Cursor cursor_;
 };
+
+#else
+// Without bulk copies there is no ring: a warp reads its weights from the tape into its own registers, two steps ahead
+// (Progress in token/matrix.h), and units of KV where they lie.
+class PageReader {
+ public:
+  __device__ explicit PageReader(Shared&) {}
+
+  // Other workers wrote KV of earlier tokens, and a worker's share of the units changes with the position.
+  // 1. A worker writes the KV of a token, then executes a fence (`forward` in token/model.h), then publishes its candidate.
+  // 2. Every worker polls all candidates before its consumers meet and the next token begins.
+  // 3. The acquire comes after that, and before the barrier that all consumers pass before they attend.
+  __device__ __forceinline__ void begin_token(int thread) {
+    if (thread == 0) acquire_device();
+  }
+  // The first of this worker's tiles of a stage.
+  template <class Consumer>
+  __device__ __forceinline__ void go_to(Consumer& c, Stage stage, int layer) {
+    const Params& params = c.params;
+    const int64_t run = stage == Stage::head ? 0 : layer * params.layer_bytes[worker_number()];
+    const uint8_t* from = params.tapes + params.tape_start[worker_number()] + run + c.span(stage).offset;
+    if constexpr (kChoices > 1)
+      if (is_published(stage)) from += published(c) * params.choice_stride;
+    at_ = reinterpret_cast<const uint4*>(from);
+  }
+  __device__ __forceinline__ const uint4* at() const { return at_; }
+  template <class Consumer>
+  __device__ __forceinline__ const uint4* take_units(Consumer& c, int layer, const Share& share, int unit) {
+    return reinterpret_cast<const uint4*>(kv_unit(c.params, layer, share.kv_head, share.first + unit));
+  }
+  __device__ __forceinline__ const uint4* take(bool&) const { return at_; }
+  __device__ __forceinline__ void give_back(int, bool) {}
+
+  int64_t waited_ns = 0;  // there are no pages to wait for
+
+ private:
+  // The choice of a stage whose weights are chosen while the kernel runs: worker 0 publishes it, numbered by the turn.
+  template <class Consumer>
+  static __device__ __forceinline__ int64_t published(Consumer& c) {
+    const uint32_t pass = static_cast<uint32_t>(c.turn);
+    uint64_t word = load_link(&c.params.exchange->choice[pass % 2]);
+    for (; word >> 32 != pass && !c.lost; word = load_link(&c.params.exchange->choice[pass % 2])) c.lost = c.shared.failed;
+    return static_cast<uint32_t>(word);
+  }
+
+  const uint4* at_ = nullptr;
+};
+#endif
 
 }  // namespace monotape

@@ -66,8 +66,8 @@ struct alignas(128) Shared {
   float input_scale[kIntegerProducts ? divide_up(kMostBlocks, 4) : 1];  // of each block of an input that is integers
 };
 
-static_assert(sizeof(SelectScratch) == 9056, "as backends/cuda/header.py counts it");
-static_assert(sizeof(Shared) <= 227 * 1024, "a block's shared memory");
+static_assert(sizeof(SelectScratch) == 864 + 32 * kCandidates, "as compiler/gpu/pages.py counts it");
+static_assert(sizeof(Shared) <= kSharedMemory, "a block's shared memory");
 static_assert(larger(larger(kInFlightNow, kInFlightAhead), larger(kInFlightPolling, kInFlightAttending)) <= kRingPages,
               "copies on their way have a page each: a barrier tells two rounds apart, not three");
 

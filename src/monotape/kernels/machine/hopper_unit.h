@@ -1,0 +1,100 @@
+// NVIDIA Hopper: how a warp attends to a unit of KV, as the fragments of its products lie.
+#pragma once
+
+namespace monotape {
+
+// The unnormalised softmax of some positions, for the query heads that share a KV head. Scores have heads as rows: lane / 4
+// is the head. Sums of values have heads as columns, because then all sixteen rows of the product are used: values[j] has
+// dimensions 16j + lane / 4 and eight more, of heads 2t and 2t + 1, t = lane % 4.
+constexpr int kValueTiles = divide_up(kHeadTiles, 2);
+
+struct Running {
+  float peak = -infinity(), sum = 0;  // of head lane / 4
+  float values[kValueTiles][4];
+
+  __device__ void clear() {
+#pragma unroll
+    for (int j = 0; j < kValueTiles; j++) values[j][0] = values[j][1] = values[j][2] = values[j][3] = 0;
+  }
+};
+
+// One unit of 32 positions, of which [begin, end) are visible. All loads come before the products, and consecutive products
+// are independent.
+__device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const Head& query, int begin, int end, Running& running) {
+  const uint4* keys = unit + c.lane();
+  const uint4* values = keys + kKeyBlocks * kBlockWords;
+  uint4 key[4][kHeadBlocks], value[2 * kValueTiles];
+#pragma unroll
+  for (int b = 0; b < kHeadBlocks; b++)
+#pragma unroll
+    for (int tile = 0; tile < 4; tile++) key[tile][b] = keys[(tile * kHeadBlocks + b) * kBlockWords];
+  float sum[4][4] = {}, score[4][2];
+#pragma unroll
+  for (int b = 0; b < kHeadBlocks; b++) {
+#pragma unroll
+    for (int tile = 0; tile < 4; tile++)
+      multiply_accumulate(sum[tile], query.block[b].x, 0, query.block[b].y, 0, key[tile][b].x, key[tile][b].y);
+#pragma unroll
+    for (int tile = 0; tile < 4; tile++)
+      multiply_accumulate(sum[tile], query.block[b].z, 0, query.block[b].w, 0, key[tile][b].z, key[tile][b].w);
+  }
+#pragma unroll
+  for (int j = 0; j < 2 * kValueTiles; j++)
+    value[j] = j < kHeadTiles ? values[j * kBlockWords] : make_uint4(0, 0, 0, 0);
+  float top = running.peak;
+#pragma unroll
+  for (int tile = 0; tile < 4; tile++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int at = tile * 8 + 2 * c.column() + i;
+      score[tile][i] = at >= begin && at < end ? sum[tile][i] : -infinity();
+      top = fmaxf(top, score[tile][i]);
+    }
+  top = fmaxf(top, lane_across(top, 1));
+  top = fmaxf(top, lane_across(top, 2));
+  if (top == -infinity()) top = 0;  // no visible position: all weights are zero
+  const float fade = exponential(running.peak - top);
+  running.peak = top;
+  uint32_t weight[4];
+  float total = 0;
+#pragma unroll
+  for (int tile = 0; tile < 4; tile++) {
+    const float a = exponential(score[tile][0] - top), b = exponential(score[tile][1] - top);
+    total += a + b;
+    weight[tile] = pack_pair(a, b);
+  }
+  total += lane_across(total, 1);
+  total += lane_across(total, 2);
+  running.sum = running.sum * fade + total;
+  const float fade_even = lane_at(fade, 8 * c.column()), fade_odd = lane_at(fade, 8 * c.column() + 4);
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++) {
+    float* sums = running.values[j];
+    sums[0] *= fade_even, sums[1] *= fade_odd, sums[2] *= fade_even, sums[3] *= fade_odd;
+  }
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++) {
+    const uint4 low = value[2 * j], high = value[2 * j + 1];
+    multiply_accumulate(running.values[j], low.x, high.x, low.y, high.y, weight[0], weight[1]);
+  }
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++) {
+    const uint4 low = value[2 * j], high = value[2 * j + 1];
+    multiply_accumulate(running.values[j], low.z, high.z, low.w, high.w, weight[2], weight[3]);
+  }
+}
+
+// Stores the warp's part in shared memory, head by head.
+__device__ __forceinline__ void keep_part(Consumer& c, const Running& running) {
+  float(*part)[kPartValues] = c.shared.attention[c.warp()];
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int head = 2 * c.column() + i % 2, d = 16 * j + c.row() + i / 2 * 8;
+      if (head < kGroup && d < kHeadDim) part[head][d] = running.values[j][i];
+    }
+  if (c.column() == 0 && c.row() < kGroup) part[c.row()][kHeadDim] = running.peak, part[c.row()][kHeadDim + 1] = running.sum;
+}
+
+}  // namespace monotape

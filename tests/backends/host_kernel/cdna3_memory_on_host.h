@@ -1,0 +1,98 @@
+// The machine of the host: what clang's HIP mode offers to machine/cdna3_memory.h, which is compiled as it is. A scope is
+// that of the GPU (agent) or more: the access passes the die's L2 by. One of less is served by it.
+#pragma once
+
+namespace monotape {
+
+constexpr int __HIP_MEMORY_SCOPE_WORKGROUP = 3, __HIP_MEMORY_SCOPE_AGENT = 4, __HIP_MEMORY_SCOPE_SYSTEM = 5;
+
+inline bool releases(int order) { return order == __ATOMIC_RELEASE || order == __ATOMIC_ACQ_REL || order == __ATOMIC_SEQ_CST; }
+inline bool acquires(int order) { return order == __ATOMIC_ACQUIRE || order == __ATOMIC_ACQ_REL || order == __ATOMIC_SEQ_CST; }
+inline void order_before(int order) {
+  if (!releases(order)) return;
+  machine->dies->release();
+  machine->fence();
+}
+inline void order_after(int order) {
+  if (acquires(order)) machine->dies->acquire();
+}
+
+// The fences of one wave act for its whole worker: an L2 is written back, or dropped, as a whole.
+inline void __builtin_amdgcn_fence(int order, const char* scope) {
+  if (*scope && strcmp(scope, "agent")) return;
+  order_before(order);
+  order_after(order);
+}
+
+// A fiber that loads a counter, a flag or a word of another rank is polling it; words say themselves whether they are there.
+template <class T>
+inline void looked(T value, int scope) {
+  if (sizeof(T) == 4) return machine->saw(false, "waiting for a counter");
+  const uint64_t bits = static_cast<uint64_t>(value);
+  const bool there = static_cast<uint32_t>(bits) != ~0u && bits >> 32 != ~0u;
+  machine->saw(there && scope < __HIP_MEMORY_SCOPE_SYSTEM, "waiting for a word");
+}
+template <class T>
+inline T __hip_atomic_load(T* p, int order, int scope) {
+  machine->touch(p, sizeof(T), sizeof(T));
+  T* from = scope < __HIP_MEMORY_SCOPE_AGENT ? p : machine->dies->past_cache(p);
+  if (from != p) machine->settle(reinterpret_cast<const uint32_t*>(from));
+  const T value = *from;
+  if (scope >= __HIP_MEMORY_SCOPE_AGENT) order_after(order);
+  if (sizeof(T) == 8 || scope < __HIP_MEMORY_SCOPE_SYSTEM) looked(value, scope);
+  return value;
+}
+template <class T, class V>
+inline void __hip_atomic_store(T* p, V value, int order, int scope) {
+  if (scope < __HIP_MEMORY_SCOPE_AGENT) {
+    *p = static_cast<T>(value);
+    return;
+  }
+  order_before(order);
+  uint32_t parts[4] = {};
+  const T bits = static_cast<T>(value);
+  memcpy(parts, &bits, sizeof(T));
+  machine->store(reinterpret_cast<uint32_t*>(machine->dies->past_cache(p)), parts, sizeof(T) == 8 ? 3 : 1);
+}
+template <class T, class Change>
+inline T changed_at_once(T* p, int order, int scope, Change change) {
+  if (scope < __HIP_MEMORY_SCOPE_AGENT) {
+    if (machine->once_in(8)) machine->yield();
+    const T before = *p;
+    *p = change(before);
+    return before;
+  }
+  order_before(order);
+  T* at = machine->dies->past_cache(p);
+  const T before = *at;
+  *at = change(before);
+  machine->dies->changed(at);
+  order_after(order);
+  machine->yield();
+  return before;
+}
+template <class T, class V>
+inline T __hip_atomic_fetch_add(T* p, V n, int order, int scope) {
+  return changed_at_once(p, order, scope, [n](T before) { return static_cast<T>(before + n); });
+}
+template <class T, class V>
+inline T __hip_atomic_exchange(T* p, V value, int order, int scope) {
+  return changed_at_once(p, order, scope, [value](T) { return static_cast<T>(value); });
+}
+
+template <class T>
+inline T __builtin_nontemporal_load(const T* p) {
+  machine->touch(p, sizeof(T), sizeof(T));
+  return *p;
+}
+inline uint64_t __builtin_amdgcn_s_memrealtime() { return 100000 + machine->now() / 10; }
+inline uint64_t __builtin_readcyclecounter() { return machine->now(); }
+inline void __builtin_amdgcn_s_sleep(int turns) {
+  machine->did_something();
+  machine->current->doing = "resting";
+  machine->sleep(250 * turns);
+}
+
+}  // namespace monotape
+
+#include "machine/cdna3_memory.h"

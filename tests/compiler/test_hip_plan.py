@@ -1,0 +1,34 @@
+"""Plans for AMD's MI300X: what differs from NVIDIA's, and what is refused. No GPU of AMD has run any of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from monotape.compiler.gpu import gpu_plan
+from monotape.errors import PlanError
+from monotape.models.registry import spec_from_config
+from monotape.plan.formats import Format
+from monotape.plan.gpu import CDNA3, HOPPER
+from shapes import SHAPES
+
+WORKERS = 304  # compute units of an MI300X
+SPEC = spec_from_config(SHAPES["llama-3.2-1b"])
+
+
+def test_tapes_are_those_of_nvidia() -> None:
+    ours, theirs = gpu_plan(SPEC, WORKERS, 4096, backend="hip"), gpu_plan(SPEC, WORKERS, 4096)
+    assert (ours.machine, theirs.machine) == (CDNA3, HOPPER)
+    assert ours.plan.ranks[0].tapes == theirs.plan.ranks[0].tapes
+    assert ours.digest != theirs.digest
+
+
+@pytest.mark.parametrize("shape", ["llama-3.2-1b", "dense-2b", "llama-3.1-8b", "qwen3-0.6b"])
+def test_a_workers_memory_fits_the_lds(shape: str) -> None:
+    rank = gpu_plan(spec_from_config(SHAPES[shape]), WORKERS, 4096, backend="hip").ranks[0]
+    assert rank.beside_ring + rank.pages.ring * rank.pages.blocks * 512 <= CDNA3.shared_memory
+    assert rank.sampler_words == 1 + CDNA3.consumers // 2
+
+
+def test_codes_of_quantised_weights_are_refused_by_name() -> None:
+    with pytest.raises(PlanError, match="hip backend do not read int4-g128 weights"):
+        gpu_plan(SPEC, WORKERS, 4096, Format.INT4_G128, backend="hip")
