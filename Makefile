@@ -15,7 +15,7 @@ export HF_HOME ?= $(CURDIR)/$(VENV)/huggingface
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-fast test-part test-gpu test-minimums browser wheel check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
+.PHONY: help demo test test-long test-fast test-part test-gpu test-hip test-minimums browser clang wheel check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -26,8 +26,11 @@ demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
 test: $(VENV)/.dev browser ## install what tests need and run them, but for long searches
 	$(PYTEST) $(SHARED) -m "not long"
 
-test-long: $(VENV)/.dev ## the tests that search many orders of events, or compile the kernels of many shapes
+test-long: $(VENV)/.dev clang ## the tests that search many orders of events, or compile the kernels of many shapes
 	$(PYTEST) $(SHARED) -m long
+
+clang: $(VENV)/.dev
+	@$(BIN)/python tests/backends/clang_path.py
 
 browser: $(VENV)/.dev
 	@$(BIN)/python tests/server/browser_path.py
@@ -40,6 +43,9 @@ test-part: $(VENV)/.dev ## the quick tests of one part, in under a minute: make 
 
 test-gpu: $(VENV)/.dev ## the tests that need a Hopper GPU
 	$(BIN)/python -m pytest -m gpu
+
+test-hip: $(VENV)/.dev clang ## for an MI300X, which this has never run on: a self-test and one report to send back
+	$(BIN)/python bench/hip.py --out hip-report.json
 
 test-minimums: $(BIN)/python ## the server's smoke test with the oldest versions that pyproject.toml allows
 	$(PYTHON) -m venv --clear $(VENV)/minimums

@@ -11,6 +11,7 @@ from monotape.backends.cpu import bandwidth
 from monotape.backends.cpu.bandwidth import Bandwidth, known_bandwidth, remember_bandwidth
 from monotape.cli import doctor
 from monotape.cli.main import main
+from monotape.errors import BackendUnavailable
 
 Captured = pytest.CaptureFixture[str]
 
@@ -112,3 +113,23 @@ def test_the_packages_that_are_looked_for_are_those_of_the_project() -> None:
 
     assert set(doctor.NEEDED) == names(project["dependencies"])
     assert set(doctor.SERVE) == names(project["optional-dependencies"]["serve"])
+
+
+@pytest.mark.parametrize("gpu", [None, "AMD Instinct MI300X"])
+def test_amds_gpu_and_what_is_known_of_its_backend(monkeypatch: pytest.MonkeyPatch, gpu: str | None) -> None:
+    monkeypatch.setattr("monotape.backends.hip.runtime.find_gpu", lambda: gpu)
+    finding = doctor._amd()
+    assert finding.value == gpu and finding.found.startswith(gpu or "none found")
+    assert "compiled and simulated, never run on hardware" in finding.found
+
+
+def test_a_gpu_of_amd_without_a_compiler_gets_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise BackendUnavailable("There is no clang here that compiles for gfx942.", "Install clang 19.")
+
+    monkeypatch.setattr("monotape.backends.hip.runtime.find_gpu", lambda: "AMD Instinct MI300X")
+    monkeypatch.setattr("monotape.backends.hip.compilation.find_compiler", none)
+    finding = doctor._amd()
+    assert not finding.good and finding.fix == "Install clang 19."
+    monkeypatch.setattr("monotape.backends.hip.runtime.find_gpu", lambda: None)
+    assert doctor._amd().good  # without such a GPU there is nothing to fix

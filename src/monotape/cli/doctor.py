@@ -72,6 +72,7 @@ def examine() -> Iterator[Finding]:
     yield from _native()
     yield _cache()
     yield from _gpu()
+    yield _amd()
 
 
 def _system() -> Finding:
@@ -168,6 +169,21 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("gpu", not fix, f"{reason} Models run on the CPU.", fix, gpu.name)
     else:
         yield from _hopper()
+
+
+def _amd() -> Finding:
+    """AMD's GPUs, which "auto" never takes: what is known of the backend for them is what compilers and tests say."""
+    from monotape.backends.hip.compilation import ARCHITECTURE, find_compiler
+    from monotape.backends.hip.runtime import find_gpu
+    from monotape.plan.gpu import NEVER_RUN
+
+    gpu = find_gpu()
+    try:
+        compiler, fix = f"{find_compiler()} compiles for {ARCHITECTURE}", ""
+    except BackendUnavailable as error:
+        compiler, fix = error.message.rstrip("."), error.hint
+    text = f"{gpu or 'none found'}; --backend hip is {NEVER_RUN}; {compiler}"
+    return Finding("amd gpu", gpu is None or not fix, text, fix if gpu else "", gpu)
 
 
 def _hopper() -> Iterator[Finding]:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend",
         default="auto",
         metavar="NAME",
-        help="plan for: auto (a Hopper GPU, else the CPU), cpu, cuda",
+        help="plan for: auto (a Hopper GPU, else the CPU), cpu, cuda, hip (an MI300X, never run on hardware)",
     )
     parser.add_argument(
         "--workers", type=integer, metavar="N", help="plan for this many threads or multiprocessors"

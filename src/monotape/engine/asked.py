@@ -18,6 +18,7 @@ from monotape.engine.formats import (
 from monotape.errors import UsageError, nearest
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
+from monotape.plan.gpu import GPU_MACHINES
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.rounded import WAYS, RoundedCheckpoint
 from monotape.weights.sorted_columns import with_sorted_columns
@@ -76,7 +77,7 @@ def formats_for(
     require_kernels(backend, asked.dtype)
     require_kernels(backend, asked.head_dtype, "head dtype")
     _require_kv(backend, asked.kv_dtype)
-    machine = "cuda" if backend == "cuda" else "cpu"
+    machine = backend if backend in GPU_MACHINES else "cpu"
     if head is not None and backend != "reference" and not mixes(machine):
         raise UsageError(
             f"The {backend} backend keeps the head in the format of the layers.", "Leave out --head-dtype."
@@ -92,7 +93,8 @@ def formats_for(
         if head is not None and head not in FLOATS:
             head = head_format(machine, spec, source)
     else:
-        chosen = (gpu_formats if machine == "cuda" else cpu_formats)(spec, source, ranks)
+        on_gpu = machine != "cpu"
+        chosen = gpu_formats(spec, source, ranks, machine) if on_gpu else cpu_formats(spec, source, ranks)
         if backend != "reference":
             _require_codes(spec, fmt, chosen, asked.dtype)
     if mixes(machine) and head is not None and (uniform or head in FLOATS):

@@ -36,7 +36,9 @@ class EngineConfig:
         DEFAULT_MODEL, "a name, a Hugging Face id, a folder or a GGUF file", metavar="MODEL"
     )
     backend: str = _setting(
-        "auto", "what runs the model: auto (a Hopper GPU, else the CPU), cpu, cuda, reference", metavar="NAME"
+        "auto",
+        "what runs the model: auto (a Hopper GPU, else the CPU), cpu, cuda, hip (never run on hardware), reference",
+        metavar="NAME",
     )
     dtype: str = _setting(
         "auto", "weights in memory: auto (as they are stored), f32, bf16, f16, q8, fp8, int4", metavar="TYPE"

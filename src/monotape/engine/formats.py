@@ -33,7 +33,7 @@ class Chosen:
 
 def has_kernels(backend: str, fmt: Format) -> bool:
     """Do the backend's kernels read weights of this format?"""
-    return fmt in GPU_FORMATS if backend == "cuda" else fmt in LAYOUTS["cpu"]
+    return fmt in GPU_FORMATS if backend == "cuda" else fmt in LAYOUTS["hip" if backend == "hip" else "cpu"]
 
 
 def stage_tensors(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
@@ -50,18 +50,20 @@ def stage_tensors(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     return {**names, "head": (source_of(spec, "embedding" if spec.tied else "head", None).name,)}
 
 
-def gpu_formats(spec: ModelSpec, checkpoint: Checkpoint, ranks: int | None = None) -> Chosen:
+def gpu_formats(
+    spec: ModelSpec, checkpoint: Checkpoint, ranks: int | None = None, backend: str = "cuda"
+) -> Chosen:
     """On a GPU 16-bit weights stay as they are stored, stage by stage. Others that no kernel reads become bf16."""
     stored = _stored_stages(spec, checkpoint)
     halves = {name: Format.F16 if part.labels == ("f16",) else Format.BF16 for name, part in stored.items()}
     layer = [halves[matrix.name] for matrix in spec.layer]
     activations = Format.F16 if set(layer) == {Format.F16} else Format.BF16
-    found = {name: part.smallest("cuda", _cuts(spec, name, ranks)) for name, part in stored.items()}
+    found = {name: part.smallest(backend, _cuts(spec, name, ranks)) for name, part in stored.items()}
     chosen = {name: fmt or halves[name] for name, fmt in found.items()}
     return Chosen(
         activations,
         {name: fmt for name, fmt in chosen.items() if fmt is not activations},
-        _notes("cuda", stored, found, chosen),
+        _notes(backend, stored, found, chosen),
     )
 
 
@@ -95,7 +97,7 @@ def head_format(backend: str, spec: ModelSpec, checkpoint: Checkpoint) -> Format
 
 def mixes(backend: str) -> bool:
     """Do the backend's kernels read stages of several formats? A CPU's do since they read codes."""
-    return backend == "cuda" or Format.WIDE in LAYOUTS["cpu"]
+    return backend != "cpu" or Format.WIDE in LAYOUTS["cpu"]
 
 
 def _table_format(spec: ModelSpec, checkpoint: Checkpoint) -> Format:

@@ -17,13 +17,14 @@ from monotape.engine.devices import check_devices
 from monotape.engine.formats import Chosen, has_kernels
 from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
-from monotape.plan.gpu import GpuPlan
+from monotape.plan.gpu import NEVER_RUN, GpuPlan
 from monotape.plan.types import Machine, Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.rounded import RoundedCheckpoint
 from monotape.weights.tapes import Progress
 
-BACKENDS = ("auto", "cpu", "cuda", "reference")
+BACKENDS = ("auto", "cpu", "cuda", "hip", "reference")
+GPU_BACKENDS = ("cuda", "hip")  # "auto" never chooses hip: it has not run on hardware
 
 
 def load_backend(
@@ -55,6 +56,8 @@ def load_backend(
             if name != "auto":
                 raise
             _note(f"{error.message} Using the CPU.")
+    if chosen == "hip":
+        return _load_hip(spec, checkpoint, asked, context, workers, progress, ranks)
     if chosen != "reference":
         try:
             return _load_cpu(spec, checkpoint, asked, context, workers, tp, progress)
@@ -97,17 +100,26 @@ def planned(
     """The plan that the named backend would run. With a number of workers it needs no GPU to be there."""
     asked = Asked(dtype, head_dtype, kv_dtype)
     backend = choose_backend(name, dtype, workers, lanes_for(spec, tp).count)
-    if backend == "cuda":
+    if backend in GPU_BACKENDS:
         check_family(spec)
     _, formats = formats_for(backend, asked, spec, checkpoint, tp)
     _say(formats.notes)
-    if backend != "cuda":
+    if backend not in GPU_BACKENDS:
         return cpu_plan(spec, formats, context=context, workers=workers, tp=tp)
-    if workers is None:
-        from monotape.backends.cuda.driver import processors
+    workers = _processors(backend) if workers is None else workers
+    stages = formats.of_stages
+    return gpu_plan(spec, workers, context, formats.default, tp, stage_formats=stages, backend=backend)
 
-        workers = processors()
-    return gpu_plan(spec, workers, context, formats.default, tp, stage_formats=formats.of_stages)
+
+def _processors(backend: str) -> int:
+    """Of this machine's GPU."""
+    if backend == "hip":
+        from monotape.backends.hip.backend import processors as compute_units
+
+        return compute_units()
+    from monotape.backends.cuda.driver import processors
+
+    return processors()
 
 
 def cpu_plan(
@@ -196,6 +208,33 @@ def _load_cuda(
         from monotape.backends.cuda.backend import CudaBackend
 
         backend = CudaBackend.load(spec, plan, source, progress)
+    _tell_costs(source)
+    return backend
+
+
+def _load_hip(
+    spec: ModelSpec, checkpoint: Checkpoint, asked: Asked, context: int, workers: int | None,
+    progress: Progress | None, ranks: int,
+) -> Backend:  # fmt: skip
+    if workers is not None:
+        raise UsageError(
+            "The HIP backend runs on all compute units.", "Leave out --workers, or use --backend cpu."
+        )
+    check_family(spec)
+    from monotape.backends.hip.backend import HipBackend
+
+    source, formats = formats_for("hip", asked, spec, checkpoint, ranks)
+    plan = gpu_plan(
+        spec,
+        _processors("hip"),
+        context,
+        formats.default,
+        ranks,
+        stage_formats=formats.of_stages,
+        backend="hip",
+    )
+    _say((*formats.notes, f"The HIP backend is {NEVER_RUN}: please send us what `make test-hip` reports."))
+    backend = HipBackend.load(spec, plan, source, progress)
     _tell_costs(source)
     return backend
 

@@ -12,7 +12,7 @@ from monotape.backends.protocol import Backend
 from monotape.compiler.split import lanes_for
 from monotape.engine.config import EngineConfig
 from monotape.engine.defaults import DefaultSampling, default_sampling
-from monotape.engine.loading import choose_backend, load_backend
+from monotape.engine.loading import GPU_BACKENDS, choose_backend, load_backend
 from monotape.engine.progress import progress_bar
 from monotape.engine.tokenizer import Tokenizer
 from monotape.engine.wake import wake
@@ -87,8 +87,12 @@ def kv_budget_for(config: EngineConfig, spec: ModelSpec) -> int:
     """Bytes of KV that may be kept: the configured value, or a share of the memory that will hold the KV."""
     ranks = lanes_for(spec, config.tp).count
     chosen = choose_backend(config.backend, config.dtype, config.workers, ranks, config.emulate_ranks)
-    if config.kv_bytes is not None or chosen != "cuda":
+    if config.kv_bytes is not None or chosen not in GPU_BACKENDS:
         return config.kv_budget
+    if chosen == "hip":
+        from monotape.backends.hip.backend import use_hip
+
+        use_hip()
     import monotape.backends.cuda.backend  # noqa: F401  -- all of it, while the driver makes the context
     from monotape.backends.cuda.driver import memory_free_and_total
 

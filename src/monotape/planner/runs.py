@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from monotape.models.registry import FAMILIES
 from monotape.plan.formats import LAYOUTS, Format
+from monotape.plan.gpu import NEVER_RUN
 from monotape.planner.box import Box
 from monotape.planner.load import Load
 
 CPU = "cpu"
 HOPPER = ("h100", "h200")
+CDNA3 = ("mi300x", "mi325x")
 RANKS = (1, 2, 4, 8)
 #: Formats of tapes that hold weights of a precision, by the first word of its name; one that kernels read is enough.
 _HELD_BY = {
@@ -25,7 +27,9 @@ def obstacles(load: Load, box: Box) -> tuple[str, ...]:
     found = []
     device = box.gpu.name
     runs_there = device == CPU or device in HOPPER
-    if not runs_there:
+    if device in CDNA3:
+        found.append(f"its kernel for {box.gpu.label} is {NEVER_RUN}")
+    elif not runs_there:
         found.append(f"it runs on NVIDIA Hopper GPUs and on CPUs, not on {box.gpu.label}")
     if load.shape.architecture not in FAMILIES:
         found.append(f"it does not run {load.shape.architecture}")

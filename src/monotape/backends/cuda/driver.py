@@ -30,9 +30,33 @@ from monotape.errors import BackendError, BackendUnavailable, ResourceError
 __all__ = [
     "KERNELS", "DeviceMemory", "Kernel", "PinnedMemory", "ResourceUsage", "allow_peers", "can_reach", "compile_kernel",
     "device", "device_count", "device_index", "device_name", "driver_errors", "memory_free_and_total", "new_event",
-    "new_stream", "on_device", "processors", "resource_usage",
+    "new_stream", "on_device", "processors", "resource_usage", "use_runtime",
 ]  # fmt: skip
 _thread = threading.local()
+#: The runtime of another vendor's GPUs: backends/hip/runtime.py offers the calls of cuda-core that are made here.
+_other: Any = None
+
+
+def use_runtime(runtime: Any) -> None:
+    """From here on all GPUs of this process are those of `runtime`; None: NVIDIA's."""
+    global _other
+    if runtime is _other:
+        return
+    _other, _thread.current = runtime, None
+    for cached in (_pool_of, _memory_stream_of):
+        cached.cache_clear()
+
+
+def _core() -> Any:
+    return cuda_core() if _other is None else _other
+
+
+def _driver_name() -> str:
+    return "CUDA driver" if _other is None else str(_other.name)
+
+
+def _is_driver_error(error: BaseException) -> bool:
+    return is_cuda_error(error) if _other is None else isinstance(error, _other.Error)
 
 
 @contextlib.contextmanager
@@ -41,17 +65,19 @@ def driver_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_cuda_error(error):
+        if not _is_driver_error(error):
             raise
         if "OUT_OF_MEMORY" in str(error):
             raise ResourceError(
                 "The GPU has too little free memory.", "Use a smaller model or --max-model-len."
             ) from error
         name = str(error).split(":")[0].strip()
-        raise BackendError(f"The CUDA driver says {name}.", "Run `monotape doctor`.") from error
+        raise BackendError(f"The {_driver_name()} says {name}.", "Run `monotape doctor`.") from error
 
 
 def _bindings() -> Any:
+    if _other is not None:
+        return _other.bindings
     cuda_core()  # says what is missing when nothing is installed
     from cuda.bindings import driver
 
@@ -63,7 +89,8 @@ def _check(result: tuple[Any, ...]) -> Any:
     status, *values = result
     if int(status) == 0:
         return values[0] if len(values) == 1 else tuple(values)
-    raise BackendError(f"The CUDA driver says {getattr(status, 'name', status)}.", "Run `monotape doctor`.")
+    name = getattr(status, "name", status)
+    raise BackendError(f"The {_driver_name()} says {name}.", "Run `monotape doctor`.")
 
 
 def device_index() -> int:
@@ -85,8 +112,8 @@ def on_device(index: int) -> Iterator[None]:
 def device() -> Any:
     """This thread's GPU, its context made current. Anything but a Hopper is refused."""
     index = device_index()
-    _require_hopper(index)
-    gpu = cuda_core().Device(index)
+    (_require_hopper if _other is None else _other.require)(index)
+    gpu = _core().Device(index)
     if getattr(_thread, "current", None) != index:
         with driver_errors():
             gpu.set_current()
@@ -97,7 +124,7 @@ def device() -> Any:
 def device_count() -> int:
     """GPUs of this machine; 0 where there is no driver."""
     try:
-        return len(cuda_core().Device.get_all_devices())
+        return len(_core().Device.get_all_devices())
     except BackendUnavailable:
         raise
     except Exception:  # no driver at all: each layer has its own exception for that
@@ -106,7 +133,7 @@ def device_count() -> int:
 
 def can_reach(one: int, other: int) -> bool:
     """Whether GPU `one` can write into the memory of GPU `other`."""
-    core = cuda_core()
+    core = _core()
     with driver_errors():
         return bool(core.Device(one).can_access_peer(core.Device(other)))
 
@@ -167,7 +194,7 @@ def new_event() -> Any:
 
 @cache
 def _pool_of(index: int) -> Any:
-    core = cuda_core()
+    core = _core()
     with driver_errors():
         return core.DeviceMemoryResource(device(), core.DeviceMemoryResourceOptions())
 
@@ -214,13 +241,13 @@ class DeviceMemory:
     def copy_in(self, host_pointer: int, count: int, offset: int, stream: Any) -> None:
         """Starts a copy from host memory, which must not change until `stream` has completed it."""
         assert offset >= 0 and offset + count <= self.bytes, f"{count} bytes at {offset} of {self.bytes}"
-        view = cuda_core().Buffer.from_handle
+        view = _core().Buffer.from_handle
         with driver_errors():
             view(self.pointer + offset, count).copy_from(view(host_pointer, count), stream=stream)
 
     def read(self, array: NDArray[Any]) -> NDArray[Any]:
         assert array.flags.c_contiguous and array.nbytes <= self.bytes
-        view = cuda_core().Buffer.from_handle
+        view = _core().Buffer.from_handle
         with on_device(self._device), driver_errors():
             device()
             host = view(array.ctypes.data, array.nbytes)
@@ -271,7 +298,7 @@ class PinnedMemory:
         device()
         with driver_errors():
             # Not from a pool of pinned memory: not every driver that runs a Hopper has those.
-            self._buffer = cuda_core().LegacyPinnedMemoryResource().allocate(max(count, 16))
+            self._buffer = _core().LegacyPinnedMemoryResource().allocate(max(count, 16))
         self.pointer = int(self._buffer.handle)
         self.view = np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(self.pointer))
         self.view[:] = 0
@@ -295,7 +322,7 @@ class Kernel:
     def __init__(self, cubin: bytes, name: str, shared_bytes: int, told: str = "") -> None:
         device()
         with driver_errors():
-            self._code = cuda_core().ObjectCode.from_cubin(cubin)
+            self._code = _core().ObjectCode.from_cubin(cubin)
             self._kernel = self._code.get_kernel(name)
         self.stream, self._done, self._device = new_stream(), new_event(), device_index()
         self.launches = 0

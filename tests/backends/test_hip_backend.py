@@ -1,0 +1,178 @@
+"""The HIP backend's host side on a fake runtime, with the kernel for CDNA3 run by the host's machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.cpu_cases import distance, ids, reference
+from backends.fake_hip import FakeHip, fake_hip
+from backends.host_setups import CASES, CONTEXT, DEADLINE_NS, TOLERANCE
+from families import make_checkpoint
+from monotape.backends.cuda import driver
+from monotape.backends.hip import library as library_module
+from monotape.backends.hip.backend import HipBackend, processors, use_hip
+from monotape.backends.hip.library import HipError, hip_library
+from monotape.backends.protocol import Job
+from monotape.compiler.gpu import gpu_plan
+from monotape.engine import loading
+from monotape.engine.loading import choose_backend, load_backend, planned
+from monotape.errors import (
+    BackendError,
+    BackendUnavailable,
+    DeadlineFault,
+    ResourceError,
+    UnsupportedModel,
+    UsageError,
+)
+from monotape.models.registry import spec_from_config
+from monotape.plan.gpu import CDNA3, GpuPlan
+from monotape.weights.open import open_checkpoint
+
+TOKENS = tuple(np.random.default_rng(5).integers(3, 59, 40).tolist())
+COHERENT = 0x40000000  # hipHostMallocCoherent
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(CASES["narrow"], tmp_path_factory.mktemp("hip") / "narrow")
+
+
+@contextmanager
+def loaded(place: Path, hip: FakeHip) -> Iterator[HipBackend]:
+    with ExitStack() as stack:
+        stack.enter_context(fake_hip(hip, place.parent / "libraries"))
+        checkpoint = open_checkpoint(place)
+        spec = spec_from_config(checkpoint.config)
+        backend = load_backend("hip", spec, checkpoint, dtype="bf16", context=CONTEXT)
+        assert isinstance(backend, HipBackend)
+        backend._params.deadline_ns = DEADLINE_NS
+        stack.callback(backend.close)
+        yield backend
+
+
+def test_a_request_on_all_compute_units(place: Path) -> None:
+    hip = FakeHip(processors=2)
+    want = reference(place, CONTEXT)
+    with loaded(place, hip) as backend:
+        assert backend.name == "hip" and backend.plan.machine.workers == 2
+        sequence = backend.new_sequence()
+        got = backend.logits(TOKENS[:33], sequence)
+        assert distance(got, want.logits(TOKENS[:33], want.new_sequence())) < TOLERANCE
+        generation = backend.start(Job(TOKENS[:5], 0, 3, (1000,)), backend.new_sequence())
+        assert len(ids(list(generation))) == 3 and generation.finish_reason == "length"
+    launches = [call for call in hip.calls if call[0] == "hipModuleLaunchCooperativeKernel"]
+    assert [call[2:9] for call in launches] == [(2, 1, 1, 12 * 64, 1, 1, CDNA3.shared_memory)] * 2
+    pinned = [call for call in hip.calls if call[0] == "hipHostMalloc"]
+    assert pinned and all(call[3] & COHERENT for call in pinned), "mailboxes of a kernel that still runs"
+    assert hip.used == sequence.bytes, "all other memory is given back"
+
+
+def test_a_word_that_never_comes_ends_at_the_deadline(place: Path) -> None:
+    with loaded(place, FakeHip(processors=2)) as backend:
+        backend._params.deadline_ns = 2_000_000
+        backend.lose_word_of("output")
+        with pytest.raises(DeadlineFault, match="waited for"):
+            list(backend.start(Job(TOKENS[:5], 0, 3), backend.new_sequence()))
+
+
+def test_the_sequence_can_be_copied(place: Path) -> None:
+    with loaded(place, FakeHip(processors=2)) as backend:
+        first = backend.new_sequence()
+        backend.logits(TOKENS[:33], first)
+        second = backend.new_sequence()
+        second.copy_from(first, 33)
+        both = [backend.logits(TOKENS[33:35], sequence) for sequence in (first, second)]
+        assert np.array_equal(*both)
+
+
+@pytest.mark.parametrize(
+    ("hip", "sentence"),
+    [
+        (FakeHip(name="AMD Instinct MI250X", capability=(9, 0)), "The GPU is a AMD Instinct MI250X; the kernel is"),
+        (FakeHip(devices=0), "No AMD GPU can be used here"),
+        (FakeHip(cooperative=0), "does not launch all workers of a kernel together"),
+    ],
+)  # fmt: skip
+def test_other_gpus_are_refused_in_one_sentence(tmp_path: Path, hip: FakeHip, sentence: str) -> None:
+    with fake_hip(hip, tmp_path), pytest.raises(BackendUnavailable, match=sentence):
+        processors()
+
+
+def test_too_little_memory_is_said_before_any_is_taken(place: Path) -> None:
+    with (
+        pytest.raises(ResourceError, match="GB free, but the model needs"),
+        loaded(place, FakeHip(memory=1 << 20)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "kind", "sentence"),
+    [
+        ("hipMalloc", 2, ResourceError, "too little free memory"),
+        ("hipModuleLoadData", 1, BackendError, "The HIP runtime says hipErrorInvalidValue"),
+        ("hipModuleLaunchCooperativeKernel", 1, BackendError, "The HIP runtime says hipErrorInvalidValue"),
+        ("hipEventQuery", 700, BackendError, "The HIP runtime says hipErrorIllegalAddress"),
+        ("hipMemGetInfo", 1, BackendError, "The HIP runtime says hipErrorInvalidValue"),
+    ],
+)
+def test_errors_have_hips_own_names(
+    place: Path, call: str, code: int, kind: type[BackendError], sentence: str
+) -> None:
+    hip = FakeHip(processors=2)
+    failing = {call: code, **({"hipEventSynchronize": code} if call == "hipEventQuery" else {})}
+    early = call in ("hipMalloc", "hipModuleLoadData", "hipMemGetInfo")
+    if early:
+        hip.failing.update(failing)
+    with pytest.raises(kind, match=sentence):
+        load_and_run(place, hip, failing)
+
+
+def load_and_run(place: Path, hip: FakeHip, failing: dict[str, int]) -> None:
+    with loaded(place, hip) as backend:
+        hip.failing.update(failing)
+        try:
+            backend.logits(TOKENS[:3], backend.new_sequence())
+        finally:
+            hip.failing.clear()
+
+
+def test_without_the_runtime_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    monkeypatch.setattr(library_module, "NAMES", ("libamdhip64-that-is-not-here.so",))
+    hip_library.cache_clear()
+    with pytest.raises(BackendUnavailable, match="HIP runtime is not installed"):
+        use_hip()
+    assert driver._other is None
+
+
+def test_ranks_and_workers_are_refused(place: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(place)
+    spec = spec_from_config(checkpoint.config)
+    with fake_hip(FakeHip(), tmp_path):
+        with pytest.raises(UnsupportedModel, match="runs on one GPU, and the model asks for 2 ranks"):
+            HipBackend.load(spec, gpu_plan(spec, 5, CONTEXT, tp=2, backend="hip"), checkpoint)
+        with pytest.raises(UsageError, match="runs on all compute units"):
+            load_backend("hip", spec, checkpoint, dtype="bf16", context=CONTEXT, workers=3)
+
+
+def test_auto_never_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_backend("auto") != "hip" and choose_backend("hip") == "hip"
+    with pytest.raises(UsageError, match="The hip backend has no kernels for int4 weights"):
+        choose_backend("hip", "int4")
+
+
+def test_a_plan_needs_no_gpu(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = open_checkpoint(place)
+    loading._note.cache_clear()
+    plan = planned("hip", spec_from_config(checkpoint.config), checkpoint, context=CONTEXT, workers=304)
+    assert isinstance(plan, GpuPlan) and plan.machine is CDNA3 and plan.workers == 304
+
+
+def test_an_error_keeps_its_code() -> None:
+    assert HipError(2, "hipErrorOutOfMemory", "hipMalloc").code == 2
