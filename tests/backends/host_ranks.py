@@ -96,7 +96,7 @@ def checkpoints(factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def loader(place: Path) -> Iterator[Load]:
+def loader(place: Path, gpu: str = "cuda") -> Iterator[Load]:
     """Within, loads a checkpoint of that folder onto a GPU of its own."""
     with ExitStack() as stack:
 
@@ -107,7 +107,8 @@ def loader(place: Path) -> Iterator[Load]:
             stack.enter_context(host_gpu(place / "libraries"))
             checkpoint = open_checkpoint(place / name)
             spec = spec_from_config(checkpoint.config)
-            plan = gpu_plan(spec, workers, context, tp=tp, tuning=Tuning(link_delay=link_delay))
+            tuning = Tuning(link_delay=link_delay)
+            plan = gpu_plan(spec, workers, context, tp=tp, tuning=tuning, backend=gpu)
             ranks = [
                 replace(rank, links=replace(rank.links, slots=rank.links.slots - fewer_slots))
                 for rank in plan.ranks
