@@ -147,7 +147,8 @@ def test_what_a_name_stood_for_is_said() -> None:
         "a/b/../../c.gguf",
     ],
 )
-def test_names_that_cannot_be(model: str) -> None:
+def test_names_that_cannot_be(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a checkout may be in a folder that is called x
     with pytest.raises(UsageError, match="neither a file or folder here nor a model's name") as caught:
         hub.resolve(model, False)
     assert len(caught.value.message) < 200
