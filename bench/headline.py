@@ -13,6 +13,11 @@ from rows import Report, Row, table
 
 BEGIN, END = "<!-- headline: python bench/index.py -->\n", "<!-- end of headline -->"
 SHAPES = ("llama-3.2-1b", "llama-3.1-8b")
+#: Quantised, with the words for them. vLLM's nearest format is AWQ's for INT4: groups of 128 with zero points.
+QUANTISED = {
+    "llama-3.1-8b-fp8-channel": "llama-3.1-8b in FP8",
+    "llama-3.1-8b-int4-g128": "llama-3.1-8b in INT4 (vLLM: AWQ)",
+}
 #: Columns of the whole table, and the words above them; a version follows where the engine names one.
 ENGINES = {
     "monotape": "Monotape", "vllm": "vLLM", "torch-compile": "`torch.compile`, CUDA graphs",
@@ -44,12 +49,16 @@ def headline(reports: Mapping[str, Report]) -> str:
         engine for engine in ENGINES if any(_measured(report, _of(report, engine)) for _, report in found)
     ]
     head = ("", *(ENGINES[engine] + _version(found, engine) for engine in engines))
-    rows = table(head, [row for name, report in found for row in _headline_rows(name, report, engines)])
+    quantised = [one for shape in QUANTISED for one in _compared(reports, shape) if _measured(one[1], "vllm")]
+    rows = [
+        row for name, report in found for row in _headline_rows(name, report, engines, (DECODE, FIRST_TOKEN))
+    ]
+    rows += [row for name, report in quantised for row in _headline_rows(name, report, engines, (DECODE,))]
     caption = (
-        f"One request on one {str(found[0][1]['gpu']).upper()}, bf16, random weights of the named shapes, all engines "
-        "in one run, medians:"
+        f"One request on one {str(found[0][1]['gpu']).upper()}, bf16 where a row says nothing else, random weights of "
+        "the named shapes, all engines of a row in one run, medians:"
     )
-    return f"\n{caption}\n{rows}{_by_layers(found)}{_spread(found, engines)}"
+    return f"\n{caption}\n{table(head, rows)}{_by_layers(found)}{_spread(found, engines)}"
 
 
 def _of(report: Report, engine: str) -> str:
@@ -68,15 +77,24 @@ def _by_layers(found: list[tuple[str, Report]]) -> str:
     )
 
 
-def _headline_rows(name: str, report: Report, engines: list[str]) -> Iterator[Row]:
-    for key, by, words, field, unit in (DECODE, FIRST_TOKEN):
+def _headline_rows(
+    name: str, report: Report, engines: list[str], kinds: tuple[tuple[str, str, str, str, str], ...]
+) -> Iterator[Row]:
+    shape = _shape(name)
+    for key, by, words, field, unit in kinds:
         lengths = [one[by] for one in report[key]]
         row = Row(name, report, folder="reports")
-        row.text(f"{_shape(name)}, {words} {' / '.join(f'{length:,}' for length in lengths)}")
+        row.text(f"{QUANTISED.get(shape, shape)}, {words} {' / '.join(f'{length:,}' for length in lengths)}")
         for engine in engines:
-            fields = [(f"{key}[{by}={length}].{field}.{_of(report, engine)}", unit) for length in lengths]
-            row.series(fields, missing=_NOT_IN_TIME)
+            measured = _of(report, engine)
+            fields = [(f"{key}[{by}={length}].{field}.{measured}", unit) for length in lengths]
+            row.series(fields, missing=_missing(report, measured))
         yield row
+
+
+def _missing(report: Report, engine: str) -> str:
+    """What stands where an engine has no figure."""
+    return _NOT_IN_TIME if any(one["engine"] == engine for one in report["engines"]) else ""
 
 
 def _spread(found: list[tuple[str, Report]], engines: list[str]) -> str:
@@ -159,9 +177,8 @@ def _rows(name: str, report: Report, engines: list[str], folder: str) -> Iterato
             row.text(f"{_shape(name)}, {words} {one[by]:,}")
             for engine in engines:
                 measured = _of(report, engine)
-                asked = any(other["engine"] == measured for other in report["engines"])
                 values = [(f"{field}.{measured}", unit), (f"monotape_times_as_fast.{measured}", "x")]
-                row.numbers(values, missing=_NOT_IN_TIME if asked else "")
+                row.numbers(values, missing=_missing(report, measured))
             yield row
 
 

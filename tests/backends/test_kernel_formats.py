@@ -83,3 +83,21 @@ def test_a_format_is_as_good_as_its_values(
         assert distance(seen[0], exact) < TOLERANCE
         assert 2 * distance(seen[0], exact) < distance(exact, plain)  # the formats make a difference
         assert np.array_equal(*seen)
+
+
+@pytest.mark.long
+def test_an_input_that_a_warp_polls_in_several_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round has a scale of its own where activations become integers."""
+    monkeypatch.setattr(packing, "coded_run", encoded_run)
+    fields = {**NARROW, "hidden_size": 2176, "intermediate_size": 2200, "num_hidden_layers": 1}
+    folder = make_checkpoint(Case("wide", "qwen2", fields), tmp_path / "model")
+    spec = spec_from_config(open_checkpoint(folder).config)
+    kinds = (Format.INT4_G128, Format.INT8, Format.Q4_K, Format.Q8, Format.INT4_G32Z)
+    formats = dict(zip(STAGES, kinds, strict=True))
+    plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats)
+    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+        seen = logits_of(backend, TOKENS[:3], 0)
+    as_stored(folder, spec, formats)
+    assert distance(seen[0], reference_logits(folder, spec, TOKENS[:3])) < TOLERANCE

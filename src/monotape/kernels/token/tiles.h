@@ -39,6 +39,16 @@ struct Progress {
   bool page_ends = false;         // with what was fetched last
 };
 
+// The scales of a warp's inputs where they are integers. Otherwise nothing: even an unused member changes machine code.
+template <int Blocks>
+struct InputScales {
+  float scales_[Blocks];
+};
+template <>
+struct InputScales<0> {
+  static constexpr float* scales_ = nullptr;
+};
+
 // Tiles, eight rows each, times the input: this warp's blocks only, into the buffer of sums. A warp spends its time in this
 // loop, so it is short. Two pages are in registers before the input arrives, which also makes room in the ring while
 // workers wait for each other.
@@ -50,7 +60,7 @@ struct Progress {
 //
 // Each product of the plan, a tile length and a format, has its own loop: run-time bounds double the instruction count.
 template <int Number>
-class TileProduct {
+class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divide_up(product(Number).page_run, kWarps) : 0> {
  public:
   static constexpr Product kProduct = product(Number);
   static constexpr int kTogether = kProduct.together;
@@ -166,8 +176,8 @@ class TileProduct {
       }
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++) {
-      if constexpr (Adds) totals_[i] = Weight::total_of(totals[i], c_.column(), scales_[i]);
-      const float scale = Weight::lane_scale(scales_[i], c_.column());
+      if constexpr (Adds) totals_[i] = Weight::total_of(totals[i], c_.column(), this->scales_[i]);
+      const float scale = Weight::lane_scale(this->scales_[i], c_.column());
 #pragma unroll
       for (int t = 0; t < kTogether; t++)
         sums_[t][0][0] += Weight::scaled(sums[t][i], weights.extra_of((t * kAtOnce + i) * kExtra), c_.column(), scale, totals_[i]);
@@ -206,7 +216,7 @@ class TileProduct {
       const bool real = there(at_.k, i);
       const int block = at_.k + i * kWarps + c_.warp();
       const uint2 x = real ? reinterpret_cast<const uint2*>(c_.shared.x[0])[(block * 16 + c_.row() / 2 * 4 + c_.column()) * 2 + c_.row() % 2] : make_uint2(0, 0);
-      scales_[i] = real ? c_.shared.input_scale[block] : 0;
+      this->scales_[i] = real ? c_.shared.input_scale[block] : 0;
 #pragma unroll
       for (int pair = 0; pair < 2; pair++) x_[i * kInputs + pair] = c_.row() / 4 == pair ? x : make_uint2(0, 0);
     }
@@ -284,7 +294,6 @@ class TileProduct {
   float* sums_out_;
   TokenInput x_[kAtOnce * kInputs];
   float totals_[kAtOnce * kHalves];  // of inputs, where formats need them
-  float scales_[Weight::kInteger ? kAtOnce : 1];  // of inputs that are integers
   float sums_[kTogether][kChains][kTokenSums];
 };
 
