@@ -201,10 +201,10 @@ def test_a_token_is_shown_by_layer_and_stage() -> None:
     from monotape.backends.cuda.trace import RECORD
 
     rows = [
-        (0, 1, 0, 0, 1000, 0, 3000),
-        (1, 1, 0, 0, 1500, 0, 4000),
-        (0, 1, 0, 1, 4000, 0, 4500),
-        (1, 1, 1, 0, 5000, 9, 7000),
+        (0, 1, 0, 0, 1000, 0, 3000, 0, 0, 0),
+        (1, 1, 0, 0, 1500, 0, 4000, 0, 0, 0),
+        (0, 1, 0, 1, 4000, 0, 4500, 0, 0, 0),
+        (1, 1, 1, 0, 5000, 9, 7000, 0, 0, 0),
     ]
     shown = stages_of(np.array(rows, RECORD), ("qkv", "output"))
     assert [(stage.stage, stage.start_us, stage.us) for stage in shown] == [
