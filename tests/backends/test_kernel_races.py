@@ -129,17 +129,7 @@ def test_every_order_gives_the_same_bits(load: Load, place: Path, name: str) -> 
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-#: Races whose orders find nothing since the kernel changed. 40 other seeds found nothing either; more must be tried.
-BLIND = {"a combined part over sums"}
-_FOUND = [
-    pytest.param(name, marks=pytest.mark.xfail(reason="its orders went blind", strict=True))
-    if name in BLIND
-    else name
-    for name in RACES
-]
-
-
-@pytest.mark.parametrize("name", _FOUND)
+@pytest.mark.parametrize("name", RACES)
 def test_without_its_lines_an_order_goes_wrong(
     load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
