@@ -172,7 +172,7 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _amd() -> Finding:
-    """AMD's GPUs, which "auto" never takes: what is known of the backend for them is what compilers and tests say."""
+    """AMD's GPUs. "auto" never takes them: their backend was compiled and simulated, never run on hardware."""
     from monotape.backends.hip.compilation import ARCHITECTURE, find_compiler
     from monotape.backends.hip.runtime import find_gpu
     from monotape.plan.gpu import NEVER_RUN

@@ -18,7 +18,7 @@ GROUPS = 64  # of neighbouring sequences; their spread is that of the packages
 def bits_per_byte(model: Laneformer, corpus: Corpus, micro_sequences: int) -> dict[str, Any]:
     """Bits per byte of all text, its standard error over the groups, and the groups themselves.
 
-    Two runs are compared group by group: what is hard for one is hard for the other.
+    Two runs are compared group by group: a group of texts that is hard for one model is hard for the other.
     """
     nats, text = [], []
     for start in range(0, len(corpus.validation), micro_sequences):

@@ -15,7 +15,7 @@ from monotape.weights.open import local_path
 
 
 def resolve(model: str, progress: bool = True) -> Path:
-    """The file or folder that `model` stands for. What is cached is used as it is; the rest is fetched."""
+    """The file or folder that `model` stands for. Files in the cache are used as they are, missing ones are fetched."""
     local = local_path(model)
     if local is not None:
         return local

@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,15 +42,19 @@ def cuda_core() -> Any:
 
 def compile_kernel(header: str, source: str = KERNEL_FILE) -> bytes:
     """The cubin of a kernel file for this plan.h, from the cache where sources, options and compiler are the same."""
-    path = cached_path(header, source)
+    return kept_code(cached_path(header, source), lambda: _compile(header, source))
+
+
+def kept_code(path: Path, compile_code: Callable[[], bytes]) -> bytes:
+    """What lies at `path`; it is compiled and put there first if there is nothing."""
     if path.exists():
         return path.read_bytes()
-    cubin = _compile(header, source)
+    code = compile_code()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(cubin)
+    temporary.write_bytes(code)
     os.replace(temporary, path)  # whole or not at all, also when two processes compile the same
-    return cubin
+    return code
 
 
 def cached_path(header: str, source: str = KERNEL_FILE) -> Path:

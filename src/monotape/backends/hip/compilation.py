@@ -7,7 +7,6 @@ compiled, and their kernel is simulated on the host; none has run on hardware.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from monotape.backends.cuda.compilation import KERNEL_FILE, KERNELS, STANDARD, headers
+from monotape.backends.cuda.compilation import KERNEL_FILE, KERNELS, STANDARD, headers, kept_code
 from monotape.config import cache_dir, rocm_path
 from monotape.errors import BackendError, BackendUnavailable
 from monotape.plan.gpu import CDNA3
@@ -57,15 +56,7 @@ def _knows_the_gpu(compiler: str) -> bool:
 
 def compile_kernel(header: str, source: str = KERNEL_FILE) -> bytes:
     """The code object of a kernel file for this plan.h, from the cache where its inputs are the same."""
-    path = cached_path(header, source)
-    if path.exists():
-        return path.read_bytes()
-    code = _compile(header, source)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(code)
-    os.replace(temporary, path)  # whole or not at all, also when two processes compile the same
-    return code
+    return kept_code(cached_path(header, source), lambda: _compile(header, source))
 
 
 def cached_path(header: str, source: str = KERNEL_FILE) -> Path:

@@ -239,7 +239,7 @@ function setDraft(text) {
   resize(byId("prompt"));
 }
 
-// Shows another conversation, or a new one. What is being made for this one is stopped, and kept.
+// Shows another conversation, or a new one. An answer that is still being written ends, and its text so far is kept.
 function openConversation(conversation) {
   chat.keep?.();
   stop();

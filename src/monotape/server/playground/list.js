@@ -141,7 +141,7 @@ function startList() {
     showDrawer(false);
     byId("clear").click();
   });
-  // Another tab has written. What is shown here follows, unless it is being worked on.
+  // Another tab has saved a conversation. This tab shows the saved one, unless an answer or an edit is under way here.
   addEventListener("storage", (event) => {
     if (!event.key?.startsWith(`${PREFIX}about.`)) return;
     const { conversation } = chat;

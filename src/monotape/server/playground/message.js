@@ -183,7 +183,7 @@ function readingText(reading) {
   return `reading the prompt: ${count(processed)} of ${count(total)} tokens${cached}${soon}`;
 }
 
-// The question becomes a field; what is sent is another version of it, and the old one stays.
+// The question becomes a text field. Sending it adds a version of the question; the former version stays.
 function editQuestion(view) {
   if (chat.sending) return;
   const node = chat.conversation.nodes[view.index];

@@ -78,7 +78,7 @@ class Reasoning(msgspec.Struct):
 
 
 class Sampled(msgspec.Struct, kw_only=True):
-    """How tokens are chosen, in both kinds of completion. What is not given comes from the model's authors."""
+    """How tokens are chosen, in both kinds of completion. Fields that a request leaves out have the model's values."""
 
     model: str | None = None
     temperature: Real | None = None

@@ -43,7 +43,7 @@ class _Contents:
 
 
 class QuantisedFolder:
-    """A checkpoint (see checkpoint.py). The config has no quantisation left; what is read of the files decides."""
+    """A checkpoint (see checkpoint.py). The config names no quantisation; each tensor has its format."""
 
     def __init__(self, folder: SafetensorsFolder) -> None:
         self._folder = folder
