@@ -24,7 +24,7 @@ from backends.fake_cuda import FakeCuda, Stream, fake_gpu
 from monotape.backends.cpu.build import find_compiler
 from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.compilation import KERNELS
-from monotape.plan.gpu import CDNA3, HOPPER, GpuMachine
+from monotape.plan.gpu_machines import CDNA3, HOPPER, GpuMachine
 
 SOURCES = Path(__file__).parent / "host_kernel"
 FLAGS = (

@@ -19,7 +19,7 @@ from monotape.models.lanes import Lanes, delayed, ladder
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
-from monotape.plan.gpu import SHARED_MEMORY, WORDS_AT_ONCE
+from monotape.plan.gpu_machines import SHARED_MEMORY, WORDS_AT_ONCE
 from monotape.weights.open import open_checkpoint
 from shapes import SHAPES
 

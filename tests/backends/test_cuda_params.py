@@ -29,7 +29,8 @@ from monotape.backends.cuda.sampling import SamplingStruct
 from monotape.compiler.gpu import gpu_plan
 from monotape.models.registry import spec_from_config
 from monotape.plan.formats import GPU_LAYOUTS
-from monotape.plan.gpu import BLOCK_K, HOPPER, MOST_RANKS, GpuRank
+from monotape.plan.gpu import BLOCK_K, MOST_RANKS, GpuRank
+from monotape.plan.gpu_machines import HOPPER
 from shapes import SHAPES
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {

@@ -30,7 +30,8 @@ from monotape.errors import (
     UsageError,
 )
 from monotape.models.registry import spec_from_config
-from monotape.plan.gpu import CDNA3, GpuPlan
+from monotape.plan.gpu import GpuPlan
+from monotape.plan.gpu_machines import CDNA3
 from monotape.weights.open import open_checkpoint
 
 TOKENS = tuple(np.random.default_rng(5).integers(3, 59, 40).tolist())

@@ -12,7 +12,7 @@ from monotape.backends.hip.compilation import code_usage, compile_kernel, disass
 from monotape.compiler.gpu import gpu_plan
 from monotape.errors import BackendUnavailable
 from monotape.models.registry import spec_from_config
-from monotape.plan.gpu import CDNA3
+from monotape.plan.gpu_machines import CDNA3
 from shapes import SHAPES
 
 pytestmark = pytest.mark.long

@@ -17,7 +17,7 @@ from backends.host_setups import CONTEXT, SETUPS, TOLERANCE, VOCAB, Load, loadin
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.protocol import Job, Sampling
 from monotape.errors import DeadlineFault
-from monotape.plan.gpu import CDNA3
+from monotape.plan.gpu_machines import CDNA3
 
 pytestmark = pytest.mark.long
 

@@ -19,7 +19,7 @@ from monotape.compiler.gpu import gpu_plan
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS, Format
-from monotape.plan.gpu import GPU_FORMATS
+from monotape.plan.gpu_formats import GPU_FORMATS
 from monotape.weights.open import open_checkpoint
 from monotape.weights.tapes import source_of, tensor_name
 

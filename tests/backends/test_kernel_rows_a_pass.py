@@ -17,7 +17,8 @@ from monotape.backends.protocol import Job
 from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.models.registry import spec_from_config
 from monotape.plan.formats import TILE_ROWS
-from monotape.plan.gpu import WORD_VALUES, GpuRank
+from monotape.plan.gpu import GpuRank
+from monotape.plan.gpu_machines import WORD_VALUES
 from monotape.weights.open import open_checkpoint
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from monotape.compiler.gpu import gpu_plan
 from monotape.errors import PlanError
 from monotape.models.registry import spec_from_config
 from monotape.plan.formats import Format
-from monotape.plan.gpu import CDNA3, HOPPER
+from monotape.plan.gpu_machines import CDNA3, HOPPER
 from shapes import SHAPES
 
 WORKERS = 304  # compute units of an MI300X

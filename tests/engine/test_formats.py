@@ -13,8 +13,8 @@ from monotape.engine.asked import Asked, formats_for
 from monotape.engine.formats import Chosen, cpu_formats, gpu_formats
 from monotape.models.registry import spec_from_config
 from monotape.plan import formats as plan_formats
-from monotape.plan import gpu as plan_gpu
 from monotape.plan.formats import CPU_LAYOUTS, GPU_LAYOUTS, Format, Layout
+from monotape.plan.gpu_formats import GPU_FORMATS
 from monotape.weights.open import open_checkpoint
 from weights.gguf_models import SHAPES, write_wide_model
 
@@ -33,9 +33,9 @@ Q4_K_M = {"ffn_down": Kind.Q6_K, "attn_v": Kind.Q6_K, "token_embd": Kind.Q6_K}
 def all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of both machines read every format."""
     layouts = {fmt: Layout(128, size, row_scales=fmt in ROW_SCALES) for fmt, size in SIZES.items()}
-    half = plan_gpu.GPU_FORMATS[Format.BF16]
+    half = GPU_FORMATS[Format.BF16]
     monkeypatch.setattr(plan_formats, "GPU_LAYOUTS", GPU_LAYOUTS)
-    for known, more in ((GPU_LAYOUTS, layouts), (plan_gpu.GPU_FORMATS, dict.fromkeys(SIZES, half))):
+    for known, more in ((GPU_LAYOUTS, layouts), (GPU_FORMATS, dict.fromkeys(SIZES, half))):
         for fmt, value in more.items():
             monkeypatch.setitem(known, fmt, value)  # type: ignore[arg-type]
     for fmt in set(SIZES) - {Format.FP8, Format.FP8_BLOCK, Format.INT8, Format.MXFP4, Format.Q8}:
@@ -45,10 +45,10 @@ def all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels read floats, and on a CPU q8."""
-    for known in (GPU_LAYOUTS, plan_gpu.GPU_FORMATS, CPU_LAYOUTS):
+    for known in (GPU_LAYOUTS, GPU_FORMATS, CPU_LAYOUTS):
         for fmt in set(known) - {Format.F32, Format.F16, Format.BF16, Format.Q8}:
             monkeypatch.delitem(known, fmt)
-    for known in (GPU_LAYOUTS, plan_gpu.GPU_FORMATS):
+    for known in (GPU_LAYOUTS, GPU_FORMATS):
         if Format.Q8 in known:
             monkeypatch.delitem(known, Format.Q8)
 

@@ -175,7 +175,7 @@ def _amd() -> Finding:
     """AMD's GPUs. "auto" never takes them: their backend was compiled and simulated, never run on hardware."""
     from monotape.backends.hip.compilation import ARCHITECTURE, find_compiler
     from monotape.backends.hip.runtime import find_gpu
-    from monotape.plan.gpu import NEVER_RUN
+    from monotape.plan.gpu_machines import NEVER_RUN
 
     gpu = find_gpu()
     try:

@@ -18,7 +18,7 @@ from monotape.engine.formats import (
 from monotape.errors import UsageError, nearest
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
-from monotape.plan.gpu import GPU_MACHINES
+from monotape.plan.gpu_machines import GPU_MACHINES
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.rounded import WAYS, RoundedCheckpoint
 from monotape.weights.sorted_columns import with_sorted_columns

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from monotape.compiler.split import lanes_for, shares
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import LAYOUTS, Format
-from monotape.plan.gpu import GPU_FORMATS
+from monotape.plan.gpu_formats import GPU_FORMATS
 from monotape.weights.checkpoint import Checkpoint, Quantised
 from monotape.weights.coded import fits, unit_of
 from monotape.weights.tapes import source_of, tensor_name

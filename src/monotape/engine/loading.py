@@ -17,7 +17,8 @@ from monotape.engine.devices import check_devices
 from monotape.engine.formats import Chosen, has_kernels
 from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
-from monotape.plan.gpu import NEVER_RUN, GpuPlan
+from monotape.plan.gpu import GpuPlan
+from monotape.plan.gpu_machines import NEVER_RUN
 from monotape.plan.types import Machine, Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.rounded import RoundedCheckpoint

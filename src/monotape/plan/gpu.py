@@ -13,136 +13,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 from monotape.plan.formats import TILE_ROWS, Format
+from monotape.plan.gpu_machines import GPU_MACHINES, GpuMachine
 from monotape.plan.types import Plan, digest_of
-from monotape.plan.types import Stage as PlannedStage
 
 # The kernel's own sizes. plan.h repeats them as constants, so that they exist once.
-WARPS = 8  # consumer warps of a worker
 BLOCK_K = 32  # values along k of a block, the unit of everything that tensor cores multiply
 BATCH_TILES = 16  # tiles whose partial sums are kept before warps add them up
-WORDS_AT_ONCE = 48  # words of 32 bits of weights that fit a lane's registers
-CODED_WORDS_AT_ONCE = 40  # where they are codes, which take further registers
-WORD_BYTES, WORD_VALUES = 16, 8  # of the exchange
 UNIT_POSITIONS = 32  # positions of a unit of KV
 CUT_ROWS = 8  # row counts of a chunk are rounded up to a multiple of this before a cut is chosen
-SHARED_MEMORY = 227 * 1024  # bytes that a block may have on Hopper
 ATTENTION = "attention"  # the owner of words that attention publishes
 MOST_RANKS = 8  # kernels/plan/params.h: kMostRanks
 HEAD_INPUTS = ("own", "mean", "sum")  # kernels/plan/params.h: HeadInput
-BLOCK_SHAPES = (
-    (8, 16),
-    (16, 16),
-    (16, 24),
-    (16, 32),
-)  # row and column tiles of a block of a prefill's product
-
-
-@dataclass(frozen=True, slots=True)
-class GpuMachine:
-    """What the kernel knows of a kind of GPU: see the machine's header in kernels/machine/."""
-
-    name: str
-    header: str  # of kernels/machine/
-    lanes: int  # of a warp, or wave
-    shared_memory: int  # bytes that a worker may have
-    word_bytes: int  # what one access of the exchange stores and loads at once
-    dies: int  # parts of the GPU with an L2 of their own
-    words_at_once: int  # words of 32 bits of weights that fit a lane's registers
-    coded_words_at_once: int  # where they are codes, which take further registers
-    shapes: tuple[tuple[int, int], ...]  # row and column tiles of a block of a prefill's product
-    finished_block: int  # bytes of the largest of those, staged for the store
-    ring: bool  # bulk copies fill a ring of pages; else warps read the tape themselves
-    standing: str = ""  # what a user must know of a machine that has not run the kernel
-
-    @property
-    def side(self) -> int:
-        """Blocks that a warp multiplies side by side: 32 lanes have one."""
-        return self.lanes // 32
-
-    @property
-    def parts(self) -> int:
-        """Shares of k: blocks that the warps of a worker multiply at once."""
-        return WARPS * self.side
-
-    @property
-    def threads(self) -> int:
-        """Of a worker: its consumer warps, and four others."""
-        return (WARPS + 4) * self.lanes
-
-    @property
-    def consumers(self) -> int:
-        """Threads that compute."""
-        return WARPS * self.lanes
-
-
-HOPPER = GpuMachine(
-    "NVIDIA Hopper", "hopper", 32, SHARED_MEMORY, WORD_BYTES, 1, WORDS_AT_ONCE, CODED_WORDS_AT_ONCE, BLOCK_SHAPES,
-    135168, ring=True,
-)  # fmt: skip
-NEVER_RUN = "compiled and simulated, never run on hardware"
-#: Of an MI300X.
-CDNA3 = GpuMachine(
-    "AMD CDNA3", "cdna3", 64, 64 * 1024 - 128, 8, 8, 24, 20, ((8, 16),), 34816, ring=False, standing=NEVER_RUN
-)
-#: By the backend that a plan is for.
-GPU_MACHINES = {"cuda": HOPPER, "hip": CDNA3}
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFormat:
-    """How the kernel reads weights of one format: a header of kernels/formats/, and what products take."""
-
-    name: str  # in the kernel's enumeration
-    half: Format  # the 16-bit float that a block's values become
-    stored: str  # the C++ type that reads it
-    words: int  # of 32 bits that a lane has of a block
-    header: str | None = None  # of kernels/formats/, that has the type
-    integers: bool = False  # whether a token's products are of integers
-
-
-def scale_name(stage: PlannedStage) -> str:
-    """The vector of scales of a quantised stage's rows."""
-    return f"{stage.name}_scale"
-
-
-#: Words of 32 bits that a lane has of a block.
-_CODE_WORDS = {"FourBits": 4, "Nibbles<1>": 5, "Nibbles<2>": 6, "Bytes": 8, "E4m3": 8, "E2m1": 4}
-_SCALE_WORDS = {
-    "HalfScales": 1, "PairScales": 1, "KScales": 2, "SixBitScales": 2, "MixedKScales": 2, "WideScales": 4,
-    "PowerScales": 1, "FloatScales": 1, "RowScales": 0,
-}  # fmt: skip
-
-
-def _groups(name: str, codes: str, scales: str) -> GpuFormat:
-    """Codes with scales along k: types of kernels/formats/codes.h and scales.h."""
-    words = _CODE_WORDS[codes] + _SCALE_WORDS[scales.split("<")[0]]
-    integers = codes in ("FourBits", "Bytes") and scales != "WideScales"
-    return GpuFormat(name, Format.BF16, f"StoredGroups<{codes}, {scales}>", words, "groups", integers)
-
-
-#: Every format that a stage's tape may have on a GPU.
-GPU_FORMATS = {
-    Format.BF16: GpuFormat("bf16", Format.BF16, "StoredHalf<false>", 4),
-    Format.F16: GpuFormat("f16", Format.F16, "StoredHalf<true>", 4),
-    Format.FP8: _groups("fp8", "E4m3", "RowScales<0>"),
-    Format.FP8_BLOCK: _groups("fp8_block", "E4m3", "FloatScales"),
-    Format.INT8: _groups("int8", "Bytes", "RowScales<128>"),
-    Format.INT4_G32: _groups("int4_g32", "FourBits", "HalfScales<32, 8>"),
-    Format.INT4_G64: _groups("int4_g64", "FourBits", "HalfScales<64, 8>"),
-    Format.INT4_G128: _groups("int4_g128", "FourBits", "HalfScales<128, 8>"),
-    Format.INT4_G32Z: _groups("int4_g32z", "FourBits", "PairScales<32, true>"),
-    Format.INT4_G64Z: _groups("int4_g64z", "FourBits", "PairScales<64, true>"),
-    Format.INT4_G128Z: _groups("int4_g128z", "FourBits", "PairScales<128, true>"),
-    Format.MXFP4: _groups("mxfp4", "E2m1", "PowerScales"),
-    Format.Q8: _groups("q8", "Bytes", "HalfScales<32, 128>"),
-    Format.Q4_1: _groups("q4_1", "FourBits", "PairScales<32, false>"),
-    Format.Q5_0: _groups("q5_0", "Nibbles<1>", "HalfScales<32, 16>"),
-    Format.Q4_K: _groups("q4_k", "FourBits", "KScales"),
-    Format.Q5_K: _groups("q5_k", "Nibbles<1>", "KScales"),
-    Format.Q6_K: _groups("q6_k", "Nibbles<2>", "SixBitScales"),
-    Format.K_MIXED: _groups("k_mixed", "Nibbles<2>", "MixedKScales"),
-    Format.WIDE: _groups("wide", "Bytes", "WideScales"),
-}
 
 
 class Epilogue(Enum):

@@ -10,9 +10,6 @@ from monotape.plan.formats import GPU_LAYOUTS
 from monotape.plan.gpu import (
     BATCH_TILES,
     BLOCK_K,
-    GPU_FORMATS,
-    SHARED_MEMORY,
-    WORD_VALUES,
     AttentionStage,
     Epilogue,
     GpuPlan,
@@ -22,6 +19,8 @@ from monotape.plan.gpu import (
     Reset,
     chain_of,
 )
+from monotape.plan.gpu_formats import GPU_FORMATS
+from monotape.plan.gpu_machines import SHARED_MEMORY, WORD_VALUES
 
 
 @dataclass(frozen=True, slots=True)

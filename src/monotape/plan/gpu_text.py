@@ -9,13 +9,13 @@ from monotape.plan.gpu import (
     UNIT_POSITIONS,
     AttentionStage,
     Cut,
-    GpuMachine,
     GpuPlan,
     GpuRank,
     LayerKind,
     MatrixStage,
     Reset,
 )
+from monotape.plan.gpu_machines import GpuMachine
 from monotape.plan.text import byte_count, schedule_lines, table_lines
 from monotape.plan.types import Plan, RankPlan
 

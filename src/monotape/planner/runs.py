@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monotape.models.registry import FAMILIES
 from monotape.plan.formats import LAYOUTS, Format
-from monotape.plan.gpu import NEVER_RUN
+from monotape.plan.gpu_machines import NEVER_RUN
 from monotape.planner.box import Box
 from monotape.planner.load import Load
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from monotape.config import cache_dir
 from monotape.errors import BackendError, BackendUnavailable
-from monotape.plan.gpu import GPU_MACHINES, HOPPER, GpuMachine
+from monotape.plan.gpu_machines import GPU_MACHINES, HOPPER, GpuMachine
 
 KERNELS = Path(__file__).parent.parent.parent / "kernels"
 ARCHITECTURE = "sm_90a"

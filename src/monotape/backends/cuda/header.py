@@ -11,17 +11,16 @@ from monotape.plan.gpu import (
     BATCH_TILES,
     BLOCK_K,
     CUT_ROWS,
-    GPU_FORMATS,
     HEAD_INPUTS,
-    HOPPER,
     OTHER_STAGES,
     UNIT_POSITIONS,
-    WARPS,
     AttentionStage,
     ExchangeBuffer,
     GpuPlan,
     GpuRank,
 )
+from monotape.plan.gpu_formats import GPU_FORMATS
+from monotape.plan.gpu_machines import HOPPER, WARPS
 
 MOST_STAGES, MOST_VECTORS = 8, 12  # entries of tables in kernels/plan/params.h: Params
 _LARGE_TAPES = 1 << 36  # bytes from which on a word of the tapes has no 32-bit number

@@ -22,7 +22,7 @@ from monotape.backends.cuda.stored import pack_table
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS, Format
-from monotape.plan.gpu import GPU_FORMATS, scale_name
+from monotape.plan.gpu_formats import GPU_FORMATS, scale_name
 from monotape.plan.types import Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.small import small_tensors

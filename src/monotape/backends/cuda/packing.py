@@ -18,7 +18,7 @@ from monotape.backends.cuda.cuts import Cut, TileSpan
 from monotape.backends.cuda.native_tiles import pack
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS, Format
-from monotape.plan.gpu import GPU_FORMATS, scale_name
+from monotape.plan.gpu_formats import GPU_FORMATS, scale_name
 from monotape.plan.types import Stage
 from monotape.weights.check import stored_rows
 from monotape.weights.checkpoint import Checkpoint

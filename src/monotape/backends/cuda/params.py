@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from monotape.backends.cuda.header import MOST_STAGES, MOST_VECTORS
 from monotape.backends.cuda.links import RanksStruct
 from monotape.backends.cuda.sampling import SamplingStruct
-from monotape.plan.gpu import HOPPER, WORD_BYTES, GpuRank
+from monotape.plan.gpu import GpuRank
+from monotape.plan.gpu_machines import HOPPER, WORD_BYTES
 from monotape.plan.types import Plan
 
 THREADS = HOPPER.threads

@@ -19,7 +19,7 @@ from monotape.backends.cuda.packing import Layers, Pack, Scales
 from monotape.backends.cuda.packing import pack_table as plain_table
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS, Format
-from monotape.plan.gpu import scale_name
+from monotape.plan.gpu_formats import scale_name
 from monotape.plan.types import Stage
 from monotape.weights.check import require_finite
 from monotape.weights.checkpoint import Checkpoint

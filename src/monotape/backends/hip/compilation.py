@@ -18,7 +18,7 @@ from pathlib import Path
 from monotape.backends.cuda.compilation import KERNEL_FILE, KERNELS, STANDARD, headers, kept_code
 from monotape.config import cache_dir, rocm_path
 from monotape.errors import BackendError, BackendUnavailable
-from monotape.plan.gpu import CDNA3
+from monotape.plan.gpu_machines import CDNA3
 
 ARCHITECTURE = "gfx942"
 #: clang 14 does not know gfx942.

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from monotape.plan.gpu import (
     ATTENTION,
-    WORD_VALUES,
     AttentionStage,
     Dimensions,
     Epilogue,
@@ -15,9 +14,10 @@ from monotape.plan.gpu import (
     Reset,
     Source,
     chain_of,
-    scale_name,
 )
 from monotape.plan.gpu import Stage as AnyStage
+from monotape.plan.gpu_formats import scale_name
+from monotape.plan.gpu_machines import WORD_VALUES
 from monotape.plan.types import RankPlan, Stage
 
 START, FINAL = "residual", "final_residual"  # the inputs of a layer and of the head

@@ -6,7 +6,8 @@ from monotape.compiler.gpu.pages import BLOCK_BYTES, LEAST_PAGES, Room, page_blo
 from monotape.errors import UnsupportedModel
 from monotape.models.experts import SILU
 from monotape.models.spec import ModelSpec
-from monotape.plan.gpu import BLOCK_K, GPU_FORMATS, HEAD_INPUTS, MOST_RANKS, Dimensions
+from monotape.plan.gpu import BLOCK_K, HEAD_INPUTS, MOST_RANKS, Dimensions
+from monotape.plan.gpu_formats import GPU_FORMATS
 from monotape.plan.types import Plan, RankPlan
 
 MOST_WIDTH = 8192  # a normalised input is held in registers: 4 words per lane of 8 warps

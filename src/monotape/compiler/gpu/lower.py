@@ -25,16 +25,9 @@ from monotape.compiler.gpu.pages import Room, blocks_of, page_blocks, pages_for,
 from monotape.compiler.gpu.rows import chunk_for, row_plan
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
-from monotape.plan.gpu import (
-    GPU_MACHINES,
-    Dimensions,
-    GpuPlan,
-    GpuRank,
-    KvUnits,
-    LayerKind,
-    MatrixStage,
-    scale_name,
-)
+from monotape.plan.gpu import Dimensions, GpuPlan, GpuRank, KvUnits, LayerKind, MatrixStage
+from monotape.plan.gpu_formats import scale_name
+from monotape.plan.gpu_machines import GPU_MACHINES
 from monotape.plan.gpu_rules import verify
 from monotape.plan.types import Machine, Plan, RankPlan
 from monotape.plan.types import Stage as PlanStage

@@ -5,17 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monotape.plan.formats import TILE_ROWS
-from monotape.plan.gpu import (
-    BATCH_TILES,
-    BLOCK_K,
-    GPU_FORMATS,
-    HOPPER,
-    WARPS,
-    Dimensions,
-    GpuMachine,
-    Pages,
-    Product,
-)
+from monotape.plan.gpu import BATCH_TILES, BLOCK_K, Dimensions, Pages, Product
+from monotape.plan.gpu_formats import GPU_FORMATS
+from monotape.plan.gpu_machines import HOPPER, WARPS, GpuMachine
 from monotape.plan.types import RankPlan, Stage
 
 BLOCK_BYTES = 512

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from monotape.plan.formats import TILE_ROWS
-from monotape.plan.gpu import (
-    BLOCK_K,
-    CUT_ROWS,
-    HOPPER,
-    Cut,
-    Dimensions,
-    GpuMachine,
-    MatrixStage,
-    RowBuffer,
-    RowPlan,
-)
+from monotape.plan.gpu import BLOCK_K, CUT_ROWS, Cut, Dimensions, MatrixStage, RowBuffer, RowPlan
+from monotape.plan.gpu_machines import HOPPER, GpuMachine
 
 CHUNK = 2048  # rows of a pass: weights are read once for all of them, and every worker has blocks enough
 _CHUNK_STEP = 128
