@@ -220,7 +220,7 @@ def test_with_one_slot_fewer_late_words_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The test above can fail: a send that overwrites what a rank still needs leaves that rank waiting."""
-    monkeypatch.setattr(cpu_model, "DEADLINE_US", 200_000)
+    monkeypatch.setattr(cpu_model, "DEADLINE_US", 1_000_000)  # words are late by microseconds
     make_laneformer(tmp_path, hidden_size=16, intermediate_size=8, num_hidden_layers=6, **SCHEDULES[name])
     checkpoint = open_checkpoint(tmp_path)
     spec = spec_from_config(checkpoint.config)
@@ -239,19 +239,29 @@ def test_with_one_slot_fewer_late_words_are_noticed(
 
 @pytest.mark.parametrize("name", ["tensor parallel", "delay 2", "silent"])
 @pytest.mark.parametrize("after", [0, 7, 20])
-def test_a_rank_that_stops_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: int
-) -> None:
-    monkeypatch.setattr(cpu_model, "DEADLINE_US", 300_000)
+def test_a_rank_that_stops_is_named(tmp_path: Path, name: str, after: int) -> None:
     make_laneformer(tmp_path, **{**SCHEDULES[name], "num_lanes": 4})
     with cpu(tmp_path, workers=None) as backend:
         healthy = ids(generate(backend, LANE_TOKENS[:3], 8))
         for rank in (2, 0):
-            backend.stop_rank(rank, after)
+            backend.stop_rank(rank, after, deadline_us=100_000)
             with pytest.raises(DeadlineFault, match=rf"Rank \d waited too long for rank {rank} in stage \w+"):
                 generate(backend, LANE_TOKENS[:3], 8)
-        backend.stop_rank(-1, 0)
+        backend.stop_rank(-1)
         assert ids(generate(backend, LANE_TOKENS[:3], 8)) == healthy
+
+
+def test_ranks_that_wait_for_a_stopped_one_are_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every wait has the same deadline here, of ranks and of workers: the waits for rank 2 began first."""
+    deadline_us = 3_000_000
+    monkeypatch.setattr(cpu_model, "DEADLINE_US", deadline_us)
+    make_laneformer(tmp_path, **{**SCHEDULES["silent"], "num_lanes": 4})
+    with cpu(tmp_path, workers=None) as backend:
+        backend.stop_rank(2, 7, deadline_us)
+        with pytest.raises(DeadlineFault, match=r"Rank \d waited too long for rank 2"):
+            generate(backend, LANE_TOKENS[:3], 8)
 
 
 def test_sampling_and_logprobs_are_those_of_the_reference(eight: Maker) -> None:

@@ -84,9 +84,10 @@ class RunningServer:
         return str(self.chat(text, **more)["choices"][0]["message"]["content"])
 
     def metric(self, name: str) -> float:
-        """A figure of /metrics, summed over its labels."""
-        lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith(name)]
-        assert lines, name
+        """A figure of /metrics, summed over its labels. One with labels has no lines until something is counted."""
+        text = self.get("/metrics").text
+        lines = [line for line in text.splitlines() if line.startswith(name)]
+        assert lines or f"\n# TYPE {name} " in text, name
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 

@@ -24,7 +24,7 @@ from monotape.backends.cpu.bridge import (
     isa_name,
     library,
 )  # fmt: skip
-from monotape.backends.cpu.model import LoadedModel, load_model
+from monotape.backends.cpu.model import DEADLINE_US, LoadedModel, load_model
 from monotape.backends.cpu.sequence import CpuSequence
 from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
 from monotape.errors import BackendError, DeadlineFault, NumericalFault, ResourceError
@@ -118,9 +118,13 @@ class CpuBackend:
         """For tests and experiments: from the next job on, words between ranks are late by up to this much."""
         library().monotape_delay_words(self._engine, longest_ns, seed)
 
-    def stop_rank(self, rank: int, after_modules: int) -> None:
-        """For tests of the deadline: from the next job on `rank` stops after `after_modules` modules; -1: none."""
-        library().monotape_stop_rank(self._engine, rank, after_modules)
+    def stop_rank(self, rank: int, after_modules: int = 0, deadline_us: int = DEADLINE_US) -> None:
+        """For tests of the deadline: from the next job on `rank` stops after `after_modules` modules; -1: none.
+
+        Only waits for that rank's words have this deadline. Healthy ranks wait for each other as long as ever, so that
+        a slow machine never lets a test see the wrong fault.
+        """
+        library().monotape_stop_rank(self._engine, rank, after_modules, deadline_us)
 
     def cancel_at(self, look: int) -> None:
         """For tests: jobs are cancelled when worker 0 reads the flag for the n-th time; -1: never."""

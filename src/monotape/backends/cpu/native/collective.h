@@ -54,8 +54,8 @@ class LinkDelay {
 
 class Collective {
  public:
-  Collective(const Group& group, size_t rows, size_t width, size_t controls)
-      : group_(group), rows_(rows), width_(width), controls_(controls),
+  Collective(const Group& group, size_t rows, size_t width, size_t controls, int64_t deadline_us)
+      : deadlines_us(group.ranks, deadline_us), group_(group), rows_(rows), width_(width), controls_(controls),
         steps_(group.schedule, group.schedule + group.steps), send_index_(group.steps, -1) {
     for (int module = 0; module < group.steps; module++)
       if (steps_[module].sends) send_index_[module] = sends_++;
@@ -98,6 +98,7 @@ class Collective {
   }
 
   LinkDelay link_delay;
+  std::vector<int64_t> deadlines_us;  // how long to wait for a word of each rank; changes between jobs only
   std::atomic<int> stopped_rank{-1};  // for tests of the deadline: this rank stops
   std::atomic<int> stopped_after{0};  // after so many modules of a job
 

@@ -23,7 +23,7 @@ class Engine {
     patience.deadline_us = first.deadline_us;
     if (group) {
       const size_t passes = (first.context + first.chunk - 1) / first.chunk + 2;  // that rank 0 may be ahead of others
-      collective_.reset(new Collective(*group, first.chunk, round_to_tiles(first.width), passes));
+      collective_.reset(new Collective(*group, first.chunk, round_to_tiles(first.width), passes, first.deadline_us));
       // With more threads than cores, a spinning worker keeps the worker that it waits for off the core.
       if (ranks * first.workers > static_cast<int>(std::thread::hardware_concurrency())) patience.spins = 16;
     }
@@ -108,8 +108,10 @@ class Engine {
   void delay_words(int64_t longest_ns, uint64_t seed) {
     if (collective_) collective_->link_delay.set(longest_ns, seed);
   }
-  void stop_rank(int rank, int after_modules) {
+  void stop_rank(int rank, int after_modules, int64_t deadline_us) {
     if (!collective_) return;
+    for (int r = 0; r < collective_->ranks(); r++)
+      collective_->deadlines_us[r] = r == rank ? deadline_us : first().model.deadline_us;
     collective_->stopped_after = after_modules;
     collective_->stopped_rank = rank;
   }
@@ -279,7 +281,9 @@ void monotape_cancel(Engine* engine) { engine->cancel(); }
 void monotape_cancel_at(Engine* engine, int64_t look) { engine->cancel_at(look); }
 int64_t monotape_looks(Engine* engine) { return engine->looks(); }
 void monotape_delay_words(Engine* engine, int64_t longest_ns, uint64_t seed) { engine->delay_words(longest_ns, seed); }
-void monotape_stop_rank(Engine* engine, int32_t rank, int32_t after_modules) { engine->stop_rank(rank, after_modules); }
+void monotape_stop_rank(Engine* engine, int32_t rank, int32_t after_modules, int64_t deadline_us) {
+  engine->stop_rank(rank, after_modules, deadline_us);
+}
 void monotape_wait(Engine* engine, int32_t seen, int32_t timeout_ms, monotape::Status* status) {
   *status = engine->wait(seen, timeout_ms);
 }

@@ -26,7 +26,7 @@ bool Worker::take(const Word& word, uint32_t tag, int from, Stage stage, uint32_
     return static_cast<uint32_t>(found >> 32) == tag;
   };
   const Waiter waiter{model_.rank, index_, static_cast<int>(stage)};
-  const Patience wait{shared_.word_patience.spins, shared_.word_patience.deadline_us * patience};
+  const Patience wait{shared_.word_spins, shared_.collective->deadlines_us[from] * patience};
   if (!wait_until(ready, wait, waiter, -1, from, shared_.fault, static_cast<int>(Finish::deadline_fault))) return false;
   payload = static_cast<uint32_t>(found);
   return true;

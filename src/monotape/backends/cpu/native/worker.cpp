@@ -14,7 +14,7 @@ size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
 // A wait for another rank has the shortest deadline, so that workers of the waiting rank do not blame each other.
 Shared::Shared(const Model& m, const Kernels& k, Collective* c, Patience patience, Fault& f)
-    : model(m), kernels(k), collective(c), word_patience(patience),
+    : model(m), kernels(k), collective(c), word_spins(patience.spins),
       rendezvous(m.workers, {patience.spins, (c ? 3 : 1) * patience.deadline_us}),
       sampler(k, c ? c->vocab() : m.vocab), fault(f) {
   q_rows = m.heads * m.head_dim;

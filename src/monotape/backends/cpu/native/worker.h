@@ -20,7 +20,7 @@ struct Shared {
   Model model;
   const Kernels& kernels;
   Collective* collective;
-  Patience word_patience;                      // for words of other ranks
+  int word_spins;                              // before a wait for another rank's word yields the core
   Rendezvous rendezvous;
   Sampler sampler;
   Fault& fault;
