@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import datetime
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +135,31 @@ def test_a_broken_template_is_one_clear_error(chat: ChatTemplate, template: str)
     with pytest.raises(RequestError, match="The chat template failed: ") as caught:
         chat.render([user("x")], template=template)
     assert "generate()" in caught.value.hint
+
+
+def test_rendering_starts_no_thread(chat: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its deadline is the socket's: a timer would be a thread for every request."""
+    chat.start()
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread} was started"))
+    assert "hi" in chat.render([user("hi")])
+
+
+def test_a_process_that_is_stopped_is_replaced() -> None:
+    """It reads nothing: a request beyond what the socket holds cannot even be sent."""
+    process = TemplateProcess(TemplateLimits(seconds=0.5))
+    running, _ = process._running()
+    running.send_signal(signal.SIGSTOP)
+    with pytest.raises(RequestError, match="beyond its limits"):
+        process.render("{{ a | length }}", {"a": "x" * 10_000_000})
+    process.close()
+
+
+def test_types_beside_those_of_json(chat: ChatTemplate) -> None:
+    ordered = collections.OrderedDict(b=10**30, a=("x", 1.5))
+    shown = chat.render([user("x")], template="{{ value | tojson }}", variables={"value": ordered})
+    assert shown == '{"b": 1000000000000000000000000000000, "a": ["x", 1.5]}'
+    hangul = "\ud55c\uad6d\uc5b4 \ud7a3 \u00ed"  # bytes like those of half a surrogate pair
+    assert hangul in chat.render([user(hangul)])
 
 
 def test_a_process_that_died_is_replaced(chat: ChatTemplate) -> None:

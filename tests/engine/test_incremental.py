@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import real_tokenizers
-from engine.vocabularies import byte_level, sentencepiece
+from engine.vocabularies import CONTROL, byte_level, changed, sentencepiece
 from monotape.engine.incremental import IncrementalEncoder
 from monotape.engine.tokenizer import Tokenizer
 from monotape.weights.checkpoint import TextAssets, Vocabulary
@@ -35,6 +35,25 @@ def test_the_ids_are_those_of_the_whole_text(tokenizer: Tokenizer, parts: list[s
     assert list(encoder.encode(text)) == expected  # from what is known by now
 
 
+def overlapping() -> Tokenizer:
+    """Special tokens that begin like one another: what follows a cut decides which one is found there."""
+    plain, more = byte_level(), ("<|a|>", "<|a|><|b|>", "<|b|>", "<|b|>c", "|>")
+    return made(changed(plain, tokens=(*plain.tokens, *more), types=(*plain.types, *[CONTROL] * len(more))))
+
+
+OVERLAPPING = overlapping()
+CLOSE = st.lists(st.sampled_from(["<|a|>", "<|b|>", "<|", "a", "|>", "c", " ", "hello"]), max_size=10)
+
+
+@given(st.lists(CLOSE, min_size=1, max_size=4))
+def test_a_text_that_begins_like_an_earlier_one_has_its_own_ids(turns: list[list[str]]) -> None:
+    encoder, text = IncrementalEncoder(OVERLAPPING), ""
+    for turn in turns:
+        for said in (text + "".join(turn), text + "".join(reversed(turn))):  # one goes on, one departs
+            assert list(encoder.encode(said)) == OVERLAPPING.encode(said, add_special=False)
+        text += "".join(turn)
+
+
 class Counted(IncrementalEncoder):
     """Counts the characters that it had to encode."""
 
@@ -48,6 +67,16 @@ class Counted(IncrementalEncoder):
             return encode(text)  # type: ignore[no-any-return]
 
         return super()._ids(part, marked, counted)
+
+
+class Looked(IncrementalEncoder):
+    """Counts the characters that it looked up."""
+
+    looked = 0
+
+    def _ids(self, part, marked, encode):  # type: ignore[no-untyped-def]
+        self.looked += len(part)
+        return super()._ids(part, marked, encode)
 
 
 def test_only_what_is_new_is_encoded() -> None:
@@ -70,6 +99,30 @@ def test_what_is_kept_is_bounded() -> None:
     assert encoder._characters <= 600 and len(encoder._known) <= 4
     encoder.encode("<|im_start|>turn number 0049 of many, many turns")
     assert encoder.encoded == 50 * len("<|im_start|>turn number 0049 of many, many turns")
+
+
+def test_the_next_turn_looks_nothing_up_of_the_turns_before() -> None:
+    encoder = Looked(BYTES)
+    turns = [f"<|im_start|>user says hello world {number} times, and more" for number in range(9)]
+    for count in range(1, 10):
+        encoder.looked = 0
+        encoder.encode("".join(turns[:count]))
+        assert encoder.looked <= 2 * len(turns[0])  # the new turn, and the one that may have gone on
+
+
+def test_beginnings_are_bounded() -> None:
+    for limit, most in ((1000, 15), (10**6, 64)):
+        encoder = IncrementalEncoder(BYTES, kept_characters=limit)
+        for number in range(100):
+            encoder.encode(
+                f"<|im_start|>conversation {number:04}, which goes on and on<|im_start|>for ever and ever"
+            )
+        assert sum(len(kept.text) for kept in encoder._beginnings) <= limit
+        assert 1 <= len(encoder._beginnings) <= most
+    encoder = IncrementalEncoder(BYTES)
+    for count in range(1, 40):  # a conversation is kept once, however many turns it has
+        encoder.encode("<|im_start|>one more turn of it" * count)
+    assert len(encoder._beginnings) == 1
 
 
 def test_special_tokens_count_only_where_they_are_meant() -> None:

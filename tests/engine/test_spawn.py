@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import signal
 import subprocess
@@ -117,11 +117,9 @@ def test_a_template_at_work_ends_without_its_parent(tmp_path: Path) -> None:
     """A template costs no fuel here and holds the interpreter's lock, so only the kernel can end it."""
     process = TemplateProcess(TemplateLimits(seconds=0.5))
     process.start()
-    running = process._process
-    assert running is not None and running.stdin is not None
+    running, connection = process._running()
     template = "{% set big = '%9999999d' | format(1) %}{% for i in range(9999) %}{% set y = big | trim %}{% endfor %}"
-    request = json.dumps({"template": template, "context": {}}).encode()
-    running.stdin.write(len(request).to_bytes(4, "big") + request)
-    running.stdin.flush()
+    request = marshal.dumps({"template": template, "context": {}})
+    connection.sendall(len(request).to_bytes(4, "big") + request)
     assert running.wait(60) == -signal.SIGALRM  # nothing here kills it
     process.close()

@@ -2,14 +2,20 @@
 
 An added token ends what stands before it: the tokenizers library cuts a text there first, and encodes the parts by
 themselves. So the ids of the parts, joined, are those of the text. Files for which that may not hold are not cut.
+
+The next turn of a conversation begins with the text of the last one. Its ids up to there are kept as one array, which
+one comparison of two texts finds. Where the beginning is another, the parts are looked up one by one.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +23,24 @@ from numpy.typing import NDArray
 from monotape.backends.token_ids import TokenIds
 from monotape.engine.tokenizer import Tokenizer
 
-KEPT_CHARACTERS = 32 << 20  # of parts whose ids are kept; the least recent go first
+KEPT_CHARACTERS = (
+    32 << 20
+)  # of parts whose ids are kept, and as many of beginnings; the least recent go first
+_MOST_BEGINNINGS = 64
 _COST = 100  # characters that each entry counts for in addition to its text
 _SAMPLES = ("a b", " c d ", "\n e")
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """The ids of the first `cut` characters of every text that begins with `text`."""
+
+    text: str
+    cut: int
+    ids: NDArray[np.int32]
+
+
+_NOTHING = _Beginning("", 0, np.empty(0, np.int32))
 
 
 class IncrementalEncoder:
@@ -30,15 +51,58 @@ class IncrementalEncoder:
         self._lock = threading.Lock()
         self._known: collections.OrderedDict[tuple[str, bool], NDArray[np.int32]] = collections.OrderedDict()
         self._characters = 0
+        self._beginnings: list[_Beginning] = []  # the most recent last
         self._cuts = _cuts(tokenizer)
+        self._longest = max((len(token.content) for token in tokenizer.added_tokens), default=0)
 
     def encode(self, text: str) -> TokenIds:
         """The ids of a text in which special tokens count, as Tokenizer.encode gives them without add_special."""
-        encode = self._tokenizer.encode
-        parts = [
-            self._ids(part, True, lambda part: encode(part, add_special=False)) for part in self._parts(text)
-        ]
-        return TokenIds(np.concatenate(parts)) if parts else TokenIds.of([])
+        with self._lock:
+            known = max(
+                (kept for kept in self._beginnings if text.startswith(kept.text)),
+                key=lambda kept: kept.cut,
+                default=_NOTHING,
+            )
+        bounds = self._bounds(text, known.cut)
+        encode = partial(self._tokenizer.encode, add_special=False)
+        parts = [self._ids(text[start:end], True, encode) for start, end in itertools.pairwise(bounds)]
+        ids = np.concatenate([known.ids, *parts])
+        self._keep(text, bounds, ids, parts, known)
+        return TokenIds(ids)
+
+    def _bounds(self, text: str, start: int) -> list[int]:
+        """Where the rest of a text is cut: each part begins at a special token and ends before the next."""
+        found = () if self._cuts is None else self._cuts.finditer(text, start)
+        bounds = [start, *(cut for match in found if (cut := match.start()) > start)]
+        return bounds if start == len(text) else [*bounds, len(text)]
+
+    def _keep(
+        self,
+        text: str,
+        bounds: list[int],
+        ids: NDArray[np.int32],
+        parts: list[NDArray[np.int32]],
+        old: _Beginning,
+    ) -> None:
+        """Keeps the ids up to the last cut that no continuation of the text can move, for those of `old`.
+
+        What follows a cut decides which token is found there, so a text must be the same for the length of the longest.
+        """
+        count = len(ids)
+        for cut, part in zip(reversed(bounds[:-1]), reversed(parts), strict=True):
+            count -= len(part)
+            if cut + self._longest <= len(text):
+                break
+        else:
+            return
+        if not cut:
+            return
+        kept = _Beginning(text[: cut + self._longest], cut, ids[:count])
+        with self._lock:
+            others = [other for other in self._beginnings if other is not old and other.text != kept.text]
+            self._beginnings = [*others, kept][-_MOST_BEGINNINGS:]
+            while self._beginnings and sum(len(other.text) for other in self._beginnings) > self._limit:
+                del self._beginnings[0]
 
     def encode_spans(self, spans: Sequence[tuple[str, bool]]) -> TokenIds:
         """The ids of a list of (text, special): text holds no special token, special is the name of one."""
@@ -51,16 +115,6 @@ class IncrementalEncoder:
             else:
                 parts.append(self._ids(text, False, self._tokenizer.encode_text))
         return TokenIds(np.concatenate(parts))
-
-    def _parts(self, text: str) -> Iterator[str]:
-        """The text in pieces: each begins at a token where it may be cut and ends before the next such token."""
-        start = 0
-        for match in self._cuts.finditer(text) if self._cuts is not None else ():
-            if match.start() > start:
-                yield text[start : match.start()]
-                start = match.start()
-        if start < len(text):
-            yield text[start:]
 
     def _ids(self, part: str, marked: bool, encode: Callable[[str], list[int]]) -> NDArray[np.int32]:
         key = (part, marked)

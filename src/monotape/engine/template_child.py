@@ -1,4 +1,4 @@
-"""The process that renders chat templates: a script, fed through pipes, killed when it takes too long.
+"""The process that renders chat templates: a script, fed through a socket, killed when it takes too long.
 
 A template comes with the model file and is a program. minijinja gives it no way to Python, and fuel ends its
 loops, but a filter that builds one huge string costs no fuel and Rust aborts when memory runs out. So it
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import marshal
 import re
 import signal
 import struct
@@ -22,6 +23,7 @@ import minijinja
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
+_AT_ONCE = 1 << 18  # bytes that are read at once: more than a socket holds
 _MOST_COMPILED = 8
 _COMPILED: list[str] = []  # names of templates, the oldest first
 
@@ -121,7 +123,7 @@ def _packed(reply: dict[str, Any]) -> bytes:
 
 
 def serve(requests: BinaryIO, answers: BinaryIO, *, fuel: int, max_characters: int, seconds: float) -> None:
-    """Answers length-prefixed JSON requests until the other end closes, with T and a text or J and JSON.
+    """Answers length-prefixed requests until the other end closes, with T and a text or J and JSON.
 
     The other end kills a process that takes longer than `seconds`. If it is gone, SIGALRM does, which needs nothing
     of Python: a template that runs holds the interpreter's lock.
@@ -129,7 +131,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, *, fuel: int, max_characters: i
     engine = environment(fuel)
     while header := requests.read(4):
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
-        request = json.loads(requests.read(struct.unpack(">I", header)[0]))
+        request = marshal.loads(requests.read(struct.unpack(">I", header)[0]))
         reply = _packed(answer(engine, request, max_characters))
         answers.write(struct.pack(">I", len(reply)) + reply)
         answers.flush()
@@ -139,7 +141,8 @@ def serve(requests: BinaryIO, answers: BinaryIO, *, fuel: int, max_characters: i
 if __name__ == "__main__":
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever this process inherited
     _limit_memory(int(sys.argv[3]))
-    serve(
-        sys.stdin.buffer, sys.stdout.buffer,
-        fuel=int(sys.argv[1]), max_characters=int(sys.argv[2]), seconds=float(sys.argv[4]),
-    )  # fmt: skip
+    with open(0, "rb", _AT_ONCE, closefd=False) as requests:  # most requests are one read
+        serve(
+            requests, sys.stdout.buffer,
+            fuel=int(sys.argv[1]), max_characters=int(sys.argv[2]), seconds=float(sys.argv[4]),
+        )  # fmt: skip

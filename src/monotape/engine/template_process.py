@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import marshal
+import socket
 import struct
 import subprocess
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from monotape.engine.spawn import spawn
 from monotape.errors import RequestError
 
+_SIZE = struct.Struct(">I")  # before each message
+_MOST_AT_ONCE = 1 << 18  # bytes: more than a socket holds
+_MAYBE_SURROGATE = b"\xed"  # the first byte of one in UTF-8, of a Hangul syllable, or part of a number
 _HINT = "Give another template with chat_template, or use generate() with a plain prompt."
 
 
@@ -36,6 +41,7 @@ class TemplateProcess:
         self._limits = limits or TemplateLimits()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None  # its standard input and output
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def start(self) -> None:
@@ -45,13 +51,7 @@ class TemplateProcess:
 
     def render(self, template: str, context: Mapping[str, Any]) -> str:
         """The rendered template; a RequestError when it fails or goes beyond its limits."""
-        try:
-            request = json.dumps({"template": template, "context": context}, ensure_ascii=False).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(
-                f"The conversation cannot be written as JSON: {error}.",
-                "Use strings, numbers, lists and dictionaries only.",
-            ) from None
+        request = _packed({"template": template, "context": context})
         with self._lock:
             reply = self._exchange(request)
         if reply is None:
@@ -68,40 +68,37 @@ class TemplateProcess:
         with self._lock:
             if self._finalizer is not None:
                 self._finalizer()
-            self._process = None
+            self._process = self._connection = None
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
+    def _running(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        if self._process is None or self._connection is None or self._process.poll() is not None:
             if self._finalizer is not None:
                 self._finalizer()
             limits = self._limits
-            self._process = spawn(
-                Path(__file__).with_name("template_child.py"),
-                str(limits.fuel), str(limits.max_characters), str(limits.max_bytes), str(limits.seconds),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            self._finalizer = weakref.finalize(self, _end, self._process)
-        return self._process
+            here, there = socket.socketpair()
+            with there:
+                self._process = spawn(
+                    Path(__file__).with_name("template_child.py"),
+                    str(limits.fuel), str(limits.max_characters), str(limits.max_bytes), str(limits.seconds),
+                    stdin=there, stdout=there, stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+            self._connection = here
+            self._finalizer = weakref.finalize(self, _end, self._process, here)
+        return self._process, self._connection
 
     def _exchange(self, request: bytes) -> dict[str, Any] | None:
         """The child's answer, or None when it was killed or died."""
-        process = self._running()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        deadline = threading.Timer(self._limits.seconds, process.kill)
-        deadline.start()
+        process, connection = self._running()
+        deadline = time.monotonic() + self._limits.seconds
         try:
-            process.stdin.write(struct.pack(">I", len(request)) + request)
-            process.stdin.flush()
-            header = _exactly(process.stdout, 4)
-            body = _exactly(process.stdout, struct.unpack(">I", header)[0]) if header else b""
-        except BrokenPipeError:
+            connection.settimeout(self._limits.seconds)
+            connection.sendall(_SIZE.pack(len(request)) + request)
+            body = _answer(connection, deadline)
+        except (ConnectionError, TimeoutError):
             body = b""
         except BaseException:  # an interrupt: the answer of this request must not be read by the next
             process.kill()
             raise
-        finally:
-            deadline.cancel()
         if not body:
             process.kill()
             process.wait()
@@ -110,18 +107,44 @@ class TemplateProcess:
         return answer
 
 
-def _exactly(stream: IO[bytes], count: int) -> bytes:
-    data = stream.read(count)
-    return data if len(data) == count else b""
+def _packed(request: dict[str, Any]) -> bytes:
+    """The request for the child, which runs the same Python: marshal takes a tenth of the time of JSON, at both ends.
+
+    It knows Python's own types alone, and half of a surrogate pair passes it. So JSON decides about the rest.
+    """
+    try:
+        packed = marshal.dumps(request)
+        if _MAYBE_SURROGATE not in packed:
+            return packed
+    except ValueError:
+        pass
+    try:
+        return marshal.dumps(json.loads(json.dumps(request, ensure_ascii=False).encode()))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"The conversation cannot be written as JSON: {error}.",
+            "Use strings, numbers, lists and dictionaries only.",
+        ) from None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _answer(connection: socket.socket, deadline: float) -> bytes:
+    """The child's one answer to a request; nothing where it died. A TimeoutError when it takes too long."""
+    received, size = bytearray(), _SIZE.size
+    while len(received) < size:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        part = connection.recv(_MOST_AT_ONCE)
+        if not part:
+            return b""
+        received += part
+        if size == _SIZE.size <= len(received):
+            size += _SIZE.unpack_from(received)[0]
+    return bytes(received[_SIZE.size :])
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
     process.kill()
     process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):  # what was still to be written does not matter
-                stream.close()
+    connection.close()
 
 
 def _error(kind: str, message: str, limits: TemplateLimits) -> RequestError:

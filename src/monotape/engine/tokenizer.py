@@ -110,8 +110,8 @@ class Tokenizer:
         """The ids of a text. Special tokens written in it count; a BOS that it starts with is not doubled."""
         _checked(text)
         by_processor = add_special and self._add_bos is None
-        # Of the library's two ways to encode, this one lets other threads run meanwhile.
-        ids: list[int] = self._core.encode_batch([text], add_special_tokens=by_processor)[0].ids
+        # Of the library's ways to encode, this one lets other threads run meanwhile and counts no offsets.
+        ids: list[int] = self._core.encode_batch_fast([text], add_special_tokens=by_processor)[0].ids
         bos = self.bos_id
         if add_special and self._add_bos and bos is not None:
             ids = [bos, *ids]
@@ -136,7 +136,7 @@ class Tokenizer:
             len(text),
         ]
         parts = [text[start:end] for start, end in itertools.pairwise(cuts)]
-        found = self._core.encode_batch(parts, add_special_tokens=False)
+        found = self._core.encode_batch_fast(parts, add_special_tokens=False)
         return [token_id for part in found for token_id in part.ids]
 
     def detokenizer(

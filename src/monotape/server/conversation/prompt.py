@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from monotape.backends.token_ids import TokenIds
 from monotape.engine.answer import THINK, THOUGHT
 from monotape.engine.harmony.marks import speaks_harmony
 from monotape.engine.harmony.prompt import Options, Span, opened_text, opening, spans, with_variables
-from monotape.errors import RequestError
+from monotape.errors import ContextOverflow, RequestError
 from monotape.server.api_error import bad_request, from_engine_error, unsupported
 from monotape.server.conversation.answer import AnswerStyle, thinks
 from monotape.server.conversation.messages import read_messages
@@ -27,8 +28,6 @@ from monotape.server.requests.openai import ChatRequest
 from monotape.server.requests.structured import Asked, grammar_of
 from monotape.server.service.clock import Clock
 from monotape.server.service.service import Service
-
-_MESSAGE_FIELDS = frozenset({"messages"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def _format(service: Service, template: str | None, harmony: bool) -> ToolFormat
 async def write_prompt(
     service: Service, request: ChatRequest, form: Form, clock: Clock, context: int
 ) -> ChatPrompt:
-    """Renders and tokenises, in threads; an error when the text cannot fit the context in any way."""
+    """Renders and tokenises, in a thread; an error when the text cannot fit the context in any way."""
     text, _ = service.loaded()
     opened = _opening(form)
     try:
@@ -86,15 +85,24 @@ async def write_prompt(
             clock.render_ns = time.monotonic_ns() - began
             ids, clock.tokenize_ns = await text.encode_spans(parts, context=context)
             return ChatPrompt(ids, _style(service, request, form, "", opened))
-        rendered, clock.render_ns = await _render(service, request, form)
-        if form.asked is not None and rendered.rstrip().endswith(THINK):
-            # The answer is constrained: there is no room for thoughts before it.
-            rendered += f"\n{THOUGHT}\n\n"
-        rendered += "".join(span.text for span in opened)
-        ids, clock.tokenize_ns = await text.encode(rendered, add_special=False, context=context)
+        ending = "".join(span.text for span in opened)
+        written = await text.write(
+            ended=partial(_ended, form=form, opened=ending), context=context, **_rendering(request, form)
+        )
+    except ContextOverflow as error:
+        raise from_engine_error(error) from None
     except RequestError as error:
-        raise from_engine_error(error, _MESSAGE_FIELDS) from None
-    return ChatPrompt(ids, _style(service, request, form, rendered, opened))
+        message = f"{error.message} {error.hint}".strip()
+        raise bad_request(message, "messages", "invalid_value") from None
+    clock.render_ns, clock.tokenize_ns = written.render_ns, written.tokenize_ns
+    return ChatPrompt(written.ids, _style(service, request, form, written.text, opened))
+
+
+def _ended(rendered: str, *, form: Form, opened: str) -> str:
+    """The prompt with the beginning of a constrained answer, which has no room for thoughts before it."""
+    if form.asked is not None and rendered.rstrip().endswith(THINK):
+        rendered += f"\n{THOUGHT}\n\n"
+    return rendered + opened
 
 
 def _opening(form: Form) -> tuple[Span, ...]:
@@ -135,26 +143,22 @@ def harmony_spans(request: ChatRequest, form: Form, opened: tuple[Span, ...]) ->
     return [(span.text, span.mark) for span in made]
 
 
-async def _render(service: Service, request: ChatRequest, form: Form) -> tuple[str, int]:
-    text, _ = service.loaded()
+def _rendering(request: ChatRequest, form: Form) -> dict[str, Any]:
+    """The arguments of ChatTemplate.render."""
     messages: Sequence[Mapping[str, Any]] = read_messages(request.messages)
     described: list[dict[str, Any]] | None = form.tools.described
     if described and not knows_tools(form.template):
         messages, described = with_tool_prompt(messages, described), None
     continued = bool(request.continue_final_message)
     prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
-    try:
-        return await text.render(
-            messages,
-            tools=described or None,
-            add_generation_prompt=prompted,
-            continue_final_message=continued,
-            template=request.chat_template,
-            variables=_variables(request, form),
-        )
-    except RequestError as error:
-        message = f"{error.message} {error.hint}".strip()
-        raise bad_request(message, "messages", "invalid_value") from None
+    return {
+        "messages": messages,
+        "tools": described or None,
+        "add_generation_prompt": prompted,
+        "continue_final_message": continued,
+        "template": request.chat_template,
+        "variables": _variables(request, form),
+    }
 
 
 def _variables(request: ChatRequest, form: Form) -> dict[str, Any]:

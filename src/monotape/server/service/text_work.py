@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,6 +29,16 @@ FILL_IN_MARKS = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>", "prefix first"),
     ("[PREFIX]", "[SUFFIX]", "", "suffix first"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The prompt of a chat, and how long its text and its tokens took."""
+
+    text: str
+    ids: TokenIds
+    render_ns: int
+    tokenize_ns: int
 
 
 class TextWork:
@@ -53,17 +64,33 @@ class TextWork:
         result = await asyncio.get_running_loop().run_in_executor(self._pool, work)
         return result, time.monotonic_ns() - began
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[str, int]:
-        return await self.elsewhere(lambda: self._chat.render(messages, **options))
+    async def write(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        ended: Callable[[str], str],
+        context: int,
+        **options: Any,
+    ) -> Written:
+        """The prompt of a chat: rendered, changed by `ended`, and cut into tokens, in one visit to a thread."""
+
+        def work() -> Written:
+            began = time.monotonic_ns()
+            text = ended(self._chat.render(messages, **options))
+            rendered = time.monotonic_ns()
+            encoder = self._required_encoder()
+            self._check_length(len(text), context)
+            return Written(text, encoder.encode(text), rendered - began, time.monotonic_ns() - rendered)
+
+        return (await self.elsewhere(work))[0]
 
     async def encode(self, text: str, *, add_special: bool, context: int) -> tuple[TokenIds, int]:
         """The ids. A text that cannot fit the context in any way is refused before it is cut into tokens."""
-        tokenizer = self._required()
+        tokenizer, encoder = self._required(), self._required_encoder()
         self._check_length(len(text), context)
         if add_special:
             return await self.elsewhere(lambda: TokenIds.of(tokenizer.encode(text, add_special=True)))
-        assert self._encoder is not None
-        return await self.elsewhere(partial(self._encoder.encode, text))
+        return await self.elsewhere(partial(encoder.encode, text))
 
     def _check_length(self, characters: int, context: int) -> None:
         least = characters // self._longest
@@ -79,10 +106,9 @@ class TextWork:
 
     async def encode_spans(self, spans: Sequence[tuple[str, bool]], *, context: int) -> tuple[TokenIds, int]:
         """The ids of a prompt in which only marks, those with True, are special tokens."""
-        self._required()
+        encoder = self._required_encoder()
         self._check_length(sum(len(text) for text, _ in spans), context)
-        assert self._encoder is not None
-        return await self.elsewhere(partial(self._encoder.encode_spans, spans))
+        return await self.elsewhere(partial(encoder.encode_spans, spans))
 
     async def decode(self, ids: Sequence[int]) -> str:
         tokenizer = self._required()
@@ -105,6 +131,11 @@ class TextWork:
                 "Give the prompt of /v1/completions as token ids.",
             )
         return self.tokenizer
+
+    def _required_encoder(self) -> IncrementalEncoder:
+        self._required()
+        assert self._encoder is not None
+        return self._encoder
 
 
 def _longest_token(tokenizer: Tokenizer) -> int:
