@@ -19,7 +19,7 @@ from monotape.server.http import endpoint as http
 from monotape.server.http.bodies import Bodies
 from monotape.server.http.replies import encode
 from monotape.server.service.gate import Gate
-from monotape.server.service.text_work import FILL_IN_MARKS, TextWork
+from monotape.server.service.text_work import FILL_IN_MARKS, TextWork, Written
 
 
 def text_work(*marks: str) -> TextWork:
@@ -79,13 +79,16 @@ def test_the_loop_goes_on_while_a_text_is_tokenised(work: TextWork) -> None:
     assert asyncio.run(both()) > 3
 
 
-def test_templates_render_in_threads(work: TextWork) -> None:
-    async def several() -> list[str]:
-        return [text for text, _ in await asyncio.gather(
-            *(work.render([{"role": "user", "content": str(number)}]) for number in range(9))
-        )]  # fmt: skip
+def test_prompts_are_written_side_by_side(work: TextWork) -> None:
+    async def several() -> list[Written]:
+        return await asyncio.gather(*(
+            work.write(messages=[{"role": "user", "content": str(number)}], ended=lambda text: f"{text}!", context=99)
+            for number in range(9)
+        ))  # fmt: skip
 
-    assert asyncio.run(several()) == [str(number) for number in range(9)]
+    written = asyncio.run(several())
+    assert [prompt.text for prompt in written] == [f"{number}!" for number in range(9)]
+    assert all(len(prompt.ids) == 2 and prompt.render_ns and prompt.tokenize_ns for prompt in written)
 
 
 def test_a_stream_that_waits_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
