@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import pytest
 
@@ -81,7 +82,8 @@ class FakeCuda:
     """Takes the place of the module cuda.core."""
 
     Buffer = Buffer
-    device_memory: ClassVar[dict[int, int]] = {}  # of all GPUs: addresses, and bytes there
+    #: Of all GPUs, by its address. What a test leaves behind goes with its GPU.
+    device_memory: ClassVar[WeakValueDictionary[int, GuardedMemory]] = WeakValueDictionary()
 
     def __init__(
         self, name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0), memory: int = 1 << 30,
@@ -130,7 +132,7 @@ class FakeCuda:
         def allocate(size: int, *, stream: Any) -> Buffer:
             buffer = self._allocate(size, stream=stream)
             self.device_of[buffer.handle] = device.device_id
-            FakeCuda.device_memory[buffer.handle] = size
+            FakeCuda.device_memory[buffer.handle] = self.kept[buffer.handle]
             return buffer
 
         pool = SimpleNamespace(allocate=allocate, attributes=attributes, peer_accessible_by=())

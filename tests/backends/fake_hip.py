@@ -138,7 +138,7 @@ class FakeHip:
     def _hipMalloc(self, out: Any, size: int) -> int:  # noqa: N802
         code = self._allocate(out, size)
         if code == 0:
-            FakeCuda.device_memory[out[0]] = size
+            FakeCuda.device_memory[out[0]] = self.kept[out[0]][0]
         return code
 
     def _hipHostMalloc(self, out: Any, size: int, flags: int) -> int:  # noqa: N802

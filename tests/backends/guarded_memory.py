@@ -21,7 +21,7 @@ class GuardedMemory:
         for guard in (start, start + page + inside):
             code = _LIBRARY.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), _NO_ACCESS)
             assert code == 0, f"mprotect: error {ctypes.get_errno()}"
-        self.address = start + page + inside - size
+        self.address, self.size = start + page + inside - size, size
         assert size % _VECTOR or self.address % _VECTOR == 0
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ def run_on_host(library: str, blocks: int, parameters: list[ctypes.Structure]) -
     schedule, steps, memory = HostKernel.schedule, c_int64(), FakeCuda.device_memory
     options = OptionsStruct(**{name: getattr(schedule, name) for name in Schedule.__slots__})
     pointers = (c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
-    regions = (RegionStruct * len(memory))(*memory.items())
+    regions = (RegionStruct * len(memory))(*((address, held.size) for address, held in memory.items()))
     size = c_int64(ctypes.sizeof(parameters[0]))
     fault = run(
         pointers, len(parameters), size, blocks, ctypes.byref(options), regions, len(memory), ctypes.byref(steps)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
+
+from backends.fake_cuda import FakeCuda, Stream, fake_gpu
 
 USED = {
     "Device": (
@@ -75,3 +79,14 @@ def test_a_structure_cannot_be_an_argument_of_cuda_cores_launch() -> None:
 
     with pytest.raises(TypeError, match="unsupported type"):
         ParamHolder((Parameters(),))
+
+
+def test_memory_of_a_gpu_that_is_gone_is_no_longer_listed() -> None:
+    """The pseudo-GPU copies all that is listed: an address that is not mapped any more ended the process."""
+    with fake_gpu(FakeCuda()) as gpu:
+        address = gpu.DeviceMemoryResource(gpu.Device(0), None).allocate(64, stream=Stream()).handle
+        assert address in FakeCuda.device_memory
+        gpu.kept[address].itself = gpu  # in a circle, which lives until it is looked for
+    del gpu
+    gc.collect()
+    assert address not in FakeCuda.device_memory
