@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from waiting import until
 
 
 def need_proc() -> None:
@@ -56,11 +57,8 @@ def _commands(pids: Iterable[int]) -> dict[int, str]:
     return found
 
 
-def wait_for_end(*pids: int, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while left := [pid for pid in pids if alive(pid)]:
-        assert time.monotonic() < deadline, f"{left} still there"
-        time.sleep(0.02)
+def wait_for_end(*pids: int) -> None:
+    until(lambda: not any(map(alive, pids)), lambda: f"the end of {list(filter(alive, pids))}")
 
 
 def listening(*pids: int) -> set[tuple[str, int]]:

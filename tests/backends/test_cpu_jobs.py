@@ -19,6 +19,7 @@ from monotape.backends.protocol import Job, Sampling
 from monotape.backends.reference.sampler import reference_probabilities
 from monotape.errors import BackendError, BackendUnavailable, NumericalFault
 from monotape.plan.formats import TILE_ROWS
+from waiting import PATIENCE_S
 
 Checkpoint = Callable[[str], Path]
 
@@ -213,7 +214,10 @@ START_AND_CLOSE = """
 import sys
 from pathlib import Path
 from backends.cpu_cases import PROMPT, cpu
+from monotape.backends.cpu import model
 from monotape.backends.protocol import Job
+
+model.DEADLINE_US = 3_600_000_000
 
 for _ in range(12):
     with cpu(Path(sys.argv[1]), workers=5, context=1000) as backend:
@@ -222,13 +226,13 @@ for _ in range(12):
 
 
 def test_closing_right_after_starting_leaves_nobody_waiting(checkpoint: Checkpoint) -> None:
-    """A worker that wakes late still has to play the job: without it the others wait out their minute's deadline.
+    """A worker that wakes late still has to play the job: without it the others wait out their deadline, here an hour.
 
     In a process of its own, so that such a wait is a failure and not just a long test.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", "tests"])}
     command = [sys.executable, "-c", START_AND_CLOSE, str(checkpoint("llama"))]
-    subprocess.run(command, check=True, timeout=50, env=environment)
+    subprocess.run(command, check=True, timeout=PATIENCE_S, env=environment)
 
 
 def test_interrupted_logits_end_before_their_arrays_go(

@@ -15,10 +15,11 @@ import pyte
 import pytest
 
 from server.fake_openai import Script, running
+from waiting import PATIENCE_S, until
 
 #: Python 3.12 warns of every fork beside a thread; the child starts another program at once.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-SECONDS = 60  # after which what should be on the screen counts as missing
+SECONDS = PATIENCE_S  # after which what should be on the screen counts as missing
 PASTE = "\x1b[200~{}\x1b[201~"  # how a terminal says that text was pasted
 UP, LEFT, CTRL_C, CTRL_D, ALT_ENTER = "\x1b[A", "\x1b[D", "\x03", "\x04", "\x1b\r"
 
@@ -192,8 +193,6 @@ def test_an_answer_may_go_into_a_file(url: str, script: Script, tmp_path: Path) 
     terminal = Terminal(url, tmp_path, into=tmp_path / "answers")
     terminal.until("begins a new line.\n>")
     terminal.type("hello\r")
-    deadline = time.monotonic() + SECONDS
-    while not script.finished and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: script.finished)
     assert terminal.end() == 0
     assert (tmp_path / "answers").read_text() == "A tape recorder keeps\n"

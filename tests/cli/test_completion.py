@@ -12,6 +12,7 @@ import pytest
 
 from monotape.cli.completion import SHELLS
 from monotape.cli.main import COMMANDS, build_parser, main
+from waiting import PATIENCE_S
 
 Captured = pytest.CaptureFixture[str]
 
@@ -107,7 +108,7 @@ def test_zsh(
         env={**environment, "PS1": "ready>"},
         cwd=str(tmp_path / "here"),
         encoding="utf-8",
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     shell.expect("ready>")
     shell.sendline(f"autoload -U compinit && compinit -u -D && source {script('zsh', capsys, tmp_path)}")

@@ -10,7 +10,9 @@ import time
 
 import pytest
 
-SECONDS = 60  # after which a process that should have ended counts as one that did not hear
+from waiting import PATIENCE_S
+
+SECONDS = PATIENCE_S  # after which a process that should have ended counts as one that did not hear
 TOKENS = 150_000  # a generation that takes many minutes
 
 

@@ -10,6 +10,7 @@ from monotape.cli.endpoint import Endpoint
 from monotape.cli.main import main
 from monotape.errors import RequestError, UsageError
 from server.fake_openai import STORY, Script, running
+from waiting import until
 
 Captured = pytest.CaptureFixture[str]
 
@@ -103,8 +104,6 @@ def test_addresses_are_taken_with_and_without_v1() -> None:
 
 
 def test_closing_an_answer_tells_the_server_to_stop() -> None:
-    import time
-
     script = Script(tokens_per_second=200)
     with running(script) as url:
         stream = Endpoint(url).stream_chat(
@@ -118,9 +117,7 @@ def test_closing_an_answer_tells_the_server_to_stop() -> None:
             if chunk.text:
                 break
         stream.close()
-        deadline = time.monotonic() + 10
-        while not script.cancelled and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: script.cancelled)
     assert (script.cancelled, script.finished) == (1, 0)
 
 

@@ -7,14 +7,12 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from typing import Any
 
 from processes import descendants
 from server.running import ROOT, RunningServer, environment, process
-
-DEPLOY_S = 180.0
+from waiting import PATIENCE_S, until
 
 
 class Deployment(RunningServer):
@@ -61,7 +59,7 @@ def run(server: RunningServer, command: list[str], code: int = 0) -> subprocess.
     """A command that deploys to the Ray of another one, and ends."""
     command = [*command, "--address", ray_address(server)]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=DEPLOY_S
+        command, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=PATIENCE_S
     )
     assert done.returncode == code, done.stderr
     return done
@@ -114,8 +112,12 @@ def _actors(server: RunningServer, name: str) -> list[int]:
 
 
 def wait_for_replicas(server: RunningServer, count: int, without: Iterable[int] = ()) -> list[int]:
-    deadline = time.monotonic() + 90
-    while len(found := replicas(server)) != count or set(found) & set(without):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+    """Their processes, when there are so many and none of those that are to go."""
+    gone, found = set(without), list[int]()
+
+    def there() -> bool:
+        found[:] = replicas(server)
+        return len(found) == count and not gone & set(found)
+
+    until(there, lambda: f"{count} replicas without {gone} instead of {found}")
     return found

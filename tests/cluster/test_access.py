@@ -9,6 +9,7 @@ import pytest
 from cluster.conftest import KEY
 from processes import descendants, listening, need_proc
 from server.running import RunningServer
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
@@ -36,7 +37,7 @@ POSTS = (
 def test_a_wrong_key_gets_nothing(small: RunningServer, key: str | None) -> None:
     headers = {} if key is None else {"authorization": f"Bearer {key}", "x-api-key": key}
     body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "max_tokens": 1}
-    with httpx.Client(base_url=small.url, headers=headers, timeout=60) as client:
+    with httpx.Client(base_url=small.url, headers=headers, timeout=PATIENCE_S) as client:
         answers = [client.get(path) for path in PATHS] + [client.post(path, json=body) for path in POSTS]
         assert {answer.status_code for answer in answers} == {401}
         assert all(KEY not in answer.text and "small" not in answer.text for answer in answers)
@@ -69,5 +70,5 @@ def test_ray_listens_to_this_machine_alone(small: RunningServer) -> None:
     for port in open_to_all:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             with pytest.raises(grpc.RpcError) as refused:
-                channel.unary_unary("/ray.serve.ASGIService/HandleRequest")(b"", timeout=30)
+                channel.unary_unary("/ray.serve.ASGIService/HandleRequest")(b"", timeout=PATIENCE_S)
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED

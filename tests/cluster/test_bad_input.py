@@ -14,6 +14,7 @@ from cluster.running import deploy, deploy_two, replicas, run, wait_for_replicas
 from monotape.cli.main import main
 from processes import need_proc
 from server.running import ROOT, RunningServer
+from waiting import PATIENCE_S
 
 
 def in_process(*flags: str, code: str = "") -> subprocess.CompletedProcess[str]:
@@ -23,7 +24,7 @@ def in_process(*flags: str, code: str = "") -> subprocess.CompletedProcess[str]:
         f"{code}\nimport sys\nfrom monotape.cli.main import main\nsys.exit(main(['deploy', *sys.argv[1:]]))"
     )
     command = [sys.executable, "-c", program, *flags]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE_S)
 
 
 def told(done: subprocess.CompletedProcess[str]) -> list[str]:

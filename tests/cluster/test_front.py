@@ -14,6 +14,7 @@ from monotape.cluster.forwarded import STARTED, Batch, Forwarded
 from monotape.cluster.front import Front, ReplicaLost
 from monotape.server.config import ServerConfig
 from monotape.server.http.endpoint import PING
+from waiting import PATIENCE_S
 
 STREAM = [
     {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -190,7 +191,7 @@ def test_a_client_that_leaves_frees_its_replica() -> None:
         scope = {
             "type": "http", "method": "POST", "path": CHAT, "query_string": b"", "headers": [(b"host", b"localhost")]
         }  # fmt: skip
-        await asyncio.wait_for(front.app(scope, receive, send), 10)
+        await asyncio.wait_for(front.app(scope, receive, send), PATIENCE_S)
 
     asyncio.run(run())
     assert replicas.cancelled == 1

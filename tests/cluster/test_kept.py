@@ -15,6 +15,7 @@ import pytest
 
 from cluster.conftest import KEY
 from server.running import RunningServer, real_server
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 CONVERSATIONS, TURNS, TOKENS = 40, 5, 12
@@ -60,7 +61,7 @@ def test_conversations_stay_where_their_kv_is(
     talks, expected = ([Talk() for _ in range(CONVERSATIONS)] for _ in range(2))
     with (
         ThreadPoolExecutor(8) as pool,
-        httpx.Client(base_url=small.url, timeout=60, headers={"x-api-key": KEY}) as client,
+        httpx.Client(base_url=small.url, timeout=PATIENCE_S, headers={"x-api-key": KEY}) as client,
     ):
         for index in range(TURNS):  # a turn of each, so that every conversation comes back after 39 others
             questions = [question(number, index, common) for number in range(CONVERSATIONS)]
@@ -72,7 +73,7 @@ def test_conversations_stay_where_their_kv_is(
     ]
     assert len(found) == CONVERSATIONS * (TURNS - 1)
     assert sum(found) >= 0.95 * len(found), sum(found)
-    with httpx.Client(base_url=alone.url, timeout=60) as client:
+    with httpx.Client(base_url=alone.url, timeout=PATIENCE_S) as client:
         for number, talk in enumerate(expected):
             for index in range(TURNS):
                 take_turn(client, talk, question(number, index, common))

@@ -22,8 +22,8 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[TemplateProcess]:
-    """A process with short limits, for templates that misbehave."""
-    made = TemplateProcess(TemplateLimits(seconds=2.0, fuel=300_000, max_characters=1000, max_bytes=2**28))
+    """A process with short limits, for templates that misbehave. It starts within its time, also on a busy machine."""
+    made = TemplateProcess(TemplateLimits(seconds=5.0, fuel=300_000, max_characters=1000, max_bytes=2**28))
     yield made
     made.close()
 

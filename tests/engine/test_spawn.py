@@ -17,6 +17,7 @@ from monotape.engine import child
 from monotape.engine.spawn import spawn
 from monotape.engine.template_process import TemplateLimits, TemplateProcess
 from processes import need_proc, wait_for_end
+from waiting import PATIENCE_S
 
 #: A parent that starts a child, says which, and waits. The child does nothing but stay.
 PARENT = """
@@ -105,7 +106,7 @@ def test_a_child_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     time.sleep(0.2)  # the kernel's signal would come at once
-    assert made[0].communicate(b"\n", timeout=30) == (b"here a b\n", None)
+    assert made[0].communicate(b"\n", timeout=PATIENCE_S) == (b"here a b\n", None)
 
 
 def test_what_cannot_be_started_is_told_to_the_one_who_asked(tmp_path: Path) -> None:
@@ -121,5 +122,5 @@ def test_a_template_at_work_ends_without_its_parent(tmp_path: Path) -> None:
     template = "{% set big = '%9999999d' | format(1) %}{% for i in range(9999) %}{% set y = big | trim %}{% endfor %}"
     request = marshal.dumps({"template": template, "context": {}})
     connection.sendall(len(request).to_bytes(4, "big") + request)
-    assert running.wait(60) == -signal.SIGALRM  # nothing here kills it
+    assert running.wait(PATIENCE_S) == -signal.SIGALRM  # nothing here kills it
     process.close()

@@ -9,6 +9,7 @@ import pytest
 
 from server.browser_path import REQUIRED, find_browser, is_required
 from server.fake_openai import Script, running
+from waiting import PATIENCE_S
 
 if not is_required():
     pytest.importorskip(
@@ -22,6 +23,7 @@ needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="no browser: `make test` gets one, or install it with `apt install chromium`"
 )
 Open = Callable[..., Page]
+expect.set_options(timeout=1000 * PATIENCE_S)  # five seconds by default
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def visit(browser: Browser) -> Iterator[Open]:
 
 
 def watch(shown: Page, url: str, complaints: list[str]) -> None:
-    shown.set_default_timeout(15_000)
+    shown.set_default_timeout(1000 * PATIENCE_S)
     shown.on("pageerror", lambda error: complaints.append(str(error)))
     shown.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
     shown.on("console", lambda message: _is_allowed(message.text, complaints))

@@ -15,8 +15,9 @@ from typing import Any
 
 import httpx
 
+from waiting import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 120.0
 #: For plain HTTP. Reading the system's certificates takes httpx 50 ms of CPU time a client, more than most requests.
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -31,7 +32,7 @@ class RunningServer:
         self._listening = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._listening.wait(START_S)
+        self._listening.wait(PATIENCE_S)
         self.url = next(line.split()[2].rstrip(";") for line in self.lines if line.startswith("Listening"))
 
     def _read(self) -> None:
@@ -49,11 +50,11 @@ class RunningServer:
         """Ends it as an operator would; the exit code."""
         self.process.terminate()
         try:
-            self.process.wait(20)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._reader.join(20)
+        self._reader.join(PATIENCE_S)
         assert not self._reader.is_alive(), "a process of the server is still there"
         assert self.process.stderr is not None
         self.process.stderr.close()
@@ -61,15 +62,15 @@ class RunningServer:
 
     def wait(self) -> RunningServer:
         """Until it is ready."""
-        assert self._ready.wait(START_S), self.lines
+        assert self._ready.wait(PATIENCE_S), self.lines
         assert self.process.poll() is None, self.lines
         return self
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60, verify=NO_TLS, **more)
+        return httpx.post(self.url + path, json=body, timeout=PATIENCE_S, verify=NO_TLS, **more)
 
     def get(self, path: str, **more: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, verify=NO_TLS, **more)
+        return httpx.get(self.url + path, timeout=PATIENCE_S, verify=NO_TLS, **more)
 
     def chat(self, text: str, **more: Any) -> dict[str, Any]:
         """One plain chat that must succeed."""

@@ -2,7 +2,8 @@
 
 The last `say:` of a prompt decides; what stands between it and the end of that message is the answer. Before it may
 stand `rate=N` (tokens a second), `repeat=N` (say it N times), `prefill=N` (milliseconds before the first token),
-`logits=N` (milliseconds before any), and `kill`, `hang`, `fault` or `deadline` (what happens after the third token).
+`logits=N` (milliseconds before any), `hold=PATH` (no more than three tokens while that file is there), and `kill`,
+`hang`, `fault` or `deadline` (what happens after the third token).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 _SCRIPT = re.compile(
-    r"((?:(?:rate|repeat|prefill|logits)=\d+ |kill |hang |fault |deadline )*)say:(.*?)(?:<\|eot\|>|$)",
+    r"((?:(?:rate|repeat|prefill|logits)=\d+ |hold=\S+ |kill |hang |fault |deadline )*)say:(.*?)(?:<\|eot\|>|$)",
     re.DOTALL,
 )
 
@@ -49,6 +50,7 @@ class Script:
     rate: float = 0.0
     prefill_s: float = 0.0
     logits_s: float = 0.0
+    hold: str = ""
     accident: str = ""
 
 
@@ -68,14 +70,16 @@ class ScriptedBackend(TokenSource):
         numbers = {
             name: int(value) for name, value in re.findall(r"(rate|repeat|prefill|logits)=(\d+)", options)
         }
-        accident = re.search(r"kill|hang|fault|deadline", options)
+        held = re.search(r"hold=(\S+) ", options)
+        accident = re.search(r"\b(?:kill|hang|fault|deadline) ", options)
         ids = self._tokenizer.encode(text, add_special=False) * numbers.get("repeat", 1)
         return Script(
             (*ids, self._end),
             numbers.get("rate", 0),
             numbers.get("prefill", 0) / 1e3,
             numbers.get("logits", 0) / 1e3,
-            accident.group() if accident else "",
+            held.group(1) if held else "",
+            accident.group().strip() if accident else "",
         )
 
     def answer(self, job: Job, index: int) -> int:
@@ -89,6 +93,9 @@ class ScriptedBackend(TokenSource):
             return
         if self._script.rate:
             time.sleep(max(0.0, self._began + index / self._script.rate - time.monotonic()))
+        if index == 3 and self._script.hold:
+            while Path(self._script.hold).exists() and not generation.cancelled.wait(0.01):
+                pass
         if index == 3 and self._script.accident and not generation.cancelled.is_set():
             _have(self._script.accident)
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from server.running import RunningServer
+from waiting import PATIENCE_S
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
     "/v1/chat/completions",
@@ -166,14 +167,14 @@ def test_unknown_routes_and_methods(scripted: RunningServer) -> None:
     "body", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"messages": NaN}', b"{" * 100_000]
 )
 def test_what_is_not_json_is_400(scripted: RunningServer, body: bytes) -> None:
-    response = httpx.post(scripted.url + CHAT, content=body, timeout=20)
+    response = httpx.post(scripted.url + CHAT, content=body, timeout=PATIENCE_S)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert response.json()["error"]["code"] in ("invalid_json", "invalid_value")
 
 
 def test_a_body_that_is_too_large_is_413(scripted: RunningServer) -> None:
-    announced = httpx.post(scripted.url + CHAT, content=b"x" * (17 << 20), timeout=20)
+    announced = httpx.post(scripted.url + CHAT, content=b"x" * (17 << 20), timeout=PATIENCE_S)
     assert announced.status_code == 413
     assert announced.json()["error"]["code"] == "request_too_large"
 

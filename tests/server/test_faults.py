@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 
 from processes import children, need_proc
 from server.running import RunningServer, scripted_server
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -28,14 +29,6 @@ CHAT = "/v1/chat/completions"
 
 def body(text: str, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "temperature": 0, **more}
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Waits for something that must come."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
 
 
 def running(server: RunningServer) -> float:
@@ -47,7 +40,7 @@ def connection(server: RunningServer, payload: dict[str, Any], path: str = CHAT)
     """A request on a bare socket, which can be cut at any moment."""
     data = json.dumps(payload).encode()
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as opened:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as opened:
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         opened.sendall(head.encode() + data)
         yield opened
@@ -68,7 +61,7 @@ def test_a_client_that_leaves_frees_the_engine(scripted: RunningServer, streamed
                 received += more
         elif after:
             time.sleep(0.3 + after / 100)
-    until(lambda: running(scripted) == 0, 5.0)
+    until(lambda: running(scripted) == 0)
     assert scripted.metric("monotape_disconnects_total") == before + 1
     assert scripted.metric("vllm:request_success_total") == finished  # no client was left to answer
     assert scripted.say("say:next") == "next"
@@ -81,7 +74,7 @@ def test_who_comes_back_finds_what_was_read_of_the_prompt(scripted: RunningServe
         with connection(scripted, {**asked, "stream": True}):
             until(lambda: running(scripted) == 1)
             time.sleep(1)
-        until(lambda: running(scripted) == 0, 5.0)
+        until(lambda: running(scripted) == 0)
     answer = scripted.post(CHAT, asked).json()
     assert answer["choices"][0]["message"]["content"].startswith("back, tape")
     usage = answer["usage"]
@@ -98,7 +91,7 @@ def test_a_client_that_leaves_a_scoring_frees_the_engine(scripted: RunningServer
     restarts = scripted.metric("monotape_engine_restarts")
     with connection(scripted, asked, "/v1/completions"):
         until(lambda: running(scripted) == 1)
-    until(lambda: running(scripted) == 0, 15.0)
+    until(lambda: running(scripted) == 0)
     assert scripted.metric("monotape_disconnects_total") == before + 1
     assert scripted.metric("monotape_engine_restarts") == restarts  # it was let go, and did not die of it
     assert scripted.say("say:next") == "next"
@@ -117,7 +110,7 @@ def test_a_real_scoring_is_left_too(smollm2: RunningServer) -> None:
         until(lambda: running(smollm2) == 1)
         time.sleep(0.5)  # well into it
         assert running(smollm2) == 1
-    until(lambda: running(smollm2) == 0, 15.0)
+    until(lambda: running(smollm2) == 0)
     assert smollm2.metric("monotape_engine_restarts") == 0
     assert smollm2.say("Say hello.", max_tokens=5)
 
@@ -171,7 +164,7 @@ def test_two_hundred_clients_get_their_own_answers_or_429(scripted: RunningServe
     host = scripted.url.removeprefix("http://")
 
     def ask(number: int) -> int:
-        with contextlib.closing(http.client.HTTPConnection(host, timeout=60)) as client:
+        with contextlib.closing(http.client.HTTPConnection(host, timeout=PATIENCE_S)) as client:
             for attempt in range(3):
                 word = f"client {number} attempt {attempt}"
                 client.request("POST", CHAT, json.dumps(body(f"say:{word}")))
@@ -233,7 +226,7 @@ def test_an_engine_that_is_killed_is_reported_and_replaced(tmp_path: Path) -> No
 
 def kill_and_ask(mortal: RunningServer, gate: Path) -> None:
     with httpx.stream(
-        "POST", mortal.url + CHAT, json=body("rate=50 repeat=900 say:word ", stream=True), timeout=60
+        "POST", mortal.url + CHAT, json=body("rate=50 repeat=900 say:word ", stream=True), timeout=PATIENCE_S
     ) as stream:
         lines = stream.iter_lines()
         while "content" not in next(lines):
@@ -254,15 +247,15 @@ def kill_and_ask(mortal: RunningServer, gate: Path) -> None:
     refused = mortal.post(CHAT, body("say:x"))
     assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
     gate.unlink()
-    until(lambda: mortal.get("/health").status_code == 200, 60)
-    patient.join(60)
+    until(lambda: mortal.get("/health").status_code == 200)
+    patient.join(PATIENCE_S)
     assert waiting[0].json()["choices"][0]["message"]["content"] == "patient"  # it only had to wait
     assert mortal.say("say:alive") == "alive"
     assert mortal.metric("monotape_engine_restarts") == 1
 
     plain = mortal.post(CHAT, body("kill say:abcdef"))
     assert plain.status_code == 503 and plain.json()["error"]["code"] == "engine_unavailable"
-    until(lambda: mortal.get("/health").status_code == 200, 60)
+    until(lambda: mortal.get("/health").status_code == 200)
     assert mortal.say("say:again") == "again"
 
 
@@ -275,13 +268,13 @@ def test_an_engine_that_hangs_or_fails_is_replaced(
     failed = mortal.post(CHAT, body(f"{accident} say:abcdef"))
     assert failed.status_code == status and failed.json()["error"]["code"] == code
     until(lambda: mortal.metric("monotape_engine_restarts") == 1)
-    until(lambda: mortal.get("/health").status_code == 200, 60)
+    until(lambda: mortal.get("/health").status_code == 200)
     assert mortal.say("say:alive") == "alive"
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     with scripted_server(engine={"model": "broken"}) as server:
-        assert server.process.wait(60) == 1
+        assert server.process.wait(PATIENCE_S) == 1
     assert server.lines[-1] == "monotape: model.safetensors is 3 bytes long. Download it again."
 
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
 from server.running import RunningServer
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +76,7 @@ def mutated(value: Any, dice: random.Random) -> Any:
 def test_mutated_bodies_never_make_a_server_error(scripted: RunningServer, path: str) -> None:
     dice = random.Random(path)
     statuses = set()
-    with httpx.Client(timeout=30) as client:
+    with httpx.Client(timeout=PATIENCE_S) as client:
         for _ in range(120):
             body = json.dumps(mutated(GOOD[path], dice)).encode()
             response = client.post(scripted.url + path, content=body)
@@ -90,7 +91,7 @@ def test_mutated_bodies_never_make_a_server_error(scripted: RunningServer, path:
 def test_truncated_and_corrupted_bodies(scripted: RunningServer) -> None:
     dice = random.Random(7)
     whole = json.dumps(GOOD["/v1/chat/completions"]).encode()
-    with httpx.Client(timeout=30) as client:
+    with httpx.Client(timeout=PATIENCE_S) as client:
         for _ in range(150):
             body = bytearray(whole[: dice.randrange(len(whole) + 1)])
             for _ in range(dice.randrange(4)):
@@ -121,8 +122,7 @@ RAW = [
 @pytest.mark.parametrize("data", RAW, ids=range(len(RAW)))
 def test_malformed_http_leaves_the_server_well(scripted: RunningServer, data: bytes) -> None:
     host, port = scripted.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as client:
-        client.settimeout(0.5)
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
         try:
             client.sendall(data)
             client.shutdown(socket.SHUT_WR)
@@ -149,7 +149,7 @@ def test_schemathesis_finds_no_server_error_and_no_breach_of_the_schema(scripted
     def check(case: Any) -> None:
         nonlocal called
         called += 1
-        case.validate_response(case.call(base_url=scripted.url, timeout=60), checks=checks)
+        case.validate_response(case.call(base_url=scripted.url, timeout=PATIENCE_S), checks=checks)
 
     for operation in operations:
         for mode in modes:

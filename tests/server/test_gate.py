@@ -18,6 +18,7 @@ from monotape.server.run import listen, startup_table
 from monotape.server.service.clock import Clock
 from monotape.server.service.gate import Gate, QueueFull, Turn
 from monotape.server.service.service import served_names
+from waiting import PATIENCE_S
 
 
 def lined_up(gate: Gate) -> Turn:
@@ -61,7 +62,7 @@ def test_who_leaves_the_queue_is_skipped() -> None:
         assert gate.waiting == 1
         first.leave()
         first.leave()  # twice is once
-        await asyncio.wait_for(third.__aenter__(), 1)
+        await asyncio.wait_for(third.__aenter__(), PATIENCE_S)
         third.leave()
         assert (gate.running, gate.waiting) == (0, 0)
 
@@ -95,7 +96,7 @@ def test_a_turn_that_comes_while_its_owner_is_cancelled_is_passed_on() -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await asyncio.wait_for(third.__aenter__(), 1)
+        await asyncio.wait_for(third.__aenter__(), PATIENCE_S)
         third.leave()
         assert gate.running == 0
 
@@ -145,7 +146,7 @@ def test_pieces_are_joined_and_nothing_is_lost(interval: int | None) -> None:
 def test_a_held_piece_goes_out_by_itself() -> None:
     here, there = socket.socketpair()
     with here, there:
-        here.settimeout(10)
+        here.settimeout(PATIENCE_S)
         outbox = Outbox(there)
         outbox.begin(None)
         outbox.put_piece(piece("a", 1))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ import msgspec
 import pytest
 
 from server.running import RunningServer, scripted_server
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -52,14 +52,6 @@ def patient() -> Iterator[RunningServer]:
     """A server that lets a grammar take an hour: only its client's leaving can end it."""
     with scripted_server(max_queue=1, grammar_timeout=3600) as server:
         yield server.wait()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for it; whatever never comes ends with the test's own time."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_eight_schemas_do_not_hold_up_a_plain_request(attacked: RunningServer) -> None:
@@ -133,7 +125,7 @@ def test_a_plain_request_runs_while_a_grammar_is_compiled(patient: RunningServer
         said: list[str] = []
         thread = threading.Thread(target=lambda: said.append(patient.say("say:meanwhile")))
         thread.start()
-        thread.join(120)
+        thread.join(PATIENCE_S)
         assert said == ["meanwhile"]
         assert patient.metric(WAITING) == 1, "the grammar is still at work"
     until(lambda: patient.metric(WAITING) == 0)

@@ -18,6 +18,7 @@ from monotape.server.grammar.constraints import Grammars
 from monotape.server.grammar.definition import Grammar
 from monotape.server.grammar.wire import GrammarLimits
 from server.scripted import _tokenizer
+from waiting import PATIENCE_S
 
 TOKENIZER = _tokenizer()
 END = TOKENIZER.size - 1
@@ -185,7 +186,7 @@ def test_a_grammar_that_nobody_waits_for_is_killed(grammars: Grammars) -> None:
             time.sleep(0.01)
         patient.stop(8)  # not this one
         patient.stop(7)
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive() and failed
         while processes(patient):
             time.sleep(0.01)

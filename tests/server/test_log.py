@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -13,6 +12,7 @@ import pytest
 from monotape.server.engine.prefill_log import PrefillLog
 from monotape.server.http.access_log import printable
 from server.running import RunningServer, scripted_server
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -27,11 +27,12 @@ def logged() -> Iterator[RunningServer]:
 
 def lines(server: RunningServer, request_id: str) -> list[str]:
     """The lines about a request; the first may be a moment in coming."""
-    deadline = time.monotonic() + 20
-    while not (found := [line for line in server.lines if f"[{request_id}]" in line]):
-        assert time.monotonic() < deadline, server.lines
-        time.sleep(0.02)
-    return found
+
+    def found() -> list[str]:
+        return [line for line in server.lines if f"[{request_id}]" in line]
+
+    until(found, lambda: f"{request_id} in {server.lines}")
+    return found()
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -73,7 +74,7 @@ def test_several_prompts_and_answers_are_added_up(logged: RunningServer) -> None
 def test_a_client_that_left_shows_with_what_it_cost(logged: RunningServer) -> None:
     body = {"messages": [{"role": "user", "content": "rate=50 repeat=9000 say:word "}], "stream": True}
     headers = {"x-request-id": "leaver"}
-    with httpx.stream("POST", logged.url + CHAT, json=body, headers=headers, timeout=60) as stream:
+    with httpx.stream("POST", logged.url + CHAT, json=body, headers=headers, timeout=PATIENCE_S) as stream:
         for line in stream.iter_lines():
             if '"content":"w' in line:
                 break
@@ -133,7 +134,7 @@ def test_prefill_lines_come_every_few_seconds(caplog: pytest.LogCaptureFixture) 
 
 def test_no_client_writes_lines_of_its_own(logged: RunningServer) -> None:
     host, port = logged.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as client:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
         request = "GET /a%0aFORGED%1b[2J HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: forger\r\n\r\n"
         client.sendall(request.encode())
         assert b"404" in client.recv(4096)

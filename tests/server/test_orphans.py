@@ -16,6 +16,7 @@ import pytest
 from monotape.server.engine import process as engine_process
 from processes import alive, descendants, need_proc, wait_for_end
 from server.running import RunningServer, scripted_server
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +57,7 @@ def test_killed_in_the_middle_of_a_stream() -> None:
         body = {"messages": [{"role": "user", "content": "rate=50 repeat=9000 say:word "}], "stream": True}
         with (
             contextlib.suppress(httpx.RemoteProtocolError),
-            httpx.stream("POST", server.wait().url + CHAT, json=body, timeout=60) as stream,
+            httpx.stream("POST", server.wait().url + CHAT, json=body, timeout=PATIENCE_S) as stream,
         ):
             lines = stream.iter_lines()
             while '"content":"w' not in next(lines):
@@ -77,7 +78,7 @@ def test_killed_with_an_engine_that_hangs() -> None:
         body = {"messages": [{"role": "user", "content": "hang say:abcdef"}], "stream": True}
         with (
             contextlib.suppress(httpx.RemoteProtocolError),
-            httpx.stream("POST", server.wait().url + CHAT, json=body, timeout=60) as stream,
+            httpx.stream("POST", server.wait().url + CHAT, json=body, timeout=PATIENCE_S) as stream,
         ):
             next(stream.iter_lines())
             kill(server, pids, "server.engine.process", "template_child", "server.grammar.process")
@@ -94,7 +95,7 @@ def test_killed_while_a_grammar_is_followed() -> None:
         }
         with (
             contextlib.suppress(httpx.RemoteProtocolError),
-            httpx.stream("POST", server.wait().url + CHAT, json=body, timeout=60) as stream,
+            httpx.stream("POST", server.wait().url + CHAT, json=body, timeout=PATIENCE_S) as stream,
         ):
             lines = stream.iter_lines()
             while '"content":"a' not in next(lines):

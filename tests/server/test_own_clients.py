@@ -10,6 +10,7 @@ import pytest
 from monotape.cli.main import main
 from server.browsing import CHROMIUM, needs_browser
 from server.running import RunningServer
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 Captured = pytest.CaptureFixture[str]
@@ -58,7 +59,7 @@ def test_the_playground_shows_what_the_server_measured(smollm2: RunningServer) -
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         shown = browser.new_page()
-        shown.set_default_timeout(60_000)
+        shown.set_default_timeout(1000 * PATIENCE_S)
         complaints: list[str] = []
         shown.on("pageerror", lambda error: complaints.append(str(error)))
         shown.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
@@ -70,7 +71,7 @@ def test_the_playground_shows_what_the_server_measured(smollm2: RunningServer) -
         shown.fill("#max-tokens", "40")
         shown.fill("#prompt", "What is the capital of France?")
         shown.press("#prompt", "Enter")
-        expect(shown.locator(".strip")).to_have_count(1, timeout=60_000)
+        expect(shown.locator(".strip")).to_have_count(1, timeout=1000 * PATIENCE_S)
         expect(shown.locator(".message.assistant")).to_contain_text("Paris")
         assert 0 < int(shown.inner_text("#produced")) <= 40
         assert float((shown.text_content(".dial .number") or "").replace(",", "")) > 0
@@ -81,7 +82,9 @@ def test_the_playground_shows_what_the_server_measured(smollm2: RunningServer) -
         shown.fill("#max-tokens", "4000")
         shown.fill("#prompt", "Write a very long story about a tape recorder.")
         shown.press("#prompt", "Enter")
-        expect(shown.locator(".message.assistant").nth(1).locator(".text")).not_to_be_empty(timeout=60_000)
+        expect(shown.locator(".message.assistant").nth(1).locator(".text")).not_to_be_empty(
+            timeout=1000 * PATIENCE_S
+        )
         shown.keyboard.press("Escape")
         expect(shown.locator(".strip").nth(1)).to_contain_text("stopped")
         browser.close()

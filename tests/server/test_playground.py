@@ -16,6 +16,7 @@ from monotape.server.playground.agents import Target, agents
 from server.browsing import Open, browser, limit, needs_browser, say, visit
 from server.fake_openai import Script
 from server.running import scripted_server
+from waiting import until
 
 pytest.importorskip("playwright", reason="the playwright package drives the browser: pip install '.[dev]'")
 from playwright.sync_api import Browser, Page, expect
@@ -92,10 +93,7 @@ def test_stop_ends_the_request_and_keeps_what_was_said(visit: Open, how: str) ->
         shown.keyboard.press("Escape")
     expect(shown.locator(".strip")).to_contain_text("stopped")
     expect(shown.locator("#send")).to_have_text("Send")
-    for _ in range(200):  # the server notices with its next write
-        if script.cancelled:
-            break
-        shown.wait_for_timeout(50)
+    until(lambda: script.cancelled)  # the server notices with its next write
     assert (script.cancelled, script.finished) == (1, 0)
     script.tokens_per_second = 2000
     limit(shown, 31)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,18 +13,12 @@ from monotape.server.engine import wire
 from monotape.server.engine.restarts import Restarts
 from processes import children, need_proc
 from server.running import RunningServer, real_server, scripted_server
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
 AWAY = wire.LoadFailed("The file is away.", "Put it back.", lasting=False)
 OTHER = wire.LoadFailed("It is another model.", "Restart.", lasting=True)
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
 
 
 def kill_engine(server: RunningServer) -> None:
@@ -88,7 +80,7 @@ def test_a_cause_that_lasts_ends_the_server(tmp_path: Path, why: str, sentence: 
         server.wait()
         gate.write_text(why)
         kill_engine(server)
-        assert server.process.wait(60) == 1
+        assert server.process.wait(PATIENCE_S) == 1
         server.end()
         assert server.lines[-1] == sentence
 

@@ -12,6 +12,7 @@ import pytest
 from monotape.errors import UsageError
 from monotape.server.config import ServerConfig
 from server.running import RunningServer, scripted_server
+from waiting import PATIENCE_S
 
 KEY = "correct-horse"
 
@@ -111,7 +112,7 @@ def test_a_header_that_is_checked_comes_once(
             ["GET /version HTTP/1.1", *given, *rest, f"X-Api-Key: {KEY}", "Connection: close", "", ""]
         )
         host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as client:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
             client.sendall(head.encode())
             with client.makefile("rb") as stream:
                 answer = stream.read()

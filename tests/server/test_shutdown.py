@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from server.running import RunningServer, scripted_server
+from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=60) as stream:
+            with httpx.stream("POST", self._url, json=self._body, timeout=PATIENCE_S) as stream:
                 for text in stream.iter_text():
                     self.text += text
                     self.began.set()
@@ -69,7 +70,7 @@ def test_streams_end_with_an_error_of_their_own_shape(first: str) -> None:
     with scripted_server() as server:
         clients = [Client(server.wait(), first)]
         clients[0].start()
-        assert clients[0].began.wait(30)
+        assert clients[0].began.wait(PATIENCE_S)
         plain: list[httpx.Response] = []
         if first == "/v1/chat/completions":  # the waiting ones need to be asked once only
             clients += [Client(server, path) for path in others]
@@ -78,15 +79,14 @@ def test_streams_end_with_an_error_of_their_own_shape(first: str) -> None:
             body = {"messages": MESSAGES}
             waiting = threading.Thread(target=lambda: plain.append(server.post("/v1/chat/completions", body)))
             waiting.start()
-            while server.metric("vllm:num_requests_waiting") < 4:
-                assert server.process.poll() is None
+            until(lambda: server.metric("vllm:num_requests_waiting") == 4)
         assert server.end() == 0
         for client in clients:
-            client.join(30)
+            client.join(PATIENCE_S)
             assert client.fault == "", client.path
             check_shape(client.path, client.text)
         if first == "/v1/chat/completions":
-            waiting.join(30)
+            waiting.join(PATIENCE_S)
             assert plain[0].status_code == 503 and plain[0].headers["retry-after"] == "5"
             assert plain[0].json()["error"]["message"] == SENTENCE
     assert not [line for line in server.lines if "Traceback" in line or "Exception" in line]
@@ -96,7 +96,7 @@ def test_an_answer_that_is_nearly_complete_is_completed() -> None:
     with scripted_server() as server:
         body = {"messages": [{"role": "user", "content": "rate=10 say:0123456789"}], "stream": True}
         with httpx.stream(
-            "POST", server.wait().url + "/v1/chat/completions", json=body, timeout=60
+            "POST", server.wait().url + "/v1/chat/completions", json=body, timeout=PATIENCE_S
         ) as stream:
             text = ""
             for part in stream.iter_text():
@@ -104,4 +104,4 @@ def test_an_answer_that_is_nearly_complete_is_completed() -> None:
                     server.process.terminate()
                 text += part
         assert '"finish_reason":"stop"' in text and "error" not in text
-        assert server.process.wait(30) == 0
+        assert server.process.wait(PATIENCE_S) == 0

@@ -14,6 +14,7 @@ import pytest
 
 from server.running import RunningServer, real_server
 from server.small_models import gguf_file, safetensors_folder
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +57,7 @@ def test_a_tool_that_is_asked_for_is_called(server: RunningServer) -> None:
 
 def test_a_stream_ends(server: RunningServer) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 7}
-    with httpx.stream("POST", server.url + "/v1/chat/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", server.url + "/v1/chat/completions", json=body, timeout=PATIENCE_S) as response:
         lines = [line for line in response.iter_lines() if line.startswith("data: ")]
     assert lines[-1] == "data: [DONE]"
     assert json.loads(lines[0].removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"
