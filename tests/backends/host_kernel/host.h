@@ -125,6 +125,7 @@ inline void take_registers() {}
 template <int Count>
 inline void give_registers() {}
 inline int opaque(int value) { return __shfl_sync(~0u, value, lane_number()); }
+#define MONOTAPE_UNIFORM(value) (value)
 inline void consumers_meet(int threads) { host::meet(1, threads, true); }
 inline bool consumers_agree(int threads, bool good) { return host::meet(1, threads, good); }
 

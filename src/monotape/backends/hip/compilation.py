@@ -32,6 +32,8 @@ OPTIONS = (
     "-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false",
     # Addresses and constants that are computed once and kept for a whole token do not fit the registers.
     "-mllvm", "-disable-machine-licm=true", "-mllvm", "-disable-lsr=true",
+    # A scalar that is paired with another becomes a vector of two, in vector registers.
+    "-fno-slp-vectorize",
 )  # fmt: skip
 _COMPILE_S = 600
 _HINT = "Install clang 19 and lld 19, for example with: apt install clang-19 lld-19 llvm-19"

@@ -47,7 +47,7 @@ __device__ __forceinline__ int part_word(int kv_head, int g, int split, int word
 
 // Words that are reset together are listed by their index in the first half of the exchange, the copies of even turns.
 __device__ __forceinline__ uint4* place_of(Exchange& exchange, uint32_t word, int turn) {
-  return exchange.words + word + (turn & 1) * kTurnWords;
+  return MONOTAPE_UNIFORM(exchange.words) + word + (turn & 1) * kTurnWords;
 }
 
 // The list of words that this worker publishes and resets together. It changes only with the number of splits. There are

@@ -20,7 +20,7 @@ __device__ __forceinline__ bool arrived(uint4 v) {
 template <Buffer B>
 __device__ __forceinline__ uint4* words_of(Exchange& exchange, int turn) {
   constexpr BufferRow kRow = buffer_row(static_cast<int>(B));
-  return exchange.words + kRow.start + turn % kRow.copies * kRow.stride;
+  return MONOTAPE_UNIFORM(exchange.words + kRow.start + turn % kRow.copies * kRow.stride);
 }
 template <Buffer B>
 __device__ __forceinline__ void publish(Exchange& exchange, int turn, int word, uint4 value) {

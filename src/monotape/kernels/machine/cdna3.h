@@ -113,6 +113,16 @@ __device__ __forceinline__ float infinity() { return __builtin_huge_valf(); }
 #define MONOTAPE_UNIT "machine/cdna3_unit.h"  // how a wave attends to a unit of KV
 constexpr int kSharedMemory = 64 * 1024 - 128;  // and the consumers' own barrier
 constexpr bool kFewRegisters = true;  // no address is kept over a barrier
+// A value that all lanes of a wave share, in a scalar register. An address is one of the GPU's memory: through an address
+// that could be any, loads and stores would also wait for the LDS.
+__device__ __forceinline__ int uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
+template <class T>
+__device__ __forceinline__ T* uniform(T* p) {
+  const uint2 two = __builtin_bit_cast(uint2, p);
+  const uint2 same = {static_cast<unsigned>(uniform(static_cast<int>(two.x))), static_cast<unsigned>(uniform(static_cast<int>(two.y)))};
+  return (T*)(__builtin_bit_cast(__attribute__((address_space(1))) T*, same));  // no other cast changes the space
+}
+#define MONOTAPE_UNIFORM(value) uniform(value)
 template <int Count>
 __device__ __forceinline__ void take_registers() {}
 template <int Count>

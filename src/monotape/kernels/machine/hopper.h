@@ -309,6 +309,9 @@ __device__ __forceinline__ int opaque(int value) {
   asm volatile("shfl.sync.idx.b32 %0, %0, %1, 0x1f, 0xffffffff;" : "+r"(value) : "r"(threadIdx.x % 32));
   return value;
 }
+// A value that all lanes of a warp share, which other machines keep in registers for such values. A macro, because even a
+// function that returns its argument changes the machine code.
+#define MONOTAPE_UNIFORM(value) (value)
 
 // A barrier of the consumer warps; the producer does not take part.
 __device__ __forceinline__ void consumers_meet(int threads) {

@@ -40,7 +40,7 @@ class Team {
       : thread(c.thread),
         first(drawn_from(c)),
         end(drawn_until(c)),
-        c_(c), scratch_(scratch), state_(state), words_(words), turn_(state.turn) {}
+        c_(c), scratch_(scratch), state_(state), words_(MONOTAPE_UNIFORM(words)), turn_(MONOTAPE_UNIFORM(state.turn)) {}
 
   __device__ __forceinline__ SelectScratch& scratch() { return scratch_; }
   __device__ __forceinline__ bool meet() {

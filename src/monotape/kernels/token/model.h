@@ -62,9 +62,9 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   const int first = own_first(c.span(kStage), kStage);
   matrix.input = words_of<kRow.reads>(exchange, kRow.reads == Buffer::final_residual ? c.sample_turn() : c.turn);
   if constexpr (kRow.gain != kNoVector && !(kStage == Stage::head && kHeadInput == HeadInput::mean))  // a mean is of normalised values
-    matrix.gain = c.params.vectors[static_cast<int>(kRow.gain)] + (kStage == Stage::head ? 0 : layer * kWidth);
+    matrix.gain = MONOTAPE_UNIFORM(c.params.vectors[static_cast<int>(kRow.gain)]) + (kStage == Stage::head ? 0 : layer * kWidth);
   if constexpr (kRow.bias != kNoVector)
-    matrix.bias = c.params.vectors[static_cast<int>(kRow.bias)] + (layer * kRow.tiles + c.span(kStage).first) * kTileRows;
+    matrix.bias = MONOTAPE_UNIFORM(c.params.vectors[static_cast<int>(kRow.bias)]) + (layer * kRow.tiles + c.span(kStage).first) * kTileRows;
   if constexpr (kRow.scale != kNoVector) {
     const int in = kStage == Stage::head ? 0 : layer;
     matrix.scale = c.params.vectors[static_cast<int>(kRow.scale)] + (static_cast<int64_t>(in) * kRow.tiles + c.span(kStage).first) * kTileRows;
@@ -128,6 +128,7 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
   for (int step = head_only ? kTokenSteps - 1 : 0;; step++) {
     const int layer = layer_of(step);
     const Stage stage = stage_of(step);
+    if constexpr (kFewRegisters) c.best = nobody();  // no register for it from stage to stage
     if constexpr (kChoices > 1)
       if (stage == kFirstStage) publish_choice(c, token);
     // Orders this token's KV and the reset of the candidates before this worker's next candidate.

@@ -80,6 +80,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   // The tiles from the next one on, up to `end`; `meanwhile` is called once loads are in flight.
   template <class Meanwhile>
   __device__ __forceinline__ void run(int end, Meanwhile meanwhile) {
+    if constexpr (kFewRegisters && !kWhole) clear();  // sums without a value would take registers of the whole token
     if (kWhole) read_input();
     step<true>(at_.even);
     meanwhile();

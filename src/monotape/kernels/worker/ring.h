@@ -269,12 +269,12 @@ class PageReader {
     const uint8_t* from = params.tapes + params.tape_start[worker_number()] + run + c.span(stage).offset;
     if constexpr (kChoices > 1)
       if (is_published(stage)) from += published(c) * params.choice_stride;
-    at_ = reinterpret_cast<const uint4*>(from);
+    at_ = MONOTAPE_UNIFORM(reinterpret_cast<const uint4*>(from));
   }
   __device__ __forceinline__ const uint4* at() const { return at_; }
   template <class Consumer>
   __device__ __forceinline__ const uint4* take_units(Consumer& c, int layer, const Share& share, int unit) {
-    return reinterpret_cast<const uint4*>(kv_unit(c.params, layer, share.kv_head, share.first + unit));
+    return MONOTAPE_UNIFORM(reinterpret_cast<const uint4*>(kv_unit(c.params, layer, share.kv_head, share.first + unit)));
   }
   __device__ __forceinline__ const uint4* take(bool&) const { return at_; }
   __device__ __forceinline__ void give_back(int, bool) {}
