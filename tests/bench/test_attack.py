@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = ("--kills", "1", "--idle", "3", "--half", "2", "--patience", "1", "--floods", "2", "--seconds", "1")
 
 
-@pytest.mark.slow
+@pytest.mark.long  # four servers; what it measures is proven by tests/server/test_attacks.py and test_orphans.py
 def test_small_attacks_leave_nothing_behind() -> None:
     need_proc()
     done = subprocess.run(

@@ -278,7 +278,8 @@ def test_a_process_that_was_told_to_ignore_interrupts_does() -> None:
 
 
 @pytest.mark.slow
-def test_one_interrupt_at_any_moment_ends_it(endless: list[str]) -> None:
+@pytest.mark.parametrize("moments", [6, pytest.param(16, marks=pytest.mark.long)])
+def test_one_interrupt_at_any_moment_ends_it(endless: list[str], moments: int) -> None:
     """From before the interpreter runs until well into the answer, whatever that takes on this machine."""
     began = time.monotonic()
     process = start("-m", "monotape", *endless)
@@ -286,7 +287,6 @@ def test_one_interrupt_at_any_moment_ends_it(endless: list[str]) -> None:
     startup_s = time.monotonic() - began
     process.send_signal(signal.SIGINT)
     ended(process)
-    moments = 16
     for moment in range(moments):
         process = start("-m", "monotape", *endless)
         time.sleep(startup_s * 1.5 * moment / moments)

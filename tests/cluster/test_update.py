@@ -96,7 +96,9 @@ def test_replicas_are_removed_in_calm_and_added_while_requests_wait(changing: Ru
     need_proc()
     wait_for_replicas(changing, 2)
     scaling = {"max_replicas": 2, "target_requests": 1, "upscale_delay": 0, "downscale_delay": 0}
-    update(changing, max_queue=16, plan={"replicas": 1, **scaling})
+    update(
+        changing, max_queue=4, plan={"replicas": 1, **scaling}
+    )  # the queue as it was: no replica is replaced
     wait_for_replicas(changing, 1)
     scaled = threading.Event()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from processes import need_proc, wait_for_end
 from server import browser_path
 
 pytestmark = pytest.mark.slow
@@ -52,9 +54,11 @@ def test_tests_without_a_browser_are_named_at_the_end_or_fail(
     folder = Path(__file__).parent
     environment = {
         **os.environ, "PATH": "", "PLAYWRIGHT_BROWSERS_PATH": str(tmp_path), browser_path.REQUIRED: required,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plugins take seconds to import
     }  # fmt: skip
+    plugins = ["-p", "xdist", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(folder / "test_playground_phone.py")],
+        [sys.executable, "-m", "pytest", *plugins, str(folder / "test_playground_phone.py")],
         cwd=folder.parents[1], env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode == 0) == passes, done.stdout
@@ -63,17 +67,12 @@ def test_tests_without_a_browser_are_named_at_the_end_or_fail(
 
 
 def test_an_attempt_that_hangs_is_ended(tmp_path: Path) -> None:
-    """With what it has started: its child would otherwise write the file."""
-    late = tmp_path / "late"
-    child = f"import time; time.sleep(3); open({str(late)!r}, 'w')"
-    hangs = (
-        f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(3600)"
-    )
-    assert browser_path._run([sys.executable, "-c", hangs], 1.0) is False
-    import time
-
-    time.sleep(4)
-    assert not late.exists()
+    """With what it has started."""
+    need_proc()
+    started = tmp_path / "started"
+    hangs = f"sleep 3600 & echo $! > {shlex.quote(str(started))}; wait"
+    assert browser_path._run(["sh", "-c", hangs], 2.0) is False
+    wait_for_end(int(started.read_text()))
 
 
 def test_a_program_that_is_not_there_is_no_accident() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -63,9 +64,14 @@ def check_shape(path: str, text: str) -> None:
         assert text.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("first", STREAMS)
-def test_streams_end_with_an_error_of_their_own_shape(first: str) -> None:
-    """One of them has begun to answer, the others wait for their turn: all hear why nothing more comes."""
+def test_streams_end_with_an_error_of_their_own_shape() -> None:
+    """A server for each interface, all at a time, since each waits for seconds before it cuts an answer."""
+    with ThreadPoolExecutor(len(STREAMS)) as pool:
+        list(pool.map(end_streams, STREAMS))
+
+
+def end_streams(first: str) -> None:
+    """One stream has begun to answer, the others wait for their turn: all hear why nothing more comes."""
     others = [path for path in STREAMS if path != first]
     with scripted_server() as server:
         clients = [Client(server.wait(), first)]
