@@ -94,8 +94,8 @@ def ask(
     """Milliseconds from the request's last byte to the start of its job, and the answer."""
     body = json.dumps({"messages": messages, "temperature": 0}).encode()
     head = {"Content-Type": "application/json"}
-    before = time.monotonic_ns()
     connection.request("POST", "/v1/chat/completions", body, head)
+    before = time.monotonic_ns()
     answer: dict[str, Any] = json.loads(connection.getresponse().read())
     began = int(answer["choices"][0]["message"]["content"].split()[0])
     return (began - before) / 1e6, answer

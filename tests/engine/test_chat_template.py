@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine.conversations import CALL, CONVERSATIONS, TEMPLATES, TOOL, assistant, user
-from monotape.engine.chat_template import ChatTemplate, checked_message, read_template
+from monotape.engine.chat_template import ChatTemplate, Rendering, checked_message, read_template
 from monotape.engine.template_process import TemplateLimits, TemplateProcess
 from monotape.errors import RequestError, UsageError
 
@@ -44,9 +44,8 @@ def test_rendering_is_that_of_transformers(chat: ChatTemplate, name: str, tools:
         for extra in ({}, {"enable_thinking": False, "date_string": "today"}):
             for add_generation_prompt in (True, False):
                 ours = chat.render(
-                    messages, tools=tools, add_generation_prompt=add_generation_prompt,
-                    template=TEMPLATES[name], variables=extra,
-                )  # fmt: skip
+                    messages, Rendering(tools=tools, add_generation_prompt=add_generation_prompt,
+                    chat_template=TEMPLATES[name], chat_template_kwargs=extra))  # fmt: skip
                 theirs, _ = render_jinja_template(
                     [messages], tools=tools, chat_template=TEMPLATES[name],
                     add_generation_prompt=add_generation_prompt, **TOKENS, **extra,
@@ -56,16 +55,18 @@ def test_rendering_is_that_of_transformers(chat: ChatTemplate, name: str, tools:
 
 def test_the_date_is_today(chat: ChatTemplate) -> None:
     before = datetime.date.today().isoformat()
-    shown = chat.render([user("x")], template="{{ strftime_now('%Y-%m-%d') }}")
+    shown = chat.render([user("x")], Rendering(chat_template="{{ strftime_now('%Y-%m-%d') }}"))
     assert shown in (before, datetime.date.today().isoformat())
 
 
 def test_json_is_as_hugging_face_writes_it(chat: ChatTemplate) -> None:
     variables = {"value": {"b": "<é&'>", "a": [1.0, None, True]}}
-    shown = chat.render([user("x")], template="{{ value | tojson }}", variables=variables)
+    shown = chat.render(
+        [user("x")], Rendering(chat_template="{{ value | tojson }}", chat_template_kwargs=variables)
+    )
     assert shown == '{"b": "<é&\'>", "a": [1.0, null, true]}'
     sorted_keys = "{{ value | tojson(sort_keys=true, separators=(',', ':'), ensure_ascii=true) }}"
-    shown = chat.render([user("x")], template=sorted_keys, variables=variables)
+    shown = chat.render([user("x")], Rendering(chat_template=sorted_keys, chat_template_kwargs=variables))
     assert shown == '{"a":[1.0,null,true],"b":"<\\u00e9&\'>"}'
 
 
@@ -87,7 +88,7 @@ def test_json_is_as_hugging_face_writes_it(chat: ChatTemplate) -> None:
 )
 def test_a_template_reaches_nothing_of_python_or_the_disk(chat: ChatTemplate, template: str) -> None:
     with pytest.raises(RequestError, match="The chat template failed"):
-        chat.render([user("x")], template=template)
+        chat.render([user("x")], Rendering(chat_template=template))
 
 
 def test_what_a_user_writes_is_not_a_template(chat: ChatTemplate) -> None:
@@ -125,7 +126,7 @@ def test_a_bomb_is_stopped_and_the_next_request_served(process: TemplateProcess,
 
 def test_a_template_may_refuse_a_conversation(chat: ChatTemplate) -> None:
     with pytest.raises(RequestError, match=r"refuses this conversation: Roles must alternate\. Change"):
-        chat.render([user("x")], template="{{ raise_exception('Roles must alternate.') }}")
+        chat.render([user("x")], Rendering(chat_template="{{ raise_exception('Roles must alternate.') }}"))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_a_template_may_refuse_a_conversation(chat: ChatTemplate) -> None:
 )
 def test_a_broken_template_is_one_clear_error(chat: ChatTemplate, template: str) -> None:
     with pytest.raises(RequestError, match="The chat template failed: ") as caught:
-        chat.render([user("x")], template=template)
+        chat.render([user("x")], Rendering(chat_template=template))
     assert "generate()" in caught.value.hint
 
 
@@ -156,7 +157,9 @@ def test_a_process_that_is_stopped_is_replaced() -> None:
 
 def test_types_beside_those_of_json(chat: ChatTemplate) -> None:
     ordered = collections.OrderedDict(b=10**30, a=("x", 1.5))
-    shown = chat.render([user("x")], template="{{ value | tojson }}", variables={"value": ordered})
+    shown = chat.render(
+        [user("x")], Rendering(chat_template="{{ value | tojson }}", chat_template_kwargs={"value": ordered})
+    )
     assert shown == '{"b": 1000000000000000000000000000000, "a": ["x", 1.5]}'
     hangul = "\ud55c\uad6d\uc5b4 \ud7a3 \u00ed"  # bytes like those of half a surrogate pair
     assert hangul in chat.render([user(hangul)])
@@ -202,19 +205,22 @@ def test_text_parts_and_json_arguments_become_what_templates_expect() -> None:
 
 def test_variables_may_not_replace_the_conversation(chat: ChatTemplate) -> None:
     with pytest.raises(RequestError, match="'messages'"):
-        chat.render([user("x")], variables={"messages": []})
+        chat.render([user("x")], Rendering(chat_template_kwargs={"messages": []}))
     with pytest.raises(RequestError, match="tools is not"):
-        chat.render([user("x")], tools=["f"])  # type: ignore[list-item]
+        chat.render([user("x")], Rendering(tools=["f"]))  # type: ignore[list-item]
 
 
 def test_a_final_message_can_be_continued(chat: ChatTemplate) -> None:
     messages = [user("count"), assistant("one, two,")]
-    text = chat.render(messages, add_generation_prompt=False, continue_final_message=True)
+    text = chat.render(messages, Rendering(add_generation_prompt=False, continue_final_message=True))
     assert text.endswith("<|im_start|>assistant\none, two,")
     with pytest.raises(RequestError, match="both on"):
-        chat.render(messages, continue_final_message=True)
+        chat.render(messages, Rendering(continue_final_message=True))
     with pytest.raises(RequestError, match="last message"):
-        chat.render(messages, add_generation_prompt=False, continue_final_message=True, template="fixed")
+        chat.render(
+            messages,
+            Rendering(add_generation_prompt=False, continue_final_message=True, chat_template="fixed"),
+        )
 
 
 def test_a_template_is_given_as_text_or_as_a_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
 from collections.abc import AsyncGenerator, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from engine.vocabularies import CONTROL, byte_level, changed
+from monotape.engine.chat_template import Rendering
+from monotape.engine.template_process import TemplateLimits
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import RequestError
 from monotape.server.api_error import ApiError
@@ -19,6 +22,7 @@ from monotape.server.http import endpoint as http
 from monotape.server.http.bodies import Bodies
 from monotape.server.http.replies import encode
 from monotape.server.service.gate import Gate
+from monotape.server.service.template_channel import TemplateChannel
 from monotape.server.service.text_work import FILL_IN_MARKS, TextWork, Written
 
 
@@ -79,16 +83,94 @@ def test_the_loop_goes_on_while_a_text_is_tokenised(work: TextWork) -> None:
     assert asyncio.run(both()) > 3
 
 
+async def write(work: TextWork, content: str) -> Written:
+    messages = [{"role": "user", "content": content}]
+    return await work.write(messages, Rendering(), ended=lambda text: f"{text}!", context=10**6)
+
+
 def test_prompts_are_written_side_by_side(work: TextWork) -> None:
     async def several() -> list[Written]:
-        return await asyncio.gather(*(
-            work.write(messages=[{"role": "user", "content": str(number)}], ended=lambda text: f"{text}!", context=99)
-            for number in range(9)
-        ))  # fmt: skip
+        return await asyncio.gather(*(write(work, str(number)) for number in range(9)))
 
     written = asyncio.run(several())
     assert [prompt.text for prompt in written] == [f"{number}!" for number in range(9)]
     assert all(len(prompt.ids) == 2 and prompt.render_ns and prompt.tokenize_ns for prompt in written)
+
+
+def test_a_template_that_takes_long_holds_up_no_other_text(work: TextWork) -> None:
+    assert work._channel._child is not None
+    child, _ = work._channel._child
+
+    async def both() -> list[Written]:
+        child.send_signal(signal.SIGSTOP)
+        waiting = [asyncio.ensure_future(write(work, str(number))) for number in range(9)]
+        for _ in range(9):
+            await work.encode("a text", add_special=False, context=99)
+        assert not any(prompt.done() for prompt in waiting)
+        child.send_signal(signal.SIGCONT)
+        return await asyncio.gather(*waiting)
+
+    assert [prompt.text for prompt in asyncio.run(both())] == [f"{number}!" for number in range(9)]
+
+
+def test_the_answer_to_a_client_that_left_is_not_given_to_the_next(work: TextWork) -> None:
+    assert work._channel._child is not None
+    child, _ = work._channel._child
+
+    async def two() -> Written:
+        child.send_signal(signal.SIGSTOP)
+        left = asyncio.ensure_future(write(work, "of one that left"))
+        await asyncio.sleep(0.01)  # its request is on its way
+        left.cancel()
+        await asyncio.wait([left])
+        child.send_signal(signal.SIGCONT)
+        return await write(work, "of the next")
+
+    assert asyncio.run(two()).text == "of the next!"
+    assert work._channel._child == (child, _)  # nor was the process ended for it
+
+
+def test_a_template_without_end_is_stopped_on_the_loop() -> None:
+    channel = TemplateChannel(TemplateLimits(seconds=0.5))
+    channel.start()
+    assert channel._child is not None
+    child, _ = channel._child
+    child.send_signal(signal.SIGSTOP)
+    with pytest.raises(RequestError, match="beyond its limits"):
+        asyncio.run(channel.render("{{ a | length }}", {"a": "x" * 10_000_000}))
+    assert child.poll() == -signal.SIGKILL
+    channel.close()
+
+
+def test_a_child_that_died_is_replaced() -> None:
+    channel = TemplateChannel()
+    channel.start()
+    assert channel._child is not None
+    first, _ = channel._child
+    first.kill()
+    first.wait()
+
+    async def two() -> list[str | BaseException]:
+        slow = asyncio.ensure_future(channel.render("{{ a }}", {"a": "x" * 1_000_000}))
+        await asyncio.sleep(0)
+        assert channel._child is not None
+        channel._child[0].kill()  # under the first question, while the second waits
+        return await asyncio.gather(slow, channel.render("{{ a }}", {"a": 1}), return_exceptions=True)
+
+    try:
+        slow, quick = asyncio.run(two())
+        assert isinstance(slow, RequestError) and quick == "1"
+    finally:
+        channel.close()
+
+
+def test_few_new_characters_need_no_thread(work: TextWork, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = [f"<|im_start|>turn {number} of some length, and more of it" for number in range(99)]
+    asyncio.run(write(work, "".join(turns)))
+    monkeypatch.setattr(work, "elsewhere", None)
+    whole = asyncio.run(write(work, "".join([*turns, "<|im_start|>a new one"])))
+    assert work.tokenizer is not None
+    assert list(whole.ids) == work.tokenizer.encode(whole.text, add_special=False)
 
 
 def test_a_stream_that_waits_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:

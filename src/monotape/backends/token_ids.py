@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DTYPE = np.dtype("<i4")
+_FIRST_LOOK = 64  # tokens
 
 
 class TokenIds(Sequence[int]):
@@ -82,8 +83,14 @@ class TokenIds(Sequence[int]):
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many leading tokens agree."""
-    limit = min(len(left), len(right))
-    differ = np.asarray(left[:limit]) != np.asarray(right[:limit])
-    first = int(differ.argmax()) if limit else 0
-    return first if limit and differ[first] else limit
+    """How many leading tokens agree. Most conversations differ early, so it looks at more and more tokens at a time."""
+    one, other = (ids.array if isinstance(ids, TokenIds) else np.asarray(ids) for ids in (left, right))
+    limit, start, end = min(len(one), len(other)), 0, _FIRST_LOOK
+    while start < limit:
+        end = min(end, limit)
+        differ = one[start:end] != other[start:end]
+        first = int(differ.argmax())
+        if differ[first]:
+            return start + first
+        start, end = end, 16 * end
+    return limit

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monotape.engine.chat_template import ChatTemplate, Message, check_ends, checked_tools, text_message
+from monotape.engine.chat_template import (
+    ChatTemplate,
+    Message,
+    Rendering,
+    check_ends,
+    checked_tools,
+    text_message,
+)
 from monotape.engine.harmony.marks import speaks_harmony
 from monotape.engine.harmony.parser import Channels
 from monotape.engine.harmony.prompt import Options, Span, opened_text, opening, spans, with_variables
@@ -29,75 +36,49 @@ class ChatPrompts:
     def can_chat(self) -> bool:
         return self._template.source is not None or speaks_harmony(self._tokenizer, None)
 
-    def text(self, messages: Sequence[Message], **rendering: Any) -> str:
-        """The prompt. `rendering` is what LLM.render_chat takes."""
+    def text(self, messages: Sequence[Message], rendering: Rendering) -> str:
+        """The prompt."""
         if self._is_native(rendering):
-            return "".join(span.text for span in _spans(messages, **rendering))
-        return self._rendered(messages, **rendering)
+            return "".join(span.text for span in _spans(messages, rendering))
+        return self._template.render(messages, rendering)
 
-    def prompt(self, messages: Sequence[Message], **rendering: Any) -> Prompt:
+    def prompt(self, messages: Sequence[Message], rendering: Rendering) -> Prompt:
         """The prompt in tokens, and how answers to it are read."""
         channels = self._channels(rendering)
         if not self._is_native(rendering):
             # The template writes BOS itself where the model wants one.
-            text = self._rendered(messages, **rendering)
+            text = self._template.render(messages, rendering)
             return text_prompt(text, self._tokenizer, self._vocab, add_special=False, channels=channels)
-        made = _spans(messages, **rendering)
+        made = _spans(messages, rendering)
         assert self._tokenizer is not None
         self._encoder = self._encoder or IncrementalEncoder(self._tokenizer)
         ids = self._encoder.encode_spans([(span.text, span.mark) for span in made])
         text = "".join(span.text for span in made)
         return Prompt(text, checked_ids(ids.array, self._vocab), channels)
 
-    def _speaks_harmony(self, rendering: Mapping[str, Any]) -> bool:
-        return speaks_harmony(self._tokenizer, rendering.get("chat_template") or self._template.source)
+    def _speaks_harmony(self, rendering: Rendering) -> bool:
+        return speaks_harmony(self._tokenizer, rendering.chat_template or self._template.source)
 
-    def _is_native(self, rendering: Mapping[str, Any]) -> bool:
+    def _is_native(self, rendering: Rendering) -> bool:
         """Whether the prompt is written here. A template that a user gave is followed to the letter."""
-        given = rendering.get("chat_template") is not None or not self._own_template
+        given = rendering.chat_template is not None or not self._own_template
         return not given and self._speaks_harmony(rendering)
 
-    def _channels(self, rendering: Mapping[str, Any]) -> Channels | None:
+    def _channels(self, rendering: Rendering) -> Channels | None:
         if not self._speaks_harmony(rendering):
             return None
-        opened = opening("final") if rendering.get("continue_final_message") else ()
-        names = frozenset(function["name"] for function in _functions(rendering.get("tools")))
+        opened = opening("final") if rendering.continue_final_message else ()
+        names = frozenset(function["name"] for function in _functions(rendering.tools))
         return Channels(opened_text(opened), names)
 
-    def _rendered(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        return self._template.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template=chat_template,
-            variables=chat_template_kwargs,
-        )
 
-
-def _spans(
-    messages: Sequence[Message],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    chat_template: None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> list[Span]:
-    """The prompt in harmony. The arguments are those of LLM.render_chat; `chat_template` is always None here."""
-    check_ends(messages, prompted=add_generation_prompt, continued=continue_final_message)
+def _spans(messages: Sequence[Message], rendering: Rendering) -> list[Span]:
+    """The prompt in harmony, where no template is given."""
+    check_ends(messages, rendering)
     checked = [text_message(message, index) for index, message in enumerate(messages)]
-    options = Options(prompted=add_generation_prompt, continued=continue_final_message)
-    return spans(checked, _functions(tools), with_variables(options, chat_template_kwargs or {}))
+    options = Options(prompted=rendering.add_generation_prompt, continued=rendering.continue_final_message)
+    variables = rendering.chat_template_kwargs or {}
+    return spans(checked, _functions(rendering.tools), with_variables(options, variables))
 
 
 def _functions(tools: object) -> list[Mapping[str, Any]]:

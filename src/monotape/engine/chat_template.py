@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from monotape.engine.template_process import TemplateLimits, TemplateProcess
-from monotape.errors import RequestError, UsageError
+from monotape.errors import RequestError, UsageError, nearest
 
 Message = Mapping[str, Any]
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a conversation becomes a prompt: the arguments of LLM.render_chat beside the messages."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True  # the beginning of an answer comes last
+    continue_final_message: bool = False  # the answer goes on with the last message
+    chat_template: str | None = None  # in place of the model's own
+    chat_template_kwargs: Mapping[str, Any] | None = None  # further variables for it
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Rendering:
+        """The arguments that a user gave; a UsageError for one that there is not."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            if name not in known:
+                raise UsageError(
+                    f"A chat has no argument '{name}'.",
+                    f"Did you mean '{nearest(name, known)}'? It has: {', '.join(known)}.",
+                )
+        return cls(**given)
+
+
+PLAIN = Rendering()
 
 
 class ChatTemplate:
@@ -32,41 +60,35 @@ class ChatTemplate:
     def close(self) -> None:
         self._process.close()
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template: str | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt. `template` replaces the model's own; `variables` are further variables for it."""
-        source = template or self.source
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN) -> str:
+        """The prompt."""
+        source, context = self.question(messages, rendering)
+        return cut(self._process.render(source, context), context, rendering)
+
+    def question(self, messages: Sequence[Message], rendering: Rendering) -> tuple[str, dict[str, Any]]:
+        """The template, and the variables that it is given."""
+        source = rendering.chat_template or self.source
         if not source:
             raise RequestError(
                 "This model has no chat template.",
                 "Use generate() with a plain prompt, or give a template with chat_template.",
             )
-        extra = dict(variables or {})
+        extra = dict(rendering.chat_template_kwargs or {})
         for name in extra:
             if not isinstance(name, str) or name in _RESERVED:
                 raise RequestError(
                     f"chat_template_kwargs may not set {name!r}.", "Use the argument of chat() instead."
                 )
-        check_ends(messages, prompted=add_generation_prompt, continued=continue_final_message)
-        checked = [checked_message(message, index) for index, message in enumerate(messages)]
+        check_ends(messages, rendering)
         context = {
-            "messages": checked,
-            "tools": checked_tools(tools),
+            "messages": [checked_message(message, index) for index, message in enumerate(messages)],
+            "tools": checked_tools(rendering.tools),
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": rendering.add_generation_prompt,
             **self._named_tokens,
             **extra,
         }
-        text = self._process.render(source, context)
-        return _cut_after_final(text, checked) if continue_final_message else text
+        return source, context
 
 
 def read_template(given: str) -> str:
@@ -82,9 +104,9 @@ def read_template(given: str) -> str:
         ) from None
 
 
-def check_ends(messages: Sequence[Message], *, prompted: bool, continued: bool) -> None:
+def check_ends(messages: Sequence[Message], rendering: Rendering) -> None:
     """Refuses an empty conversation, and one whose last message would both go on and be answered."""
-    if continued and prompted:
+    if rendering.continue_final_message and rendering.add_generation_prompt:
         raise RequestError(
             "continue_final_message and add_generation_prompt are both on.", "Switch one of them off."
         )
@@ -103,18 +125,18 @@ def checked_message(message: object, index: int) -> dict[str, Any]:
 
 def text_message(message: object, index: int) -> dict[str, Any]:
     """A message whose content is text."""
-    where = f"messages[{index}]"
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RequestError(f"{where} is not a message.", 'A message is {"role": "user", "content": "..."}.')
+    if not isinstance(message, dict | Mapping) or not isinstance(message.get("role"), str):
+        raise RequestError(
+            f"messages[{index}] is not a message.", 'A message is {"role": "user", "content": "..."}.'
+        )
     checked = dict(message)
-    if "content" in checked:
-        checked["content"] = _text_content(checked["content"], where)
+    content = checked.get("content")
+    if content is not None and not isinstance(content, str):
+        checked["content"] = _text_content(content, f"messages[{index}]")
     return checked
 
 
-def _text_content(content: object, where: str) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
+def _text_content(content: object, where: str) -> str:
     parts = content if isinstance(content, Sequence) else [content]
     texts = []
     for part in parts:
@@ -155,9 +177,11 @@ def checked_tools(tools: object) -> list[Any] | None:
     return list(tools)
 
 
-def _cut_after_final(text: str, messages: Sequence[Message]) -> str:
-    """The prompt up to the end of the last message's content, so that the model goes on with it."""
-    content = messages[-1].get("content") or ""
+def cut(text: str, context: Mapping[str, Any], rendering: Rendering) -> str:
+    """Where the last message is to go on, the prompt up to the end of its content."""
+    if not rendering.continue_final_message:
+        return text
+    content = context["messages"][-1].get("content") or ""
     for final in (content, content.strip()):  # many templates strip what they write
         position = text.rfind(final)
         if final and position >= 0:

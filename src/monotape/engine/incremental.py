@@ -57,18 +57,22 @@ class IncrementalEncoder:
 
     def encode(self, text: str) -> TokenIds:
         """The ids of a text in which special tokens count, as Tokenizer.encode gives them without add_special."""
-        with self._lock:
-            known = max(
-                (kept for kept in self._beginnings if text.startswith(kept.text)),
-                key=lambda kept: kept.cut,
-                default=_NOTHING,
-            )
+        known = self._beginning(text)
         bounds = self._bounds(text, known.cut)
         encode = partial(self._tokenizer.encode, add_special=False)
         parts = [self._ids(text[start:end], True, encode) for start, end in itertools.pairwise(bounds)]
         ids = np.concatenate([known.ids, *parts])
         self._keep(text, bounds, ids, parts, known)
         return TokenIds(ids)
+
+    def known(self, text: str) -> int:
+        """How many of its first characters were encoded before."""
+        return self._beginning(text).cut
+
+    def _beginning(self, text: str) -> _Beginning:
+        with self._lock:
+            found = [kept for kept in self._beginnings if text.startswith(kept.text)]
+        return max(found, key=lambda kept: kept.cut, default=_NOTHING)
 
     def _bounds(self, text: str, start: int) -> list[int]:
         """Where the rest of a text is cut: each part begins at a special token and ends before the next."""

@@ -62,10 +62,7 @@ class KvPool:
     def lease(self, prompt: Sequence[int], *, reuse: bool = True) -> Lease:
         """The sequence that spares the most work, or an empty one. At least one token is left to compute."""
         tokens = TokenIds.of(prompt)
-        shared = [(common_prefix(kept.tokens, tokens), -len(kept.tokens)) for kept in self._kept]
-        first = max(range(len(shared)), key=shared.__getitem__, default=None)
-        best = None if first is None else self._kept[first]
-        common = 0 if first is None or not reuse else shared[first][0]
+        best, common = self._nearest(tokens) if reuse else (None, 0)
         cached = min(common, len(tokens) - 1)
         again = common == len(tokens)  # the same prompt again: the kept answer is not part of it
         change = self._change(tokens, cached) if reuse and not again else None
@@ -78,6 +75,18 @@ class KvPool:
         self._kept.remove(best)
         best.sequence.truncate(cached)
         return Lease(best.sequence, cached, change=change)
+
+    def _nearest(self, tokens: TokenIds) -> tuple[Kept | None, int]:
+        """The kept sequence with the longest common beginning, the shortest and oldest of such, and that length."""
+        best, common = None, 0
+        for kept in reversed(self._kept):  # the latest is most often the one
+            known = kept.tokens
+            if common and (len(known) < common or known.array[common - 1] != tokens.array[common - 1]):
+                continue  # it cannot have as long a beginning, and most of 50 conversations are told by one token
+            length = common_prefix(known, tokens)
+            if best is None or (length, -len(known)) >= (common, -len(best.tokens)):
+                best, common = kept, length
+        return best, common
 
     def _change(self, tokens: TokenIds, cached: int) -> Change | None:
         """What a prompt changed near the top of one of the latest conversations, so that the rest is computed again."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from monotape.backends.protocol import Backend
 from monotape.engine.chat_prompts import ChatPrompts
-from monotape.engine.chat_template import ChatTemplate, Message, read_template
+from monotape.engine.chat_template import ChatTemplate, Message, Rendering, read_template
 from monotape.engine.config import EngineConfig, check_unknown
 from monotape.engine.defaults import DefaultSampling, default_sampling, end_of_text_ids
 from monotape.engine.kv_pool import KvPool
@@ -164,13 +164,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one conversation or several. Without params an answer may take the rest of the context.
 
-        `rendering` goes to render_chat: tools, add_generation_prompt, continue_final_message, chat_template,
+        `rendering` is of Rendering: tools, add_generation_prompt, continue_final_message, chat_template,
         chat_template_kwargs. Of a model with channels (gpt-oss) `text` is what it says; `reasoning` and `tool_calls`
         stand beside it. With skip_special_tokens off, `text` is everything, marks included.
         """
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
-        given = [self._chats.prompt(conversation, **rendering) for conversation in conversations]
+        form = Rendering.of(rendering)
+        given = [self._chats.prompt(conversation, form) for conversation in conversations]
         chosen = self._chat_params if sampling_params is None else sampling_params
         return self._run_all(given, self._params_for(chosen, len(given)), use_tqdm)
 
@@ -199,27 +200,12 @@ class LLM:
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **rendering: Any
     ) -> TextStream:
         """Starts the answer to one conversation; the arguments are chat()'s."""
-        return self._stream(self._chats.prompt(messages, **rendering), sampling_params or self._chat_params)
+        prompt = self._chats.prompt(messages, Rendering.of(rendering))
+        return self._stream(prompt, sampling_params or self._chat_params)
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt that a conversation becomes."""
-        return self._chats.text(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-        )
+    def render_chat(self, messages: Sequence[Message], **rendering: Any) -> str:
+        """The prompt that a conversation becomes; the arguments are chat()'s."""
+        return self._chats.text(messages, Rendering.of(rendering))
 
     def close(self) -> None:
         """Ends the running request and frees the model."""

@@ -19,7 +19,7 @@ from monotape.engine.spawn import spawn
 from monotape.errors import RequestError
 
 _SIZE = struct.Struct(">I")  # before each message
-_MOST_AT_ONCE = 1 << 18  # bytes: more than a socket holds
+AT_ONCE = 1 << 18  # bytes that are received at once: more than a socket holds
 _MAYBE_SURROGATE = b"\xed"  # the first byte of one in UTF-8, of a Hangul syllable, or part of a number
 _HINT = "Give another template with chat_template, or use generate() with a plain prompt."
 
@@ -51,18 +51,10 @@ class TemplateProcess:
 
     def render(self, template: str, context: Mapping[str, Any]) -> str:
         """The rendered template; a RequestError when it fails or goes beyond its limits."""
-        request = _packed({"template": template, "context": context})
+        request = packed(template, context)
         with self._lock:
-            reply = self._exchange(request)
-        if reply is None:
-            raise RequestError(
-                f"The chat template went beyond its limits ({self._limits.seconds:g} s, "
-                f"{self._limits.max_bytes >> 20} MiB) and was stopped.",
-                _HINT,
-            )
-        if "text" in reply:
-            return str(reply["text"])
-        raise _error(reply["kind"], reply["error"], self._limits)
+            answer = self._exchange(request)
+        return text_of(answer, self._limits)
 
     def close(self) -> None:
         with self._lock:
@@ -74,77 +66,94 @@ class TemplateProcess:
         if self._process is None or self._connection is None or self._process.poll() is not None:
             if self._finalizer is not None:
                 self._finalizer()
-            limits = self._limits
-            here, there = socket.socketpair()
-            with there:
-                self._process = spawn(
-                    Path(__file__).with_name("template_child.py"),
-                    str(limits.fuel), str(limits.max_characters), str(limits.max_bytes), str(limits.seconds),
-                    stdin=there, stdout=there, stderr=subprocess.DEVNULL,
-                )  # fmt: skip
-            self._connection = here
-            self._finalizer = weakref.finalize(self, _end, self._process, here)
+            self._process, self._connection = started(self._limits)
+            self._finalizer = weakref.finalize(self, end, self._process, self._connection)
         return self._process, self._connection
 
-    def _exchange(self, request: bytes) -> dict[str, Any] | None:
+    def _exchange(self, request: bytes) -> bytes | None:
         """The child's answer, or None when it was killed or died."""
         process, connection = self._running()
-        deadline = time.monotonic() + self._limits.seconds
+        deadline, received = time.monotonic() + self._limits.seconds, bytearray()
         try:
             connection.settimeout(self._limits.seconds)
-            connection.sendall(_SIZE.pack(len(request)) + request)
-            body = _answer(connection, deadline)
+            connection.sendall(request)
+            while (answer := whole(received)) is None:
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                part = connection.recv(AT_ONCE)
+                if not part:
+                    break
+                received += part
         except (ConnectionError, TimeoutError):
-            body = b""
+            answer = None
         except BaseException:  # an interrupt: the answer of this request must not be read by the next
             process.kill()
             raise
-        if not body:
+        if answer is None:
             process.kill()
             process.wait()
-            return None
-        answer: dict[str, Any] = {"text": body[1:].decode()} if body[:1] == b"T" else json.loads(body[1:])
         return answer
 
 
-def _packed(request: dict[str, Any]) -> bytes:
-    """The request for the child, which runs the same Python: marshal takes a tenth of the time of JSON, at both ends.
+def started(limits: TemplateLimits) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A child, and the socket that is its standard input and output."""
+    here, there = socket.socketpair()
+    with there:
+        process = spawn(
+            Path(__file__).with_name("template_child.py"),
+            str(limits.fuel), str(limits.max_characters), str(limits.max_bytes), str(limits.seconds),
+            stdin=there, stdout=there, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    return process, here
+
+
+def end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    process.kill()
+    process.wait()
+    connection.close()
+
+
+def packed(template: str, context: Mapping[str, Any]) -> bytes:
+    """The request for a child, which runs the same Python: marshal takes a tenth of the time of JSON, at both ends.
 
     It knows Python's own types alone, and half of a surrogate pair passes it. So JSON decides about the rest.
     """
+    request = {"template": template, "context": context}
     try:
-        packed = marshal.dumps(request)
-        if _MAYBE_SURROGATE not in packed:
-            return packed
+        body = marshal.dumps(request)
+        if _MAYBE_SURROGATE not in body:
+            return _SIZE.pack(len(body)) + body
     except ValueError:
         pass
     try:
-        return marshal.dumps(json.loads(json.dumps(request, ensure_ascii=False).encode()))
+        body = marshal.dumps(json.loads(json.dumps(request, ensure_ascii=False).encode()))
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(
             f"The conversation cannot be written as JSON: {error}.",
             "Use strings, numbers, lists and dictionaries only.",
         ) from None
+    return _SIZE.pack(len(body)) + body
 
 
-def _answer(connection: socket.socket, deadline: float) -> bytes:
-    """The child's one answer to a request; nothing where it died. A TimeoutError when it takes too long."""
-    received, size = bytearray(), _SIZE.size
-    while len(received) < size:
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
-        part = connection.recv(_MOST_AT_ONCE)
-        if not part:
-            return b""
-        received += part
-        if size == _SIZE.size <= len(received):
-            size += _SIZE.unpack_from(received)[0]
-    return bytes(received[_SIZE.size :])
+def whole(received: bytearray) -> bytes | None:
+    """The child's answer without its size; None as long as some of it is missing."""
+    if len(received) < _SIZE.size:
+        return None
+    end_of_it = _SIZE.size + _SIZE.unpack_from(received)[0]
+    return None if len(received) < end_of_it else bytes(received[_SIZE.size : end_of_it])
 
 
-def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
-    process.kill()
-    process.wait()
-    connection.close()
+def text_of(answer: bytes | None, limits: TemplateLimits) -> str:
+    """The text that a child answered with; a RequestError for an error, and for None: it was stopped."""
+    if answer is None:
+        raise RequestError(
+            f"The chat template went beyond its limits ({limits.seconds:g} s, {limits.max_bytes >> 20} MiB) "
+            "and was stopped.",
+            _HINT,
+        )
+    if answer[:1] == b"T":
+        return answer[1:].decode()
+    reply = json.loads(answer[1:])
+    raise _error(reply["kind"], reply["error"], limits)
 
 
 def _error(kind: str, message: str, limits: TemplateLimits) -> RequestError:

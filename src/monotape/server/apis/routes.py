@@ -27,7 +27,8 @@ ANSWERED = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
 
 def _answered(path: str, handler: Handler, body: type[msgspec.Struct]) -> Route:
     """A route that answers with text; it refuses the fields that it does not serve and that change an answer."""
-    return Route("POST", path, handler, body, Unserved(body, path, ANSWERED).check)
+    unserved = Unserved(body, path, ANSWERED)
+    return Route("POST", path, handler, body, unserved.check, unserved.wide)
 
 
 async def openapi(service: Service, _: None, scope: Scope) -> dict[str, Any]:

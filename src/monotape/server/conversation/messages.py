@@ -35,7 +35,8 @@ def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
             "invalid_value",
         )
     checked = {**message, "role": "system" if role == "developer" else role}
-    checked["content"] = _text(message.get("content"), f"messages[{index}]")
+    content = message.get("content")
+    checked["content"] = content if isinstance(content, str) else _text(content, f"messages[{index}]")
     thought = message.get("reasoning_content") or message.get("reasoning")
     if role == "assistant" and isinstance(thought, str):
         checked["reasoning_content"] = checked["reasoning"] = thought
@@ -48,9 +49,9 @@ def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _text(content: Any, where: str) -> str:
-    """The text of a message, whole or in parts. Pictures and sounds are refused, not dropped."""
-    if content is None or isinstance(content, str):
-        return content or ""
+    """The text of a message that has none, or has it in parts. Pictures and sounds are refused, not dropped."""
+    if content is None:
+        return ""
     if not isinstance(content, list):
         raise bad_request(
             f"{where} has content that is neither text nor a list of parts.", "messages", "invalid_value"

@@ -10,6 +10,7 @@ from typing import Any
 
 from monotape.backends.token_ids import TokenIds
 from monotape.engine.answer import THINK, THOUGHT
+from monotape.engine.chat_template import Rendering
 from monotape.engine.harmony.marks import speaks_harmony
 from monotape.engine.harmony.prompt import Options, Span, opened_text, opening, spans, with_variables
 from monotape.errors import ContextOverflow, RequestError
@@ -75,7 +76,7 @@ def _format(service: Service, template: str | None, harmony: bool) -> ToolFormat
 async def write_prompt(
     service: Service, request: ChatRequest, form: Form, clock: Clock, context: int
 ) -> ChatPrompt:
-    """Renders and tokenises, in a thread; an error when the text cannot fit the context in any way."""
+    """Renders and tokenises; an error when the text cannot fit the context in any way."""
     text, _ = service.loaded()
     opened = _opening(form)
     try:
@@ -86,9 +87,9 @@ async def write_prompt(
             ids, clock.tokenize_ns = await text.encode_spans(parts, context=context)
             return ChatPrompt(ids, _style(service, request, form, "", opened))
         ending = "".join(span.text for span in opened)
-        written = await text.write(
-            ended=partial(_ended, form=form, opened=ending), context=context, **_rendering(request, form)
-        )
+        messages, rendering = _rendering(request, form)
+        ended = partial(_ended, form=form, opened=ending)
+        written = await text.write(messages, rendering, ended=ended, context=context)
     except ContextOverflow as error:
         raise from_engine_error(error) from None
     except RequestError as error:
@@ -143,22 +144,17 @@ def harmony_spans(request: ChatRequest, form: Form, opened: tuple[Span, ...]) ->
     return [(span.text, span.mark) for span in made]
 
 
-def _rendering(request: ChatRequest, form: Form) -> dict[str, Any]:
-    """The arguments of ChatTemplate.render."""
+def _rendering(request: ChatRequest, form: Form) -> tuple[Sequence[Mapping[str, Any]], Rendering]:
+    """The messages as the template reads them, and what else it is given."""
     messages: Sequence[Mapping[str, Any]] = read_messages(request.messages)
     described: list[dict[str, Any]] | None = form.tools.described
     if described and not knows_tools(form.template):
         messages, described = with_tool_prompt(messages, described), None
     continued = bool(request.continue_final_message)
     prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
-    return {
-        "messages": messages,
-        "tools": described or None,
-        "add_generation_prompt": prompted,
-        "continue_final_message": continued,
-        "template": request.chat_template,
-        "variables": _variables(request, form),
-    }
+    return messages, Rendering(
+        described or None, prompted, continued, request.chat_template, _variables(request, form)
+    )
 
 
 def _variables(request: ChatRequest, form: Form) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
 from monotape.backends.token_ids import TokenIds
 from monotape.engine.config import EngineConfig
@@ -40,6 +40,7 @@ from monotape.server.grammar.constraints import GrammarConstraint, Grammars
 from monotape.server.grammar.definition import Grammar
 from monotape.server.grammar.wire import GrammarLimits
 
+_AT_ONCE = 1 << 20  # bytes that are read at once: a prompt of 131,072 tokens is half of it
 COMPILERS = 2  # grammars compiled at the same time: one that takes long must not hold up all others
 
 
@@ -275,7 +276,7 @@ def load_failed(error: MonotapeError | OSError | MemoryError, model: str) -> wir
 
 def main(descriptor: int) -> int:
     connection = socket.socket(fileno=descriptor)
-    stream: BinaryIO = connection.makefile("rb")
+    stream = cast("BinaryIO", connection.makefile("rb", _AT_ONCE))
     configuration = json.loads(stream.readline())
     outbox = Outbox(connection)
     try:

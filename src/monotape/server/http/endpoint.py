@@ -57,13 +57,14 @@ Handler = Callable[[Service, Any, Scope], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route: the type of its body, and what else refuses one."""
+    """One route: the type of its body, what else refuses one, and the fields that are read for that."""
 
     method: str
     path: str
     handler: Handler
     body: type[msgspec.Struct] | None = None
-    refuse: Callable[[bytes], None] | None = None
+    refuse: Callable[[Any], None] | None = None
+    wide: type[msgspec.Struct] | None = None  # the body with the fields that `refuse` looks at
 
 
 class Endpoint:
@@ -71,9 +72,8 @@ class Endpoint:
 
     def __init__(self, service: Service, route: Route, bodies: Bodies) -> None:
         self._service, self._route, self._bodies = service, route, bodies
-        self._decoder: msgspec.json.Decoder[Any] | None = (
-            None if route.body is None else msgspec.json.Decoder(route.body)
-        )
+        read = route.wide or route.body
+        self._decoder: msgspec.json.Decoder[Any] | None = None if read is None else msgspec.json.Decoder(read)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = Body(self._bodies)
@@ -95,7 +95,7 @@ class Endpoint:
         try:
             request = self._decoder.decode(body)
             if self._route.refuse is not None:
-                self._route.refuse(body)
+                self._route.refuse(request)
             return request
         except msgspec.ValidationError as error:
             raise from_validation(str(error)) from None

@@ -190,12 +190,12 @@ class Unserved:
             for name in sorted(names)
         }
         fields: list[tuple[str, Any, Any]] = [(name, Any | UnsetType, UNSET) for name in self._rules]
-        self._decoder = msgspec.json.Decoder(msgspec.defstruct(f"Unserved{body.__name__}", fields))
+        #: The body with those fields too, so that it is decoded once.
+        self.wide = msgspec.defstruct(body.__name__, fields, bases=(body,), kw_only=True)
 
-    def check(self, body: bytes) -> None:
-        found = self._decoder.decode(body)
+    def check(self, request: msgspec.Struct) -> None:
         for name, rule in self._rules.items():
-            value = getattr(found, name)
+            value = getattr(request, name)
             if value is not UNSET and rule.refuses(value):
                 raise unsupported(name, rule.why)
 

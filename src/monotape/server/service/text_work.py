@@ -1,4 +1,4 @@
-"""Renders templates and tokenises in threads, so that the event loop waits for neither."""
+"""Renders templates in a process and tokenises in threads, so that the event loop waits for neither."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 from monotape.backends.token_ids import TokenIds
-from monotape.engine.chat_template import ChatTemplate
+from monotape.engine.chat_template import ChatTemplate, Rendering, cut
 from monotape.engine.incremental import IncrementalEncoder
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import ContextOverflow, RequestError
 from monotape.server.engine.model_source import Text
+from monotape.server.service.template_channel import TemplateChannel
 
 T = TypeVar("T")
 _THREADS = 4
+_AT_ONCE = 2000  # characters that are cut into tokens in less time than two threads need to meet twice
 
 #: How models mark the parts of a text with a hole: before, after, where to write, and which of the two comes first.
 FILL_IN_MARKS = (
@@ -48,7 +50,8 @@ class TextWork:
         self.tokenizer, self.template = text.tokenizer, text.template
         named = {} if text.tokenizer is None else text.tokenizer.named_tokens
         self._chat = ChatTemplate(text.template, named)
-        self._chat.start()
+        self._channel = TemplateChannel()
+        self._channel.start()
         self._pool = ThreadPoolExecutor(_THREADS, "text")
         self._encoder = None if text.tokenizer is None else IncrementalEncoder(text.tokenizer)
         self.own_template = not text.given  # a template that a user gave is followed to the letter
@@ -56,7 +59,7 @@ class TextWork:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._chat.close()
+        self._channel.close()
 
     async def elsewhere(self, work: Callable[[], T]) -> tuple[T, int]:
         """The result of the work, done in a thread, and the nanoseconds it took."""
@@ -67,22 +70,23 @@ class TextWork:
     async def write(
         self,
         messages: Sequence[Mapping[str, Any]],
+        rendering: Rendering,
         *,
         ended: Callable[[str], str],
         context: int,
-        **options: Any,
     ) -> Written:
-        """The prompt of a chat: rendered, changed by `ended`, and cut into tokens, in one visit to a thread."""
-
-        def work() -> Written:
-            began = time.monotonic_ns()
-            text = ended(self._chat.render(messages, **options))
-            rendered = time.monotonic_ns()
-            encoder = self._required_encoder()
-            self._check_length(len(text), context)
-            return Written(text, encoder.encode(text), rendered - began, time.monotonic_ns() - rendered)
-
-        return (await self.elsewhere(work))[0]
+        """The prompt of a chat: rendered, changed by `ended`, and cut into tokens."""
+        began = time.monotonic_ns()
+        source, context_of = self._chat.question(messages, rendering)
+        text = ended(cut(await self._channel.render(source, context_of), context_of, rendering))
+        rendered = time.monotonic_ns()
+        encoder = self._required_encoder()
+        self._check_length(len(text), context)
+        if len(text) - encoder.known(text) <= _AT_ONCE:
+            ids = encoder.encode(text)
+        else:
+            ids, _ = await self.elsewhere(partial(encoder.encode, text))
+        return Written(text, ids, rendered - began, time.monotonic_ns() - rendered)
 
     async def encode(self, text: str, *, add_special: bool, context: int) -> tuple[TokenIds, int]:
         """The ids. A text that cannot fit the context in any way is refused before it is cut into tokens."""
