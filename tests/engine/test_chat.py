@@ -10,7 +10,7 @@ from engine.scripted_model import GREEDY, VOCAB, VOCABULARY, make
 from engine.vocabularies import byte_level
 from monotape.engine.llm import LLM
 from monotape.engine.tokenizer import Tokenizer
-from monotape.errors import RequestError
+from monotape.errors import RequestError, UsageError
 from monotape.weights.checkpoint import TextAssets
 
 
@@ -43,7 +43,7 @@ def test_several_conversations_and_every_chat_argument() -> None:
         [user("a"), assistant("he")], GREEDY, add_generation_prompt=False, continue_final_message=True
     )
     assert (go_on[0].prompt or "").endswith("assistant\nhe")
-    with pytest.raises(TypeError, match="colour"):
+    with pytest.raises(UsageError, match="no argument 'colour'"):
         llm.chat([user("a")], GREEDY, colour="blue")
     with pytest.raises(RequestError, match="no messages"):
         llm.chat([], GREEDY)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
+
+from monotape.server.service.metrics import Metrics, Samples
 
 _LATEST = ("monotape_decode_tokens_per_second",)  # of which the sum would mean nothing
 _FRONT = ("vllm:num_requests_running", "vllm:num_requests_waiting")  # the front knows them at any time
@@ -16,39 +17,38 @@ class Figures:
     """The last figures of each replica, with those that are gone: counters must not go back."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, bytes] = {}
+        self._replicas: dict[str, Samples] = {}
 
-    def put(self, replica: str, text: bytes) -> None:
-        self._texts.pop(replica, None)
-        self._texts[replica] = text  # the latest stands last
+    def put(self, replica: str, samples: Samples) -> None:
+        self._replicas.pop(replica, None)
+        self._replicas[replica] = samples  # the latest stands last
 
-    def text(self, own: bytes) -> bytes:
+    def text(self, own: Metrics) -> bytes:
         """All of them together with the front's own."""
         registry = CollectorRegistry()
-        registry.register(_Combined([*self._texts.values(), own]))
+        registry.register(_Combined(own, [*self._replicas.values(), own.samples()]))
         return generate_latest(registry)
 
 
 class _Combined:
-    def __init__(self, texts: Iterable[bytes]) -> None:
-        self._families: dict[str, Metric] = {}
-        self._values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
-        for text in texts:
-            for family in text_string_to_metric_families(text.decode()):
-                if not family.name.endswith("_created"):
-                    self._add(family)
+    """The families of one server, with the samples of several."""
 
-    def _add(self, family: Metric) -> None:
-        self._families[family.name] = family
-        values = self._values.setdefault(family.name, {})
-        for sample in family.samples:
-            key = (sample.name, tuple(sorted(sample.labels.items())))
-            replaced = family.name in _FRONT or (family.name in _LATEST and sample.value)
-            values[key] = sample.value if replaced else values.get(key, 0.0) + sample.value
+    def __init__(self, server: Metrics, replicas: Iterable[Samples]) -> None:
+        self._server = server
+        self._values: dict[str, Samples] = {}
+        for samples in replicas:
+            for key, value in samples.items():
+                self._add(key, value)
+
+    def _add(self, key: tuple[str, str, tuple[tuple[str, str], ...]], value: float) -> None:
+        family = key[0]
+        values = self._values.setdefault(family, {})
+        replaced = family in _FRONT or (family in _LATEST and value)
+        values[key] = value if replaced else values.get(key, 0.0) + value
 
     def collect(self) -> Iterable[Metric]:
-        for name, family in self._families.items():
-            made = Metric(name, family.documentation, family.type)
-            for (sample, labels), value in self._values[name].items():
+        for family in self._server.registry.collect():
+            made = Metric(family.name, family.documentation, family.type)
+            for (_, sample, labels), value in self._values.get(family.name, {}).items():
                 made.add_sample(sample, dict(labels), value)
             yield made

@@ -82,7 +82,7 @@ class Front:
 
     async def _work(self, request: Forwarded, scope: Scope, send: Send) -> None:
         if request.path == "/metrics" and request.method == "GET":
-            return await send_body(send, 200, self._figures.text(self._metrics.text()), CONTENT_TYPE)
+            return await send_body(send, 200, self._figures.text(self._metrics), CONTENT_TYPE)
         passing = Passing(request, send, self._figures)
         if request.method == "POST":
             self._passing.add(passing)
@@ -147,7 +147,7 @@ class Passing:
             self.started = True
             await self._release()
         elif message["type"] == FIGURES:
-            self._figures.put(message["replica"], message["text"])
+            self._figures.put(message["replica"], message["samples"])
         elif message["type"] == "http.response.start":
             self._head = (
                 message  # sent with the first part of the body: a whole answer comes all or not at all

@@ -81,7 +81,7 @@ class Replica:
         return self._service.engine.startup
 
     def figures(self) -> Message:
-        return {"type": FIGURES, "replica": self._name, "text": self._service.metrics.text()}
+        return {"type": FIGURES, "replica": self._name, "samples": self._service.metrics.samples()}
 
     async def _engine_is_back(self) -> None:
         """A request that comes while the engine is being restarted waits as those do that came before."""

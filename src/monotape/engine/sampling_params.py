@@ -47,9 +47,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
 
     def __new__(cls, *_positional: Any, **named: Any) -> SamplingParams:
-        known = [item.name for item in dataclasses.fields(cls)]
         for name in named:
-            if name not in known:
+            if name not in cls.__dataclass_fields__:
+                known = [item.name for item in dataclasses.fields(cls)]
                 raise UsageError(
                     f"SamplingParams has no argument '{name}'.",
                     f"Did you mean '{nearest(name, known)}'? It has: {', '.join(known)}.",

@@ -112,10 +112,12 @@ class Tokenizer:
         by_processor = add_special and self._add_bos is None
         # Of the library's ways to encode, this one lets other threads run meanwhile and counts no offsets.
         ids: list[int] = self._core.encode_batch_fast([text], add_special_tokens=by_processor)[0].ids
+        if not add_special:
+            return ids
         bos = self.bos_id
-        if add_special and self._add_bos and bos is not None:
+        if self._add_bos and bos is not None:
             ids = [bos, *ids]
-        if add_special and bos is not None and ids[:2] == [bos, bos]:
+        if bos is not None and ids[:2] == [bos, bos]:
             return ids[1:]  # a rendered chat template brings its own
         return ids
 

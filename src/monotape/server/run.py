@@ -155,6 +155,7 @@ def make_server(app: ASGIApp, config: ServerConfig, closing: asyncio.Event, limi
     try:
         settings = uvicorn.Config(
             app, lifespan="off", log_config=None, access_log=False, server_header=False, date_header=False,
+            proxy_headers=False,  # nothing here depends on the client's address
             http=limited(limits), ws="none", timeout_keep_alive=math.ceil(limits.idle_s),
             ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile,
         )  # fmt: skip

@@ -94,8 +94,8 @@ class Service:
     def check_ids(self, ids: TokenIds, param: str) -> None:
         """An error for a token that the model does not have."""
         _, info = self.loaded()
-        unknown = ids.array[ids.array >= info.vocab]
-        if unknown.size:
+        if len(ids) and ids.array.max() >= info.vocab:
+            unknown = ids.array[ids.array >= info.vocab]
             raise ApiError(
                 400, f"Token id {unknown[0]} is not in the vocabulary, which has {info.vocab} tokens.",
                 code="invalid_value", param=param,
