@@ -9,9 +9,16 @@ SHARED = --numprocesses $(JOBS) --dist loadfile
 # PyTorch's idle threads would spin and take the other process's core.
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 PROMPT ?= Why is the sky blue?
-# Models, built libraries and measured figures stay inside the checkout too.
-export MONOTAPE_CACHE ?= $(CURDIR)/$(VENV)/cache
-export HF_HOME ?= $(CURDIR)/$(VENV)/huggingface
+# What tests and measurements fetch and build stays inside the checkout too. The demo keeps its model where
+# `monotape run` looks for it later.
+ifeq ($(origin MONOTAPE_CACHE), undefined)
+export MONOTAPE_CACHE := $(CURDIR)/$(VENV)/cache
+DEMO_ENV += -u MONOTAPE_CACHE
+endif
+ifeq ($(origin HF_HOME), undefined)
+export HF_HOME := $(CURDIR)/$(VENV)/huggingface
+DEMO_ENV += -u HF_HOME
+endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -21,7 +28,7 @@ help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
-	@$(BIN)/monotape run --stats --temperature 0 --max-tokens 200 "$(PROMPT)" < /dev/null
+	@env $(DEMO_ENV) $(BIN)/monotape run --stats --temperature 0 --max-tokens 200 "$(PROMPT)" < /dev/null
 
 test: $(VENV)/.dev browser ## install what tests need and run them, but for long searches
 	$(PYTEST) $(SHARED) -m "not long"

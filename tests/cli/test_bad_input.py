@@ -187,7 +187,18 @@ def test_no_prompt_and_two_prompts(capsys: Captured, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("rnu", "run"), ("Run", "run"), ("cht", "chat"), ("server", "serve"), ("ls", "list"), ("remove", "rm")],
+    [
+        ("rnu", "run"),
+        ("Run", "run"),
+        ("cht", "chat"),
+        ("server", "serve"),
+        ("ls", "list"),
+        ("remove", "rm"),
+        ("rum", "run"),
+        ("rn", "run"),
+        ("rmm", "rm"),
+        ("RM", "rm"),
+    ],
 )
 def test_a_command_that_is_nearly_right(capsys: Captured, given: str, meant: str) -> None:
     message = complaint(capsys, given, "hello")

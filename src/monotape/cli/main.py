@@ -18,6 +18,7 @@ COMMANDS = (
     "run", "chat", "serve", "deploy", "connect", "bench", "inspect", "plan", "trace", "doctor", "pull", "list", "rm",
     "completion",
 )  # fmt: skip
+_DELETING = ("rm",)  # suggested only where nothing else is near
 #: What other tools call them.
 _ELSEWHERE = {
     "ls": "list", "models": "list", "remove": "rm", "delete": "rm", "download": "pull", "fetch": "pull",
@@ -97,7 +98,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _unknown_command(given: str) -> UsageError:
     shown = given if len(given) <= 80 else f"{given[:77]}..."
-    meant = _ELSEWHERE.get(given.lower()) or near(given, COMMANDS)
+    harmless = (name for name in COMMANDS if name not in _DELETING)
+    meant = _ELSEWHERE.get(given.lower()) or near(given, harmless) or near(given, _DELETING)
     hint = f"Did you mean `monotape {meant}`? " if meant else ""
     if not meant and (" " in given or "\n" in given):
         hint = "A prompt goes after `monotape run`. "
