@@ -7,6 +7,7 @@ from typing import Any
 
 import anthropic.types
 import anthropic.types.beta
+import msgspec
 import openai.types
 import openai.types.chat
 import openai.types.responses
@@ -85,7 +86,10 @@ def test_a_field_has_one_fate() -> None:
 def test_null_asks_for_nothing(route: Any) -> None:
     names = [*REFUSED, *IGNORED, *(name for body in ANSWERED for name in body.__struct_fields__)]
     assert route.refuse is not None
-    route.refuse(json.dumps(dict.fromkeys(names)).encode())
+    required = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x", "max_tokens": 5}
+    own = set(route.body.__struct_fields__)
+    given = {**dict.fromkeys(set(names) - own), **{name: required[name] for name in required.keys() & own}}
+    route.refuse(msgspec.json.decode(json.dumps(given), type=route.wide))
 
 
 #: A value of each that would change the answer.

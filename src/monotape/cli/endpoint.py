@@ -86,11 +86,8 @@ class Endpoint:
     def _json(self, method: str, path: str) -> dict[str, Any]:
         connection, response = self._send(method, path, None)
         with connection:
-            try:
-                found = json.loads(response.read())
-            except (ValueError, OSError, http.client.HTTPException):
-                found = None
-        if not isinstance(found, dict):
+            found = _object(response)
+        if found is None:
             raise RequestError(
                 f"{self.url}{path} does not answer with a JSON object.", "Is it an OpenAI server?"
             )
@@ -233,13 +230,18 @@ def _context_of(entry: Mapping[str, Any]) -> int | None:
     return context if isinstance(context, int) else None
 
 
-def _refusal(url: str, response: http.client.HTTPResponse) -> RequestError:
-    """What a server said when it did not answer, in its own words where it has some."""
+def _object(response: http.client.HTTPResponse) -> dict[str, Any] | None:
+    """The JSON object that a server answered with; None where it is none, or did not come."""
     try:
         found = json.loads(response.read())
     except (ValueError, OSError, http.client.HTTPException):
-        found = None
-    error = found.get("error") if isinstance(found, dict) else None
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _refusal(url: str, response: http.client.HTTPResponse) -> RequestError:
+    """What a server said when it did not answer, in its own words where it has some."""
+    error = (_object(response) or {}).get("error")
     message = error.get("message") if isinstance(error, dict) else error
     wait = response.getheader("Retry-After")
     hints = {

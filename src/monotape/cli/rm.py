@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     from monotape.cli.list import size
     from monotape.errors import UsageError
-    from monotape.weights.open import local_path
+    from monotape.weights.paths import local_path
     from monotape.weights.removal import remove
 
     for name in options.model:

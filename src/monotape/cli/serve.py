@@ -173,7 +173,7 @@ def _model(options: argparse.Namespace) -> str:
 def _check_name(model: str) -> None:
     """A name that cannot be is refused here, before there is a server that would say it among its logs."""
     from monotape.weights.hub import hub_name
-    from monotape.weights.open import local_path
+    from monotape.weights.paths import local_path
 
     if local_path(model) is None:
         hub_name(model)

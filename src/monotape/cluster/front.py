@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
@@ -18,11 +18,10 @@ from monotape.server.apis.broken_streams import broken
 from monotape.server.app import behind_checks
 from monotape.server.config import ServerConfig
 from monotape.server.http.access_log import note_error, printable
-from monotape.server.http.bodies import Bodies, Body, ClientLeft
-from monotape.server.http.dialect import dialect_of
+from monotape.server.http.bodies import Bodies, Body
 from monotape.server.http.endpoint import PING
-from monotape.server.http.leaving import unless_client_leaves
-from monotape.server.http.replies import send_body, send_error, send_part
+from monotape.server.http.leaving import attend
+from monotape.server.http.replies import send_body, send_part
 from monotape.server.service.failures import as_api_error
 from monotape.server.service.metrics import CONTENT_TYPE, Metrics
 
@@ -66,19 +65,12 @@ class Front:
         self.app = behind_checks(self._answer, config, self._metrics)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = Body(self._bodies)
-        try:
-            request = _forwarded(scope, await body.read(receive))
-            work = self._work(request, scope, send)
-            await unless_client_leaves(receive, work, self._never)
-        except ClientLeft:
-            self._metrics.cancelled.inc()
-            scope["state"]["left"] = True
-        except ApiError as error:
-            note_error(scope, error)
-            await send_error(send, error, dialect_of(scope))
-        finally:
-            body.release()
+        async def work(body: Body) -> Coroutine[Any, Any, None]:
+            return self._work(_forwarded(scope, await body.read(receive)), scope, send)
+
+        await attend(
+            scope, receive, send, bodies=self._bodies, metrics=self._metrics, closing=self._never, work=work
+        )  # fmt: skip
 
     async def _work(self, request: Forwarded, scope: Scope, send: Send) -> None:
         if request.path == "/metrics" and request.method == "GET":

@@ -20,7 +20,8 @@ from monotape.errors import UsageError
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
 from monotape.weights.check import check_tensors
-from monotape.weights.open import local_path, open_checkpoint
+from monotape.weights.open import open_checkpoint
+from monotape.weights.paths import local_path
 
 _CONTEXT_STEP = 256  # an automatic context is a multiple of this
 

@@ -11,6 +11,7 @@ from monotape.errors import CheckpointError, UsageError
 from monotape.planner.catalogue import find_model, models, nearest_names
 from monotape.planner.precision import Precision
 from monotape.planner.shape import ATTENTION, FFN, HEAD
+from monotape.weights.paths import local_path
 
 #: Bits of a weight in a GGUF file, scales included.
 _GGUF_BITS = {
@@ -32,7 +33,7 @@ class Source:
 
 def find_source(model: str) -> Source:
     """The config that `model` stands for: a path, a built-in name, or a hub id (whose config alone is fetched)."""
-    path = _local(model)
+    path = local_path(model)
     if path is not None:
         return _from_path(path)
     known = find_model(model)
@@ -44,14 +45,6 @@ def find_source(model: str) -> Source:
             f"The nearest names are {', '.join(nearest_names(model, models()))}; see `monotape plan --list`.",
         )
     return _from_hub(model)
-
-
-def _local(model: str) -> Path | None:
-    try:
-        path = Path(model).expanduser()
-        return path if model and path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, with a NUL in it, or in an unknown user's home
-        return None
 
 
 def _from_path(path: Path) -> Source:

@@ -30,7 +30,7 @@ from monotape.server.http.limits import Limits, allow_open_files
 from monotape.server.service.metrics import Metrics
 from monotape.server.service.service import Service, served_names
 from monotape.server.service.text_work import TextWork
-from monotape.weights.open import local_path
+from monotape.weights.paths import local_path
 
 SOURCE = "monotape.server.engine.model_source"
 LOG = logging.getLogger("monotape.server")

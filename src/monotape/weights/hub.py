@@ -11,7 +11,7 @@ from monotape.weights import wheel
 from monotape.weights.cache import REPOSITORY_PREFIX, cached_models, model_in, wheel_folder
 from monotape.weights.hub_download import Unreachable, cached_snapshot, choose_files, download, list_files
 from monotape.weights.hub_names import DEFAULT_MODEL, SHORT_NAMES, HubName, parsed
-from monotape.weights.open import local_path
+from monotape.weights.paths import local_path
 
 
 def resolve(model: str, progress: bool = True) -> Path:

@@ -21,15 +21,6 @@ _QUANTISED = (".qweight", ".weight_packed", ".weight_scale_inv", "_blocks", ".ab
 _CONVERT = "Pickle files can run code and are never opened: save the model as safetensors first."
 
 
-def local_path(model: str) -> Path | None:
-    """The file or folder of that name, if there is one here."""
-    try:
-        path = Path(model).expanduser()
-        return path if model and path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, with a NUL in it, or in an unknown user's home
-        return None
-
-
 def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at `path`, its headers checked and nothing of its weights read."""
     if path.is_dir():

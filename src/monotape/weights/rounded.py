@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from monotape.plan.formats import Format
 from monotape.weights import rounding
 from monotape.weights.check import require_finite
-from monotape.weights.checkpoint import Checkpoint, Quantised
-from monotape.weights.forwarding import ForwardingCheckpoint
+from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.quantised.stored import Kind, StoredMatrix
 from monotape.weights.raw import RawMatrix
+from monotape.weights.replacing import ReplacingCheckpoint
 
 Rounded = tuple[NDArray[np.uint8], NDArray[Any]]  # codes, scales
 NativeRounding = Callable[[Format, NDArray[np.float32]], Rounded | None]
@@ -73,14 +73,14 @@ class Cost:
             self.squared_errors += squared_errors
 
 
-class RoundedCheckpoint(ForwardingCheckpoint):
+class RoundedCheckpoint(ReplacingCheckpoint):
     """Another checkpoint, rounded. `formats`: what each of some matrices is rounded to, by name."""
 
     def __init__(
         self, checkpoint: Checkpoint, formats: Mapping[str, Format], native: NativeRounding | None = None
     ) -> None:
         """`native`: rounds faster than NumPy, where it does not give None."""
-        super().__init__(checkpoint)
+        super().__init__(checkpoint, {})
         self._native = native
         self._formats = dict(formats)
         self._matrices = {name: self._matrix(name, WAYS[fmt]) for name, fmt in formats.items()}
@@ -91,33 +91,11 @@ class RoundedCheckpoint(ForwardingCheckpoint):
         matrix = self._matrices.get(name)
         return super().stored_as(name) if matrix is None else matrix.label
 
-    def stored_matrix(self, name: str) -> Quantised | None:
-        matrix = self._matrices.get(name)
-        return super().stored_matrix(name) if matrix is None else matrix
-
-    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
-        matrix = self._matrices.get(name)
-        return super().rows(name, start, stop) if matrix is None else matrix.dequantised(start, stop)
-
     def raw_matrix(self, name: str) -> RawMatrix | None:
-        raw = super().raw_matrix(name)
+        raw = self._checkpoint.raw_matrix(name)
         if raw is None or name not in self._formats:
             return raw
         return replace(raw, rounds_to=self._formats[name]) if raw.kind in ("bf16", "f16") else None
-
-    def integer_rows(
-        self, name: str, start: int, stop: int
-    ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
-        matrix = self._matrices.get(name)
-        if matrix is None:
-            return super().integer_rows(name, start, stop)
-        return matrix.as_q8(start, stop) if matrix.fits_q8() else None
-
-    def half_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint16] | None:
-        return None if name in self._matrices else super().half_rows(name, start, stop)
-
-    def mapped_halves(self, name: str) -> NDArray[np.uint16] | None:
-        return None if name in self._matrices else super().mapped_halves(name)
 
     def add_cost(self, fmt: Format, rows: int, columns: int, squares: float, squared_errors: float) -> None:
         """Rows that were rounded, here or by native code: squares of their values, and of the errors."""

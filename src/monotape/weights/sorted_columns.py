@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from monotape.models.spec import ModelSpec
 from monotape.weights.checkpoint import Checkpoint, Quantised
-from monotape.weights.forwarding import ForwardingCheckpoint
 from monotape.weights.quantised.packing import Codes, nibbles
 from monotape.weights.quantised.stored import Kind, StoredMatrix
-from monotape.weights.raw import RawMatrix
+from monotape.weights.replacing import ReplacingCheckpoint
 from monotape.weights.tapes import source_of, tensor_name
 
 Order = NDArray[np.int64]
@@ -132,40 +131,14 @@ class _Rows:
             self._parts = None
 
 
-class SortedCheckpoint(ForwardingCheckpoint):
+class SortedCheckpoint(ReplacingCheckpoint):
     """A checkpoint some of whose matrices have their columns or rows in another order, by name."""
 
     def __init__(
         self, checkpoint: Checkpoint, found: Mapping[str, tuple[StoredMatrix, _Rows | None]]
     ) -> None:
-        super().__init__(checkpoint)
-        self._matrices = {name: matrix for name, (matrix, _) in found.items()}
+        super().__init__(checkpoint, {name: matrix for name, (matrix, _) in found.items()})
         self._rows = {name: rows for name, (_, rows) in found.items() if rows is not None}
-
-    def stored_matrix(self, name: str) -> Quantised | None:
-        matrix = self._matrices.get(name)
-        return super().stored_matrix(name) if matrix is None else matrix
-
-    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
-        matrix = self._matrices.get(name)
-        return super().rows(name, start, stop) if matrix is None else matrix.dequantised(start, stop)
-
-    def raw_matrix(self, name: str) -> RawMatrix | None:
-        return None if name in self._matrices else super().raw_matrix(name)
-
-    def integer_rows(
-        self, name: str, start: int, stop: int
-    ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
-        matrix = self._matrices.get(name)
-        if matrix is None:
-            return super().integer_rows(name, start, stop)
-        return matrix.as_q8(start, stop) if matrix.fits_q8() else None
-
-    def half_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint16] | None:
-        return None if name in self._matrices else super().half_rows(name, start, stop)
-
-    def mapped_halves(self, name: str) -> NDArray[np.uint16] | None:
-        return None if name in self._matrices else super().mapped_halves(name)
 
     def release(self, name: str) -> None:
         super().release(name)

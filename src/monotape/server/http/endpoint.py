@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from monotape.server.api_error import ApiError, from_validation
 from monotape.server.http.access_log import note_error, printable
-from monotape.server.http.bodies import Bodies, Body, ClientLeft
-from monotape.server.http.dialect import dialect_of
-from monotape.server.http.leaving import unless_client_leaves
-from monotape.server.http.replies import send_body, send_error, send_json, send_part
+from monotape.server.http.bodies import Bodies, Body
+from monotape.server.http.leaving import attend
+from monotape.server.http.replies import send_body, send_json, send_part
 from monotape.server.service.failures import as_api_error
 from monotape.server.service.gate import Turn
 from monotape.server.service.service import Service
@@ -76,19 +75,14 @@ class Endpoint:
         self._decoder: msgspec.json.Decoder[Any] | None = None if read is None else msgspec.json.Decoder(read)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = Body(self._bodies)
-        try:
+        async def work(body: Body) -> Coroutine[Any, Any, None]:
             request = None if self._decoder is None else self._decoded(await body.read(receive))
-            work = self._answer(request, scope, send)
-            await unless_client_leaves(receive, work, self._service.closing)
-        except ClientLeft:
-            self._service.metrics.cancelled.inc()
-            scope["state"]["left"] = True
-        except ApiError as error:
-            note_error(scope, error)
-            await send_error(send, error, dialect_of(scope))
-        finally:
-            body.release()
+            return self._answer(request, scope, send)
+
+        service = self._service
+        await attend(
+            scope, receive, send, bodies=self._bodies, metrics=service.metrics, closing=service.closing, work=work
+        )  # fmt: skip
 
     def _decoded(self, body: bytes) -> Any:
         assert self._decoder is not None
