@@ -81,6 +81,7 @@ class HostKernel:
 
     schedule = Schedule()  # of the launches to come, of all kernels
     steps = 0  # of the latest launch
+    crossings = 0  # likewise: words that were loaded from where all dies see them
     waiting: ClassVar[list[tuple[str, int, ctypes.Structure]]] = []  # library, blocks and parameters of each
 
     def __init__(self, library: bytes, name: str, shared_bytes: int, told: str) -> None:
@@ -108,15 +109,15 @@ def run_on_host(library: str, blocks: int, parameters: list[ctypes.Structure]) -
     """Runs the kernels of all ranks to their end, in the order of events that `HostKernel.schedule` says."""
     run = ctypes.CDLL(library).run_on_host
     run.restype = c_char_p
-    schedule, steps, memory = HostKernel.schedule, c_int64(), FakeCuda.device_memory
+    schedule, counts, memory = HostKernel.schedule, (c_int64 * 2)(), FakeCuda.device_memory
     options = OptionsStruct(**{name: getattr(schedule, name) for name in Schedule.__slots__})
     pointers = (c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
     regions = (RegionStruct * len(memory))(*((address, held.size) for address, held in memory.items()))
     size = c_int64(ctypes.sizeof(parameters[0]))
     fault = run(
-        pointers, len(parameters), size, blocks, ctypes.byref(options), regions, len(memory), ctypes.byref(steps)
+        pointers, len(parameters), size, blocks, ctypes.byref(options), regions, len(memory), counts
     )  # fmt: skip
-    HostKernel.steps = steps.value
+    HostKernel.steps, HostKernel.crossings = counts
     if fault is not None:
         raise AssertionError(f"{schedule}: {fault.decode()}")
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from models.test_laneformer import LANEFORMER_2B
+from monotape.backends.cuda.compilation import KERNELS
 from monotape.backends.cuda.header import plan_header
-from monotape.backends.hip.compilation import code_usage, compile_kernel, disassembly, find_compiler
+from monotape.backends.cuda.params import die_bytes, exchange_bytes
+from monotape.backends.hip.compilation import (
+    OPTIONS,
+    code_usage,
+    compile_kernel,
+    disassembly,
+    find_compiler,
+)
 from monotape.compiler.gpu import gpu_plan
 from monotape.errors import BackendUnavailable
 from monotape.models.registry import spec_from_config
@@ -20,6 +30,7 @@ pytestmark = pytest.mark.long
 
 MI300X_WORKERS = 304
 MOST_REGISTERS = 168  # a lane's share, with twelve waves on a compute unit
+_POLLS_ON_DIE = ("global_atomic_or_x2", "flat_atomic_or_x2")
 REQUIRED = "MONOTAPE_REQUIRE_CLANG"  # set in CI: these tests fail without the compiler
 #: laneformer is on eight ranks, which have the same kernel.
 NAMED = {
@@ -57,6 +68,28 @@ def test_a_kernel_fits_the_registers_of_a_compute_unit(codes: dict[str, bytes], 
     assert usage.lds_bytes + CDNA3.shared_memory <= 64 * 1024
 
 
+def test_copies_of_dies_lie_where_the_host_has_them(compiler: str, tmp_path: Path) -> None:
+    plan = gpu_plan(spec_from_config(SHAPES["qwen3-0.6b"]), MI300X_WORKERS, 4096, backend="hip")
+    own, workers = plan.ranks[0], plan.workers
+    (tmp_path / "plan.h").write_text(plan_header(plan))
+    end = exchange_bytes(own, workers) + die_bytes(plan.machine, own, workers)
+    (tmp_path / "sizes.cu").write_text(
+        '#include "exchange/dies.h"\nusing namespace monotape;\n'
+        f"constexpr int kEnd = divide_up(sizeof(Exchange), kLineBytes) * kLineBytes + sizeof(Copies);\n"
+        f'static_assert(sizeof(Exchange) == {exchange_bytes(own, workers)} && kEnd == {end}, "as the host has it");\n'
+        f'static_assert(kDies == {plan.machine.dies} && kLanes == {plan.machine.lanes}, "the machine");\n'
+    )
+    command = [
+        compiler,
+        *OPTIONS,
+        "-fsyntax-only",
+        f"-I{tmp_path}",
+        f"-I{KERNELS}",
+        str(tmp_path / "sizes.cu"),
+    ]
+    subprocess.run(command, check=True)
+
+
 def test_laneformer_is_on_eight_ranks() -> None:
     assert len(gpu_plan(spec_from_config(LANEFORMER_2B), MI300X_WORKERS, 4096, backend="hip").ranks) == 8
 
@@ -69,6 +102,9 @@ def test_words_have_the_scope_of_the_agent_and_weights_pass_the_caches(codes: di
     assert sum(line.endswith(" sc1") for line in loads) > 20
     assert any(line.endswith(" sc1") for line in stores)
     assert any(line.endswith(" sc0 sc1") for line in stores)
+    # A die's own copy: atomics that return what they found (sc0), and stores, neither of the agent's scope.
+    assert sum(line.startswith(_POLLS_ON_DIE) and line.endswith(" sc0") for line in lines) > 20
+    assert any(line.endswith(" sc0") for line in stores)
     weights = [line for line in lines if "load_dwordx4" in line and line.endswith(" nt")]
     assert len(weights) > 10
     assert sum("v_mfma_f32_16x16x16_bf16" in line for line in lines) > 20

@@ -80,7 +80,26 @@ LINES = {
         f"return __hip_atomic_load(const_cast<uint32_t*>(p), __ATOMIC_ACQUIRE, {_AGENT});",
         f"return __hip_atomic_load(const_cast<uint32_t*>(p), __ATOMIC_RELAXED, {_AGENT});",
     ),
+    "the number of a word in a die's copy": Line(
+        "exchange/dies.h",
+        "x >> 32 == copy.number && y >> 32 == copy.number && z >> 32 == copy.number && w >> 32 == copy.number;",
+        "(x & y & z & w) >> 32 != ~0u;",
+    ),
 }
+#: Without these a reader finds nothing in its die's copy, and looks at home itself: right, and slow.
+COUNTED = {
+    "the word of the reader's own die": Line(
+        "exchange/dies.h", "const uint64_t x = load_from_die(at),",
+        "at += kCopyWords * 4;\n  const uint64_t x = load_from_die(at),",
+    ),
+    "the atomic that passes the L1 by": Line(
+        _MEMORY, f"return __hip_atomic_fetch_or(p, hidden_zero(), __ATOMIC_RELAXED, {_DIE});",
+        f"return load_eight<{_DIE}>(p);",
+    ),
+    "the die that the hardware says": Line(
+        "exchange/dies.h", "die_number() % kDies", "worker_number() % kDies"
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +127,41 @@ def goes_wrong(order: Schedule, backend: CudaBackend, right: Logits) -> bool:
         return True
 
 
+def crossings(backend: CudaBackend, dies: int) -> int:
+    """Words that were loaded from where all dies see them, in four tokens."""
+    HostKernel.schedule = Schedule(1, dies=dies)
+    backend.logits(TOKENS[:4], backend.new_sequence(), chunk=0)
+    return HostKernel.crossings
+
+
+def without(line: Line, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on kernels are built without it."""
+    kernels = Path(shutil.copytree(host_kernel.KERNELS, folder / "kernels"))
+    text = (kernels / line.file).read_text()
+    assert text.count(line.line) == 1, f"{line.file} has other lines now"
+    (kernels / line.file).write_text(text.replace(line.line, line.instead))
+    monkeypatch.setattr(host_kernel, "KERNELS", kernels)
+
+
+def test_one_reader_a_die_brings_a_word_over(load: Load) -> None:
+    """On five dies each of the five workers is alone, and brings over all that it reads."""
+    backend = load(SETUP)
+    together, apart = crossings(backend, 1), crossings(backend, 5)
+    print(f"{together} words crossed for five workers of one die, {apart} for workers of five dies")
+    assert 3 * together < 2 * apart
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_without_its_line_readers_cross_for_themselves(
+    load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    together = crossings(load(SETUP), 1)
+    without(COUNTED[name], tmp_path, monkeypatch)
+    alone = crossings(load(SETUP), 1)
+    print(f"{name}: {alone} words crossed instead of {together}")
+    assert 4 * together < 3 * alone
+
+
 def test_one_die_and_many_give_the_same_bits(load: Load, place: Path) -> None:
     backend, want = load(SETUP), reference(place / SETUPS[SETUP][0], CONTEXT)
     right = logits_in(Schedule(1, dies=1), backend)
@@ -121,12 +175,7 @@ def test_without_its_line_an_order_goes_wrong(
     load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     right = logits_in(Schedule(1, dies=1), load(SETUP))
-    kernels = Path(shutil.copytree(host_kernel.KERNELS, tmp_path / "kernels"))
-    line = LINES[name]
-    text = (kernels / line.file).read_text()
-    assert text.count(line.line) == 1, f"{line.file} has other lines now"
-    (kernels / line.file).write_text(text.replace(line.line, line.instead))
-    monkeypatch.setattr(host_kernel, "KERNELS", kernels)
+    without(LINES[name], tmp_path, monkeypatch)
     backend = load(SETUP)
     backend._params.deadline_ns = DEADLINE_NS
     found = [order for order in ORDERS if goes_wrong(order, backend, right)]

@@ -65,6 +65,9 @@ __device__ __noinline__ void decode(Shared& shared) {
   // Rows used ordinary accesses; bulk copies follow.
   fence_copies();
   if (!c.meet()) return;
+#ifdef MONOTAPE_DIE_COPIES
+  if (!find_die(c)) return;
+#endif
   if (p.sampling.active && !begin_drawing(c, p.sampling, c.shared.select, c.shared.sampler, p.sampler_words)) return;
   int position = in_rows ? p.prompt_length : p.cached;
   begin_playing(c, position, in_rows);

@@ -14,7 +14,7 @@ inline void order_before(int order) {
   machine->fence();
 }
 inline void order_after(int order) {
-  if (acquires(order)) machine->dies->acquire();
+  if (acquires(order)) machine->block().l1.clear(), machine->dies->acquire();
 }
 
 // The fences of one wave act for its whole worker: an L2 is written back, or dropped, as a whole.
@@ -24,20 +24,30 @@ inline void __builtin_amdgcn_fence(int order, const char* scope) {
   order_after(order);
 }
 
+inline bool is_there(uint64_t bits) { return static_cast<uint32_t>(bits) != ~0u && bits >> 32 != ~0u; }
+
 // A fiber that loads a counter, a flag or a word of another rank is polling it; words say themselves whether they are there.
 template <class T>
 inline void looked(T value, int scope) {
   if (sizeof(T) == 4) return machine->saw(false, "waiting for a counter");
-  const uint64_t bits = static_cast<uint64_t>(value);
-  const bool there = static_cast<uint32_t>(bits) != ~0u && bits >> 32 != ~0u;
-  machine->saw(there && scope < __HIP_MEMORY_SCOPE_SYSTEM, "waiting for a word");
+  machine->saw(is_there(static_cast<uint64_t>(value)) && scope < __HIP_MEMORY_SCOPE_SYSTEM, "waiting for a word");
+}
+// A compute unit's L1 may serve a load of less than the GPU's scope, with the value of an earlier one.
+template <class T>
+inline T through_l1(const T* p) {
+  auto& l1 = machine->block().l1;
+  const auto kept = l1.find(p);
+  if (kept != l1.end() && !machine->once_in(64)) return static_cast<T>(kept->second);
+  return static_cast<T>(l1[p] = static_cast<uint64_t>(*p));
 }
 template <class T>
 inline T __hip_atomic_load(T* p, int order, int scope) {
   machine->touch(p, sizeof(T), sizeof(T));
-  T* from = scope < __HIP_MEMORY_SCOPE_AGENT ? p : machine->dies->past_cache(p);
+  T* all = machine->dies->past_cache(p);
+  T* from = scope < __HIP_MEMORY_SCOPE_AGENT ? p : all;
   if (from != p) machine->settle(reinterpret_cast<const uint32_t*>(from));
-  const T value = *from;
+  const T value = scope < __HIP_MEMORY_SCOPE_AGENT && all != p ? through_l1(p) : *from;
+  if (scope == __HIP_MEMORY_SCOPE_AGENT && sizeof(T) == 8 && is_there(value)) machine->crossings++;
   if (scope >= __HIP_MEMORY_SCOPE_AGENT) order_after(order);
   if (sizeof(T) == 8 || scope < __HIP_MEMORY_SCOPE_SYSTEM) looked(value, scope);
   return value;
@@ -79,6 +89,23 @@ template <class T, class V>
 inline T __hip_atomic_exchange(T* p, V value, int order, int scope) {
   return changed_at_once(p, order, scope, [value](T) { return static_cast<T>(value); });
 }
+
+template <class T, class V>
+inline T __hip_atomic_fetch_min(T* p, V value, int order, int scope) {
+  return changed_at_once(p, order, scope, [value](T before) { return before < value ? before : static_cast<T>(value); });
+}
+// Reads, where the value is zero: a poll of the die's own copy. An atomic passes the L1 by.
+template <class T, class V>
+inline T __hip_atomic_fetch_or(T* p, V value, int order, int scope) {
+  const T before = *p;
+  if (value) *p = before | static_cast<T>(value);
+  looked(before, scope);
+  return before;
+}
+inline uint64_t hidden_zero() { return 0; }
+constexpr int kDies = MONOTAPE_DIES;
+#define MONOTAPE_DIE_COPIES
+inline int die_number() { return machine->dies->current % kDies; }
 
 template <class T>
 inline T __builtin_nontemporal_load(const T* p) {

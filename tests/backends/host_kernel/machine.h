@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <queue>
 #include <string>
 #include <vector>
@@ -100,6 +101,7 @@ struct Block {
   GuardedMemory memory;
   uint64_t stalled_until = 0;
   int rank = 0;
+  std::map<const void*, uint64_t> l1;  // of a machine whose loads it may serve
 };
 
 struct Copy {
@@ -133,6 +135,7 @@ class Machine {
   void (*enter)(Fiber&) = nullptr;  // tells the kernel whose turn it is
   uint32_t* cancel_flag = nullptr;
   Dies* dies = nullptr;
+  int64_t crossings = 0;  // words that were loaded from where all dies see them
   std::string fault;
 
   uint64_t random() {

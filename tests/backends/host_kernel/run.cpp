@@ -38,10 +38,10 @@ void landed(uint64_t* barrier, uint32_t bytes) { monotape::change_barrier(barrie
 
 }  // namespace
 
-// Null: all fibers have come to the end; else what went wrong. `steps` is how many turns that took. Ranks are launches that
+// Null: all fibers have come to the end; else what went wrong. `counts`: how many turns that took, and how many words crossed dies. Ranks are launches that
 // run at the same time, on blocks of their own.
 extern "C" const char* run_on_host(const void* const* parameters, int ranks, int64_t bytes, int workers,
-                                   const host::Options* options, const host::Region* regions, int region_count, int64_t* steps) {
+                                   const host::Options* options, const host::Region* regions, int region_count, int64_t* counts) {
   static std::string fault;
   if (bytes != sizeof(monotape::Params)) return "The parameters are laid out otherwise.";
   if (workers != monotape::kWorkers) return "The kernel was built for another number of workers.";
@@ -60,7 +60,7 @@ extern "C" const char* run_on_host(const void* const* parameters, int ranks, int
   machine.body = body, machine.enter = enter, machine.landed = landed;
   machine.cancel_flag = &params[0].status->cancel;
   machine.run();
-  *steps = static_cast<int64_t>(machine.turns());
+  counts[0] = static_cast<int64_t>(machine.turns()), counts[1] = machine.crossings;
   fault = machine.fault;
   return fault.empty() ? nullptr : fault.c_str();
 }

@@ -30,6 +30,7 @@ from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.memory import memory_plan, require_memory
 from monotape.backends.cuda.params import (
     ParamsStruct,
+    die_bytes,
     exchange_bytes,
     place_table,
     sampler_bytes,
@@ -75,7 +76,7 @@ class CudaBackend:
             **model.memories,
             "spans": DeviceMemory.of(span_table(self._own_plan)),
             "places": DeviceMemory.of(places),
-            "exchange": DeviceMemory(exchange_bytes(own, workers)),
+            "exchange": DeviceMemory(exchange_bytes(own, workers) + die_bytes(gpu_plan.machine, own, workers)),
             "logits": DeviceMemory(4 * (spec.vocab + 8)),
             "sampler_words": DeviceMemory(sampler_bytes(own, workers)),
         }
@@ -247,7 +248,9 @@ class CudaBackend:
     def waits(self) -> list[Wait]:
         """After a deadline: what its workers had waited for."""
         exchange = self._memories["exchange"].read(np.empty(self._memories["exchange"].bytes, np.uint8))
-        table = exchange[-16 * self.plan.machine.workers :].view(np.int32).reshape(-1, 4)
+        workers = self.plan.machine.workers
+        end = exchange_bytes(self.gpu_rank, workers)
+        table = exchange[end - 16 * workers : end].view(np.int32).reshape(-1, 4)
         return waits_of(self.gpu_rank, table)
 
     def blame(self) -> str:

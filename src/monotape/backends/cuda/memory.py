@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monotape.backends.cuda.params import exchange_bytes
+from monotape.backends.cuda.params import die_bytes, exchange_bytes
 from monotape.backends.cuda.rank_view import rank_plan
 from monotape.errors import ResourceError
 from monotape.plan.gpu import UNIT_POSITIONS, GpuPlan
@@ -37,7 +37,8 @@ class MemoryPlan:
 def memory_plan(plan: GpuPlan, rank: int = 0) -> MemoryPlan:
     """For one conversation that fills the context, on the GPU of one rank."""
     own, context = plan.ranks[rank], plan.plan.context
-    exchange = exchange_bytes(own, plan.workers) + own.prefill.bytes + own.links.inbox_bytes
+    words = exchange_bytes(own, plan.workers) + die_bytes(plan.machine, own, plan.workers)
+    exchange = words + own.prefill.bytes + own.links.inbox_bytes
     other = _OTHER_BYTES + 4 * own.dimensions.all_vocab
     weights = rank_plan(plan.plan, rank).weight_bytes
     position = own.kv.bytes(UNIT_POSITIONS) // UNIT_POSITIONS

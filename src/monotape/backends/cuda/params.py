@@ -13,10 +13,11 @@ from monotape.backends.cuda.header import MOST_STAGES, MOST_VECTORS
 from monotape.backends.cuda.links import RanksStruct
 from monotape.backends.cuda.sampling import SamplingStruct
 from monotape.plan.gpu import GpuRank
-from monotape.plan.gpu_machines import HOPPER, WORD_BYTES
+from monotape.plan.gpu_machines import HOPPER, WORD_BYTES, GpuMachine
 from monotape.plan.types import Plan
 
 THREADS = HOPPER.threads
+_LINE_BYTES, _COPY_BYTES = 128, 32  # of an L2; of a word in a die's copy
 
 
 def _pointers(*names: str) -> tuple[tuple[str, type], ...]:
@@ -57,6 +58,16 @@ class ParamsStruct(ctypes.Structure):
 def exchange_bytes(rank: GpuRank, workers: int) -> int:
     """kernels/plan/params.h: sizeof(Exchange)"""
     return WORD_BYTES * (rank.exchange_words + 2 + workers)  # counters, choices; what each worker waited for
+
+
+def die_bytes(machine: GpuMachine, rank: GpuRank, workers: int) -> int:
+    """kernels/exchange/dies.h: Copies, from the line after the exchange on; none on a GPU of one die."""
+    if machine.dies == 1:
+        return 0
+    copied = sum(buffer.words * buffer.copies for buffer in rank.buffers if buffer.name != "partials")
+    start = -exchange_bytes(rank, workers) % _LINE_BYTES
+    size = machine.dies * (-(-copied * _COPY_BYTES // _LINE_BYTES) * _LINE_BYTES) + 4 * workers
+    return start + -(-size // 8) * 8
 
 
 def sampler_bytes(rank: GpuRank, workers: int) -> int:

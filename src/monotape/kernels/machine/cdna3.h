@@ -23,7 +23,8 @@ using uint16_t = unsigned short;
 using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
 
-constexpr int kLanes = 64;
+constexpr int kLanes = 64, kDies = 8;
+#define MONOTAPE_DIE_COPIES  // of the exchange: see exchange/dies.h
 __device__ __forceinline__ int worker_number() { return static_cast<int>(__builtin_amdgcn_workgroup_id_x()); }
 // Hides a value from the compiler, so that values derived from it are recomputed and not kept in registers.
 __device__ __forceinline__ int opaque(int value) {
@@ -35,6 +36,13 @@ __device__ __forceinline__ int warp_number() { return thread_number() / kLanes; 
 __device__ __forceinline__ int lane_number() { return thread_number() % kLanes; }
 // The die that a worker is on: the hardware register XCC_ID.
 __device__ __forceinline__ int die_number() { return static_cast<int>(__builtin_amdgcn_s_getreg(20 | 3 << 11)); }
+
+// A zero that the compiler does not know: it would make a load of an atomic that changes nothing.
+__device__ __forceinline__ uint64_t hidden_zero() {
+  uint32_t zero = 0;
+  asm volatile("" : "+v"(zero));
+  return zero;
+}
 
 // Between lanes. Neighbours in a group of four are moved in the instruction that uses them, those in a half of the wave by a
 // swizzle, all others through the LDS' crossbar.

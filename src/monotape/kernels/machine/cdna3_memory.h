@@ -38,6 +38,13 @@ __device__ __forceinline__ void store_row_word(uint4* p, uint4 v) { store_two<__
 __device__ __forceinline__ uint4 load_row_word(const uint4* p) { return *p; }
 __device__ __forceinline__ float load_row_value(const float* p) { return *p; }
 
+// Words of a die's own copy, served by its L2. They are read by an atomic that changes nothing: atomics pass the compute unit's
+// L1 by, where a load of this scope may find an old line.
+__device__ __forceinline__ uint64_t load_from_die(uint64_t* p) {
+  return __hip_atomic_fetch_or(p, hidden_zero(), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+__device__ __forceinline__ void store_to_die(uint64_t* p, uint64_t v) { store_eight<__HIP_MEMORY_SCOPE_WORKGROUP>(p, v); }
+
 // Weights are read once a token: they leave the caches first.
 __device__ __forceinline__ uint4 load_weights(const uint4* p) {
   typedef uint32_t Four __attribute__((vector_size(16)));
@@ -57,6 +64,9 @@ __device__ __forceinline__ void fence_shared_copies() {}
 __device__ __forceinline__ void add_to_shared(uint32_t* p, uint32_t n) {
   __hip_atomic_fetch_add(p, n, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
+__device__ __forceinline__ void least_in_shared(uint32_t* p, uint32_t n) {
+  __hip_atomic_fetch_min(p, n, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
 // A counter that all workers raise with release and poll with acquire: a barrier. The release writes the die's L2 back, the
 // acquire drops what it has of other dies' memory.
 __device__ __forceinline__ void raise_counter(uint32_t* p) {
@@ -67,6 +77,9 @@ __device__ __forceinline__ uint32_t read_counter(const uint32_t* p) {
 }
 __device__ __forceinline__ uint32_t read_flag(const uint32_t* p) {
   return __hip_atomic_load(const_cast<uint32_t*>(p), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+__device__ __forceinline__ void store_flag(uint32_t* p, uint32_t v) {
+  __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 __device__ __forceinline__ void mark_unhealthy(uint32_t* p) {
   __hip_atomic_store(p, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

@@ -2,6 +2,9 @@
 #pragma once
 #include "worker/clerk.h"
 #include "ranks/choice.h"
+#ifdef MONOTAPE_DIE_COPIES
+#include "exchange/dies.h"
+#endif
 
 namespace monotape {
 
@@ -48,7 +51,12 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
 #pragma unroll
     for (int i = 0; i < kCount; i++) index[i] = c.lane() + kLanes * i < kWorkers ? c.lane() + kLanes * i : -1;
     Patience patience(c.shared, c.lost, Stage::sample, kLayers);
+#ifdef MONOTAPE_DIE_COPIES
+    poll_on_die(candidates, copy_of<Buffer::candidates>(c, c.sample_turn()), index, word, patience,
+                [&](int i) { return brings_over(c, kMatrixStages, index[i]); });
+#else
     poll(candidates, index, word, patience);
+#endif
     mine = nobody();
 #pragma unroll
     for (int i = 0; i < kCount; i++) {

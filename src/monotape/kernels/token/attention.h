@@ -38,7 +38,14 @@ __device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listen
   };
   const HeadGains gains = gains_of(is_key), key_gains = kKeyRides ? gains : gains_of(true);
   Patience patience(c.shared, c.lost, Stage::attention, layer);
+#ifdef MONOTAPE_DIE_COPIES
+  // Many workers of a die may read the query. The key and the value have one reader.
+  const bool brings = (first_on_die(c) && c.warp() == 0) || resets_in_attention(c) || is_key;
+  poll_on_die(words_of<Buffer::qkv>(*c.params.exchange, c.turn), copy_of<Buffer::qkv>(c, c.turn), index, word, patience,
+              [&](int i) { return brings || i >= kWords; });
+#else
   poll(words_of<Buffer::qkv>(*c.params.exchange, c.turn), index, word, patience);
+#endif
   warp_meets();
   const auto finish = [&](int first, bool key, const HeadGains& gains) {
     uint4 own[kWords];

@@ -4,6 +4,9 @@
 #include "exchange/janitor.h"
 #include "formats/integers.h"
 #include "worker/consumer.h"
+#ifdef MONOTAPE_DIE_COPIES
+#include "exchange/dies.h"
+#endif
 
 namespace monotape {
 
@@ -89,7 +92,14 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
     const int at = input_word(c, matrix.stage, first + r);
     index[r] = at < matrix.words ? at : -1;
   }
+#ifdef MONOTAPE_DIE_COPIES
+  DieCopy copy = copy_of_input(c, matrix.stage);
+  copy.words += row * matrix.words * 4;
+  poll_on_die(matrix.input + row * matrix.words, copy, index, word, patience,
+              [&](int i) { return brings_over(c, static_cast<int>(matrix.stage), index[i]); });
+#else
   poll(matrix.input + row * matrix.words, index, word, patience);
+#endif
   if constexpr (kIntegerProducts)
     if (takes_integers(matrix.stage)) return keep_integers<Rounds>(c, matrix, first, gains, word);
   float squares = 0;

@@ -11,6 +11,15 @@ constexpr int kPartValues = kHeadDim + 4;  // a warp's part of a head: values, p
 // How many copies may be in flight. Polls must not queue behind pages, but pages that are needed now must come.
 enum Pace : int { kWorking = 0, kPolling, kAttending };
 
+#ifdef MONOTAPE_DIE_COPIES
+// What a worker brings over to its own die: see exchange/dies.h.
+struct DieRole {
+  int die;
+  uint32_t readers[kMatrixStages + 1], place[kMatrixStages + 1];  // of each stage's input on this die, and this worker's turn
+  uint32_t first_split;                                           // the first of this worker's KV head on this die
+};
+#endif
+
 struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
   union {
@@ -64,6 +73,9 @@ struct alignas(128) Shared {
   RankStep steps[kSteps];                                   // of the modules, then those that fold what is left
   float early[kRanks > 1 ? kBatchTiles * kTileRows : 1];    // sums that arrived before the stage that folds them
   float input_scale[kIntegerProducts ? divide_up(kMostBlocks, 4) : 1];  // of each block of an input that is integers
+#ifdef MONOTAPE_DIE_COPIES
+  DieRole role;
+#endif
 };
 
 static_assert(sizeof(SelectScratch) == 864 + 32 * kCandidates, "as compiler/gpu/pages.py counts it");
