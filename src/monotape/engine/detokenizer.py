@@ -18,7 +18,7 @@ class Detokenizer:
     is written before each special token that is not skipped, so that a reader can tell it from text that looks like it.
     """
 
-    __slots__ = ("_decoder", "_leading_spaces", "_mark", "_pieces", "_skip")
+    __slots__ = ("_before", "_decoder", "_leading_spaces", "_mark", "_pieces", "_skip")
 
     def __init__(
         self,
@@ -29,16 +29,19 @@ class Detokenizer:
         special_mark: str = "",
     ) -> None:
         self._pieces = pieces
-        self._mark = b""
+        self._mark = special_mark.encode()
+        self._before = prompt[
+            -_LONGEST_CHARACTER:
+        ]  # read when the first token comes, not before the job starts
         self._skip = pieces.special if skip_special else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._leading_spaces = 0 if prompt else pieces.spelling.leading_spaces
-        for token_id in prompt[-_LONGEST_CHARACTER:]:
-            self._text_of(token_id)
-        self._mark = special_mark.encode()
 
     def push(self, token_id: int) -> str:
         """The text that is certain once this token is known; often all of it, sometimes nothing yet."""
+        for earlier in self._before:
+            self._decoder.decode(b"" if earlier in self._skip else self._pieces.bytes_of(earlier))
+        self._before = ()
         text = self._text_of(token_id)
         return self._without_leading_spaces(text) if self._leading_spaces and text else text
 

@@ -245,7 +245,14 @@ class LLM:
             )
         return list(chosen)
 
-    def _requests(self, prompt: Prompt, params: SamplingParams, first: int = 0) -> list[Request]:
+    def _requests(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        first: int = 0,
+        constraint: Constraint | None = None,
+        special_mark: str = "",
+    ) -> list[Request]:
         """A prompt's n completions, counted from `first`, checked, with their seeds."""
         if params.stop_strings and self.tokenizer is None:
             raise RequestError(
@@ -259,7 +266,7 @@ class LLM:
         return [
             Request(
                 request_id, prompt, params, index, (seed + index) % 2**SEED_BITS, room,
-                frozenset() if params.ignore_eos else self.eos_ids, vocab,
+                frozenset() if params.ignore_eos else self.eos_ids, vocab, constraint, special_mark,
             )
             for index in range(first, first + params.n)
         ]  # fmt: skip
@@ -274,8 +281,7 @@ class LLM:
     ) -> TextStream:
         if params.n != 1:
             raise RequestError(f"n is {params.n}.", "A stream gives one completion; use generate().")
-        request = self._requests(prompt, params, index)[0]
-        return self._open(dataclasses.replace(request, constraint=constraint, special_mark=special_mark))
+        return self._open(self._requests(prompt, params, index, constraint, special_mark)[0])
 
     def _open(self, request: Request) -> TextStream:
         self._turnstile.enter()

@@ -91,7 +91,7 @@ def checked_ids(given: object, vocab: int) -> TokenIds:
         made = TokenIds.of(ids)
     except (TypeError, OverflowError):
         raise _mistake(getattr(ids, "tolist", lambda: ids)(), vocab) from None
-    if made.array.min() < 0 or made.array.max() >= vocab:
+    if made.array.view(np.uint32).max() >= vocab:  # a negative one is beyond every vocabulary
         raise _mistake(made, vocab)
     return made
 
