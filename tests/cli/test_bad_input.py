@@ -206,6 +206,12 @@ def test_a_command_that_is_nearly_right(capsys: Captured, given: str, meant: str
     assert f"Did you mean `monotape {meant}`?" in message
 
 
+def test_a_flag_that_is_nearly_right_and_one_that_is_not(capsys: Captured) -> None:
+    assert "Did you mean '--gpu'?" in complaint(capsys, "plan", "--gpus", "h200")
+    message = complaint(capsys, "plan", "--machine", "h200")
+    assert "Did you mean" not in message and "See `monotape plan --help`" in message
+
+
 def test_a_prompt_without_a_command(capsys: Captured) -> None:
     message = complaint(capsys, "Why is the sky blue?")
     assert "A prompt goes after `monotape run`" in message

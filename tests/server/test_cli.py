@@ -123,7 +123,10 @@ def test_a_port_in_use_and_missing_certificates_are_explained() -> None:
     from monotape.server.http.limits import Limits
     from monotape.server.run import listen, make_server
 
-    with listen(ServerConfig(port=0)) as taken, pytest.raises(ResourceError, match="cannot be had"):
+    with (
+        listen(ServerConfig(port=0)) as taken,
+        pytest.raises(ResourceError, match=r"cannot be had: Address already in use\. "),
+    ):
         listen(ServerConfig(port=taken.getsockname()[1]))
 
     async def app(*_: Any) -> None: ...

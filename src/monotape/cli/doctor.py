@@ -19,7 +19,7 @@ NEEDED = (
     "numpy", "safetensors", "tokenizers", "gguf", "huggingface_hub", "minijinja", "msgspec", "rich",
     "prompt_toolkit",
 )  # fmt: skip
-SERVE = ("starlette", "uvicorn", "llguidance", "prometheus-client")
+SERVE = ("starlette", "uvicorn", "uvloop", "llguidance", "prometheus-client")
 DIFFERS = 0.1  # a figure this much below the kept one was disturbed, or the machine has changed
 
 

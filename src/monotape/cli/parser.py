@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-from monotape.errors import MonotapeError, UsageError, near, nearest
+from monotape.errors import MonotapeError, UsageError, near
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,7 +30,9 @@ class Parser(argparse.ArgumentParser):
             given = unknown[0].split("=")[0]
             hint = "Quote text with spaces, and name a model with --model."
             if given.startswith("-"):
-                hint = f"Did you mean '{nearest(given, flags)}'?"
+                names = {flag.lstrip("-"): flag for flag in flags}  # all have dashes in common
+                meant = near(given.lstrip("-"), names)
+                hint = f"Did you mean '{names[meant]}'?" if meant else f"See `{self.prog} --help`."
             elif "--model" not in flags:
                 hint = "Quote text with spaces."
             raise UsageError(f"{self.prog} does not understand '{given}'.", hint)

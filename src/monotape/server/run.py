@@ -142,8 +142,9 @@ def listen(config: ServerConfig) -> socket.socket:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         listener = socket.create_server((config.host, config.port), family=family, backlog=1024)
     except OSError as error:
+        why = (error.strerror or str(error)).partition(" (while")[0]  # Python adds the address to some
         raise ResourceError(
-            f"Port {config.port} of {config.host} cannot be had: {error.strerror}.", "Choose another --port."
+            f"Port {config.port} of {config.host} cannot be had: {why}.", "Choose another --port or --host."
         ) from None
     # Connections inherit it. Head and body are two writes, and without it the second waits 40 ms for the client.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

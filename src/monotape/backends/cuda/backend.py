@@ -76,7 +76,9 @@ class CudaBackend:
             **model.memories,
             "spans": DeviceMemory.of(span_table(self._own_plan)),
             "places": DeviceMemory.of(places),
-            "exchange": DeviceMemory(exchange_bytes(own, workers) + die_bytes(gpu_plan.machine, own, workers)),
+            "exchange": DeviceMemory(
+                exchange_bytes(own, workers) + die_bytes(gpu_plan.machine, own, workers)
+            ),
             "logits": DeviceMemory(4 * (spec.vocab + 8)),
             "sampler_words": DeviceMemory(sampler_bytes(own, workers)),
         }
