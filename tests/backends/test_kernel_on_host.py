@@ -83,7 +83,10 @@ def test_tiles_that_take_several_pages(load: Load, place: Path) -> None:
     assert np.array_equal(*seen)
 
 
-@pytest.mark.parametrize(("size", "batch"), [(20, 10), (24, 12), (28, 14)])
+@pytest.mark.parametrize(
+    ("size", "batch"),
+    [(24, 12), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((20, 10), (28, 14)))],
+)
 def test_batches_of_any_length(load: Load, place: Path, size: int, batch: int) -> None:
     """Tiles of two blocks: half of a page's are multiplied together, and a batch is as many twice.
 
