@@ -11,6 +11,7 @@ import pytest
 
 from monotape.engine.config import EngineConfig
 from monotape.engine.sampling_params import SamplingParams
+from monotape.server.api_error import ApiError
 from monotape.server.apis.chat import chat_completions
 from monotape.server.apis.completions import completions
 from monotape.server.apis.messages import messages
@@ -21,7 +22,7 @@ from monotape.server.engine import wire
 from monotape.server.frames import HEADER, frame
 from monotape.server.http.endpoint import Handler, Stream
 from monotape.server.requests.anthropic import InputMessage, MessagesRequest
-from monotape.server.requests.openai import ChatRequest, CompletionRequest
+from monotape.server.requests.openai import ChatRequest, CompletionRequest, ResponseFormat
 from monotape.server.requests.responses import ResponsesRequest
 from monotape.server.service.metrics import Metrics
 from monotape.server.service.service import Service
@@ -127,6 +128,45 @@ def test_a_conversation_is_read_once(
         monkeypatch.setattr(conversation, name, counted)
     ask(text, handler, request_)
     assert calls == ["form_of", "write_prompt"]
+
+
+def test_a_grammar_is_compiled_while_the_prompt_is_written(
+    text: TextWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for the other to begin: one after the other, neither would end."""
+    written, compiled = asyncio.Event(), asyncio.Event()
+    write = conversation.write_prompt
+
+    async def write_prompt(*arguments: Any) -> Any:
+        written.set()
+        await compiled.wait()
+        return await write(*arguments)
+
+    async def compile_grammar(self: Service, *_: Any) -> None:
+        compiled.set()
+        await written.wait()
+
+    monkeypatch.setattr(conversation, "write_prompt", write_prompt)
+    monkeypatch.setattr(Service, "compile", compile_grammar)
+    constrained = ChatRequest(messages=SAID, response_format=ResponseFormat("json_object"))
+    assert len(ask(text, chat_completions, constrained)) == 1
+
+
+def test_a_prompt_is_not_written_to_the_end_for_a_request_that_is_refused(
+    text: TextWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    async def write_prompt(*_: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    monkeypatch.setattr(conversation, "write_prompt", write_prompt)
+    with pytest.raises(ApiError, match="top_logprobs needs logprobs"):
+        ask(text, chat_completions, ChatRequest(messages=SAID, top_logprobs=3))
+    assert ended == [True]
 
 
 def test_an_answer_that_may_be_shorter_is(text: TextWork) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -76,10 +77,17 @@ async def converse(
     with service.lining_up(clock) as turn:
         form = form_of(service, request)
         completions = clock.answers = completions_of(request)
-        if form.asked is not None:
-            await service.compile(form.asked.grammar, form.asked.param)
-        prompt = await write_prompt(service, request, form, clock, info.context)
-        params = _params(service, request, form, info.context - len(prompt.ids) if clamp else None)
+        writing = asyncio.ensure_future(write_prompt(service, request, form, clock, info.context))
+        # Its error is taken note of even where another one is raised.
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await _compiled(service, form)
+            params = None if clamp else _params(service, request, form)
+            prompt = await writing
+        finally:
+            writing.cancel()  # where something else is wrong with the request
+        if params is None:
+            params = _params(service, request, form, info.context - len(prompt.ids))
         service.check(prompt.ids, params)
     grammar = None if form.asked is None else form.asked.grammar
     mark = SPECIAL if form.harmony else ""
@@ -93,10 +101,18 @@ async def prompt_of(service: Service, request: ChatRequest) -> ChatPrompt:
     return await write_prompt(service, request, form, Clock(), service.config.max_body_bytes)
 
 
-def _params(service: Service, request: ChatRequest, form: Form, room: int | None) -> SamplingParams:
+async def _compiled(service: Service, form: Form) -> None:
+    """Has the grammar of an answer compiled, while other processes and threads write its prompt."""
+    if form.asked is not None:
+        await service.compile(form.asked.grammar, form.asked.param)
+    else:
+        await asyncio.sleep(0)  # lets the prompt begin
+
+
+def _params(service: Service, request: ChatRequest, form: Form, room: int = 0) -> SamplingParams:
     """How its tokens are chosen. `room` is what an answer that may be shorter than asked for has left."""
     most = request.max_completion_tokens or request.max_tokens
-    if room is not None and room > 0 and most is not None:
+    if room > 0 and most is not None:
         most = min(most, room)
     decided: dict[str, Any] = {"max_tokens": most}
     if request.logprobs:
