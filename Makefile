@@ -33,7 +33,7 @@ demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
 test: $(VENV)/.dev browser ## install what tests need and run them, but for long searches
 	$(PYTEST) $(SHARED) -m "not long"
 
-test-long: $(VENV)/.dev clang ## the tests that search many orders of events, or compile the kernels of many shapes
+test-long: $(VENV)/.dev clang ## the tests that search many orders of events, compile the kernels of many shapes, or run a larger model
 	$(PYTEST) $(SHARED) -m long
 
 clang: $(VENV)/.dev

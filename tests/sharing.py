@@ -10,22 +10,27 @@ from __future__ import annotations
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-#: Parts of the suite that take about a minute or more, the longest first. A path that ends in "/" is a folder whose
+#: Parts of the suite that take longest, in that order. A path that ends in "/" is a folder whose
 #: files share a process: those of cluster/ each start Ray, which takes the same ports.
 LONGEST = (
     "tests/backends/test_kernel_on_host.py",
     "tests/cluster/",
     "tests/engine/test_real_models.py",
     "tests/backends/test_kernel_formats.py",
-    "tests/bench/test_reports.py",
+    "tests/training/test_table.py",
+    "tests/training/test_trainer.py",
     "tests/backends/test_cpu_ranks.py",
-    "tests/test_install.py",
-    "tests/server/test_smoke.py",
     "tests/server/test_playground.py",
+    "tests/backends/test_kernel_bounds.py",
+    "tests/test_install.py",
+    "tests/backends/test_reference.py",
+    "tests/server/test_faults.py",
+    "tests/server/test_playground_conversations.py",
+    "tests/server/test_chat_formats.py",
+    "tests/server/test_attacks.py",
+    "tests/server/test_grammar_attack.py",
     "tests/server/test_restarts.py",
     "tests/bench/test_scaling.py",
-    "tests/server/test_attacks.py",
-    "tests/server/test_chat_formats.py",
 )
 
 
