@@ -1,9 +1,10 @@
 """What the host adds to the first token: Python before a launch, the server before that, and after a client has left.
 
-    python bench/server_share.py --model smollm2 --tokens 8192 --turns 20
+    python bench/server_share.py --model smollm2 --tokens 8192 --turns 20 --save
 
 The model has no weights (bench/share_source.py) and a real tokenizer and template. Every figure is the time of one
-machine's monotonic clock, from the last byte of a request to the call that starts its job. Prints one JSON object.
+machine's monotonic clock, from the last byte that the client gave its socket to the call that starts the job. On a
+machine with other work to do, `chrt -f 1` before the command keeps that work from being measured.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from urllib.parse import urlsplit
 
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
-from report import ROOT, machine, spread
+from report import ROOT, publish, spread
 from share_source import CONTEXT, ClockSource
 
 _LAUNCH = """
@@ -158,14 +159,15 @@ def main() -> None:
     parser.add_argument(
         "--lengths", default="4096,32768,131072", help="cached prompts for the engine's share"
     )
+    parser.add_argument("--save", action="store_true", help="keep the result under reports/")
     options = parser.parse_args()
     lengths = [int(length) for length in options.lengths.split(",")]
-    report: dict[str, Any] = {"machine": machine(), "load": os.getloadavg()}
+    report: dict[str, Any] = {"load": os.getloadavg()}
     report["engine_cached_prompt_ms"] = engine_share(lengths, options.turns)
     with running(options.model) as connection:
         report |= server_share(connection, options.tokens, options.turns)
         report["cancelled_after_ms"] = cancel_share(connection, max(3, options.turns // 4))
-    print(json.dumps(report, indent=2))
+    publish("serve-share", report, save=options.save, measured="server")
 
 
 if __name__ == "__main__":
