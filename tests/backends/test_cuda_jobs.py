@@ -34,6 +34,7 @@ from monotape.errors import (
 )
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
+from waiting import PATIENCE_S
 
 CONTEXT, WORKERS = 2500, 5
 CASE = Case("job", "llama", {"head_dim": 16, "max_position_embeddings": 4000})
@@ -457,7 +458,7 @@ def test_broken_weights_do_not_wait_for_the_compiler(
     released = threading.Event()
 
     def slow(header: str) -> bytes:
-        assert released.wait(30)
+        assert released.wait(PATIENCE_S)
         return b""
 
     def broken(*_: object) -> None:

@@ -14,6 +14,7 @@ from monotape.backends.cuda.driver import DeviceMemory
 from monotape.backends.cuda.staging import Piece, Staging
 from monotape.errors import CheckpointError
 from monotape.weights.tapes import Bytes
+from waiting import PATIENCE_S
 
 COUNT, BYTES = 67, 35
 
@@ -47,7 +48,7 @@ def test_a_piece_that_fails_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> No
 
     def held(number: int, out: Bytes) -> None:
         begun.append(number)
-        assert given_up.wait(30)
+        assert given_up.wait(PATIENCE_S)
 
     def move(pieces: list[Piece]) -> None:
         with Staging(16) as moving:
@@ -78,7 +79,7 @@ def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(3)
 
     def note(out: Bytes) -> None:
-        together.wait(30)  # three at a time, no fewer
+        together.wait(PATIENCE_S)  # three at a time, no fewer
         seen.add(threading.get_ident())
 
     with fake_gpu(FakeCuda()):

@@ -69,7 +69,7 @@ def test_more_gpus_than_there_are(small: RunningServer) -> None:
     assert told(done)[0].startswith("monotape: 3 replicas with 40 GPUs each need 120, and there are ")
 
 
-@pytest.mark.slow
+@pytest.mark.long  # a Ray of its own; the update below says the same sentence
 def test_a_model_that_does_not_load_ends_the_command(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     done = in_process(str(tmp_path), "--port", "0", "--backend", "cpu")

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from server.running import RunningServer
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 MODEL = "smollm2"
@@ -151,7 +152,7 @@ def test_langchain(smollm2: RunningServer) -> None:
     class City(BaseModel):
         name: str
 
-    with httpx.Client() as web:
+    with httpx.Client(timeout=PATIENCE_S) as web:
         model = ChatOpenAI(
             base_url=f"{smollm2.url}/v1", api_key=SecretStr("none"), model="smollm2", temperature=0, max_retries=0,
             http_client=web,
