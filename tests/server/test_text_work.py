@@ -21,6 +21,7 @@ from monotape.server.engine.model_source import Text
 from monotape.server.http import endpoint as http
 from monotape.server.http.bodies import Bodies
 from monotape.server.http.replies import encode
+from monotape.server.service import template_channel
 from monotape.server.service.gate import Gate
 from monotape.server.service.template_channel import TemplateChannel
 from monotape.server.service.text_work import FILL_IN_MARKS, TextWork, Written
@@ -160,6 +161,28 @@ def test_a_child_that_died_is_replaced() -> None:
     try:
         slow, quick = asyncio.run(two())
         assert isinstance(slow, RequestError) and quick == "1"
+    finally:
+        channel.close()
+
+
+def test_a_child_that_cannot_be_started_fails_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel, start = TemplateChannel(), template_channel.started
+    failures = [OSError("no more processes")]
+
+    def started(limits: TemplateLimits) -> Any:
+        if failures:
+            raise failures.pop()
+        return start(limits)
+
+    monkeypatch.setattr(template_channel, "started", started)
+
+    async def three() -> list[str | BaseException]:
+        asked = (channel.render("{{ a }}", {"a": number}) for number in range(3))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    try:
+        first, *others = asyncio.run(three())
+        assert isinstance(first, OSError) and others == ["1", "2"]
     finally:
         channel.close()
 

@@ -47,7 +47,16 @@ class TemplateChannel:
         return text_of(await answer, self._limits)
 
     def _ask(self) -> None:
-        """Sends the first question."""
+        """Sends the first question. One for which no process can be started fails, and the next has its try."""
+        while self._questions:
+            try:
+                return self._begin()
+            except OSError as error:
+                _, waiting = self._questions.popleft()
+                if not waiting.done():
+                    waiting.set_exception(error)
+
+    def _begin(self) -> None:
         assert self._loop is not None
         if self._child is not None and self._child[0].poll() is not None:
             self.close()
@@ -94,8 +103,7 @@ class TemplateChannel:
         _, waiting = self._questions.popleft()
         if not waiting.done():  # its client is still there
             waiting.set_result(answer)
-        if self._questions:
-            self._ask()
+        self._ask()
 
     def _stop_watching(self) -> None:
         if self._deadline is not None:
