@@ -13,7 +13,7 @@ import pytest
 from processes import need_proc
 
 ROOT = Path(__file__).parents[2]
-SMALL = ("--kills", "1", "--idle", "3", "--half", "2", "--patience", "1", "--floods", "2", "--seconds", "1")
+SMALL = ("--kills", "1", "--idle", "3", "--half", "2", "--patience", "1", "--floods", "2", "--seconds", "5")
 
 
 @pytest.mark.long  # four servers; what it measures is proven by tests/server/test_attacks.py and test_orphans.py
