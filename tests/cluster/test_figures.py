@@ -43,6 +43,14 @@ def test_counters_and_histograms_add_up() -> None:
     assert found["monotape_decode_tokens_per_second"] == 1000  # not the sum of two
 
 
+def test_a_client_that_leaves_counts_once() -> None:
+    figures, replica, front = Figures(), measured(1), measured(0)
+    replica.cancelled.inc()
+    front.cancelled.inc(2)  # one of them before a replica had its request
+    figures.put("a", replica.samples())
+    assert values(figures.text(front))["monotape_disconnects_total"] == 2
+
+
 def test_the_latest_figures_of_a_replica_take_the_place_of_earlier_ones() -> None:
     figures = Figures()
     for count in (1, 2, 3):

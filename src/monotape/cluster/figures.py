@@ -10,7 +10,8 @@ from prometheus_client.core import Metric
 from monotape.server.service.metrics import Metrics, Samples
 
 _LATEST = ("monotape_decode_tokens_per_second",)  # of which the sum would mean nothing
-_FRONT = ("vllm:num_requests_running", "vllm:num_requests_waiting")  # the front knows them at any time
+#: The front knows them at any time, and a client that leaves has left the front and its replica.
+_FRONT = ("vllm:num_requests_running", "vllm:num_requests_waiting", "monotape_disconnects")
 
 
 class Figures:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from monotape.engine.template_process import TemplateLimits, TemplateProcess
 from monotape.errors import RequestError, UsageError, nearest
@@ -15,6 +15,16 @@ from monotape.errors import RequestError, UsageError, nearest
 Message = Mapping[str, Any]
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+class RenderingArguments(TypedDict, total=False):
+    """Rendering's fields as keyword arguments, for type checkers and editors."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ import itertools
 import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from monotape.backends.protocol import Backend
 from monotape.engine.chat_prompts import ChatPrompts
-from monotape.engine.chat_template import ChatTemplate, Message, Rendering, read_template
+from monotape.engine.chat_template import ChatTemplate, Message, Rendering, RenderingArguments, read_template
 from monotape.engine.config import EngineConfig, check_unknown
 from monotape.engine.defaults import DefaultSampling, default_sampling, end_of_text_ids
 from monotape.engine.kv_pool import KvPool
@@ -160,13 +160,12 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
-        **rendering: Any,
+        **rendering: Unpack[RenderingArguments],
     ) -> list[RequestOutput]:
         """Answers one conversation or several. Without params an answer may take the rest of the context.
 
-        `rendering` is of Rendering: tools, add_generation_prompt, continue_final_message, chat_template,
-        chat_template_kwargs. Of a model with channels (gpt-oss) `text` is what it says; `reasoning` and `tool_calls`
-        stand beside it. With skip_special_tokens off, `text` is everything, marks included.
+        `rendering`: tools, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs. Of a model
+        with channels (gpt-oss) `text` is what it says; `reasoning` and `tool_calls` stand beside it. With skip_special_tokens off, `text` is everything, marks included.
         """
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
@@ -197,13 +196,16 @@ class LLM:
         return self._stream(checked, params, index, constraint, special_mark)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **rendering: Any
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        **rendering: Unpack[RenderingArguments],
     ) -> TextStream:
         """Starts the answer to one conversation; the arguments are chat()'s."""
         prompt = self._chats.prompt(messages, Rendering.of(rendering))
         return self._stream(prompt, sampling_params or self._chat_params)
 
-    def render_chat(self, messages: Sequence[Message], **rendering: Any) -> str:
+    def render_chat(self, messages: Sequence[Message], **rendering: Unpack[RenderingArguments]) -> str:
         """The prompt that a conversation becomes; the arguments are chat()'s."""
         return self._chats.text(messages, Rendering.of(rendering))
 
