@@ -24,15 +24,28 @@ from backends.host_kernel import HostKernel, Schedule, build, run_on_host
 from monotape.backends.cuda import driver
 from monotape.backends.cuda.params import ParamsStruct
 from monotape.backends.hip import backend as module
-from monotape.backends.hip.library import CALLS, OUT_OF_MEMORY, HipLibrary
+from monotape.backends.hip.library import CALLS, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED, HipLibrary
 from monotape.backends.hip.runtime import HipRuntime
 
 INVALID, NO_DEVICE, ILLEGAL_ADDRESS = 1, 100, 700
+FINE_GRAIN = 1  # hipDeviceMallocFinegrained
 _ERRORS = {
     1: "hipErrorInvalidValue", 2: "hipErrorOutOfMemory", 100: "hipErrorNoDevice", 700: "hipErrorIllegalAddress",
-    999: "hipErrorUnknown",
+    704: "hipErrorPeerAccessAlreadyEnabled", 999: "hipErrorUnknown",
 }  # fmt: skip
 _NAMES = {code: ctypes.create_string_buffer(name.encode()) for code, name in _ERRORS.items()}
+
+
+@dataclass
+class Launched:
+    """A kernel that waits for its turn; those of several GPUs run together."""
+
+    library: str
+    blocks: int
+    parameters: ParamsStruct
+    stream: Stream
+    place: int  # in the stream's work
+    ran: bool = False
 
 
 @dataclass
@@ -45,6 +58,7 @@ class FakeHip:
     cooperative: int = 1
     devices: int = 1
     memory: int = 1 << 30
+    connected: bool = True  # whether GPUs can access each other's memory
     failing: dict[str, int] = field(default_factory=dict)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     wrong: list[BaseException] = field(default_factory=list)
@@ -53,7 +67,11 @@ class FakeHip:
         self.kept: dict[int, tuple[GuardedMemory, int]] = {}
         self._handles: dict[int, Any] = {}
         self._next = count(1000)
-        self._told = ParamsStruct()  # what kernels have in constant memory
+        self._told: dict[int, ParamsStruct] = {}  # what each module has in constant memory
+        self._launched: list[Launched] = []
+        self.current = 0  # the GPU of calls that name none
+        self.fine: list[int] = []  # memory of a fine grain
+        self.peers: set[tuple[int, int]] = set()  # GPUs that may access another's memory
 
     @property
     def used(self) -> int:
@@ -99,6 +117,7 @@ class FakeHip:
     # Devices
     def _hipInit(self, flags: int) -> None: ...  # noqa: N802
     def _hipSetDevice(self, index: int) -> int:  # noqa: N802
+        self.current = index
         return 0 if index < self.devices else NO_DEVICE
 
     def _hipGetDeviceCount(self, out: Any) -> None:  # noqa: N802
@@ -118,9 +137,13 @@ class FakeHip:
                 handle.sync()
 
     def _hipDeviceCanAccessPeer(self, out: Any, one: int, other: int) -> None:  # noqa: N802
-        out[0] = 1
+        out[0] = int(self.connected)
 
-    def _hipDeviceEnablePeerAccess(self, peer: int, flags: int) -> None: ...  # noqa: N802
+    def _hipDeviceEnablePeerAccess(self, peer: int, flags: int) -> int:  # noqa: N802
+        if (self.current, peer) in self.peers:
+            return PEER_ACCESS_ALREADY_ENABLED
+        self.peers.add((self.current, peer))
+        return 0
 
     # Memory
     def _hipMemGetInfo(self, free: Any, total: Any) -> None:  # noqa: N802
@@ -139,6 +162,13 @@ class FakeHip:
         code = self._allocate(out, size)
         if code == 0:
             FakeCuda.device_memory[out[0]] = self.kept[out[0]][0]
+        return code
+
+    def _hipExtMallocWithFlags(self, out: Any, size: int, flags: int) -> int:  # noqa: N802
+        assert flags == FINE_GRAIN
+        code = self._hipMalloc(out, size)
+        if code == 0:
+            self.fine.append(out[0])
         return code
 
     def _hipHostMalloc(self, out: Any, size: int, flags: int) -> int:  # noqa: N802
@@ -191,20 +221,35 @@ class FakeHip:
     # Kernels
     def _hipModuleLoadData(self, out: Any, code: int) -> None:  # noqa: N802
         self._new(out, ctypes.string_at(code).decode())
+        self._told[out[0]] = ParamsStruct()
 
     def _hipModuleGetFunction(self, out: Any, library: int, name: bytes) -> int:  # noqa: N802
-        self._new(out, self._handles[library])
+        self._new(out, library)
         return 0 if name == b"monotape_request" else INVALID
 
     def _hipModuleGetGlobal(self, out: Any, size: Any, library: int, name: bytes) -> int:  # noqa: N802
-        out[0], size[0] = ctypes.addressof(self._told), ctypes.sizeof(self._told)
+        out[0], size[0] = ctypes.addressof(self._told[library]), ctypes.sizeof(ParamsStruct)
         return 0 if name == b"request" else INVALID
 
     def _hipModuleLaunchCooperativeKernel(self, function: int, *rest: Any) -> None:  # noqa: N802
-        library, blocks, stream = self._handles[function], rest[0], rest[7]
-        self._stream(stream).work.append(
-            lambda: run_on_host(library, blocks, [ParamsStruct.from_buffer_copy(self._told)])
-        )
+        module, blocks, stream = self._handles[function], rest[0], self._stream(rest[7])
+        launched = Launched(self._handles[module], blocks, self._told[module], stream, len(stream.work))
+        self._launched.append(launched)
+        stream.work.append(lambda: self._run(launched))
+
+    def _run(self, launched: Launched) -> None:
+        """With all others that have been launched: they may wait for each other."""
+        if launched.ran:
+            return
+        together = [other for other in self._launched if not other.ran]
+        assert all(other.library == launched.library for other in together), "ranks that are built alike"
+        for other in together:
+            other.ran = True
+            if other is not launched:
+                other.stream.run(other.place)  # what comes before it, its parameters among that
+        parameters = [ParamsStruct.from_buffer_copy(other.parameters) for other in together]
+        run_on_host(launched.library, launched.blocks, parameters)
+        self._launched.clear()
 
 
 @contextmanager

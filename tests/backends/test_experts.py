@@ -71,7 +71,7 @@ def test_a_router_that_ties_everywhere_takes_the_first_experts(checkpoint: Check
 def test_the_gpu_refuses_experts_in_one_sentence(checkpoint: Checkpoints, name: str) -> None:
     opened = open_checkpoint(checkpoint(name))
     spec = spec_from_config(opened.config)
-    words = f"The CUDA kernel does not run mixtures of experts yet, and {spec.architecture} is one."
+    words = f"The GPU kernel does not run mixtures of experts yet, and {spec.architecture} is one."
     with pytest.raises(UnsupportedModel) as refused:
         load_backend("cuda", spec, opened, context=160)
     assert (refused.value.message, refused.value.hint) == (words, "To run it, use --backend cpu.")

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from backends.cpu_cases import distance, ids, reference
 from backends.fake_hip import FakeHip, fake_hip
+from backends.host_ranks import PLAIN
 from backends.host_setups import CASES, CONTEXT, DEADLINE_NS, TOLERANCE
 from families import make_checkpoint
 from monotape.backends.cuda import driver
 from monotape.backends.hip import library as library_module
-from monotape.backends.hip.backend import HipBackend, processors, use_hip
+from monotape.backends.hip.backend import HipBackend, RankedHipBackend, processors, use_hip
 from monotape.backends.hip.library import HipError, hip_library
+from monotape.backends.hip.runtime import DeviceMemoryResource
 from monotape.backends.protocol import Job
-from monotape.compiler.gpu import gpu_plan
 from monotape.engine import loading
 from monotape.engine.loading import choose_backend, load_backend, planned
 from monotape.errors import (
@@ -26,7 +28,6 @@ from monotape.errors import (
     BackendUnavailable,
     DeadlineFault,
     ResourceError,
-    UnsupportedModel,
     UsageError,
 )
 from monotape.models.registry import spec_from_config
@@ -152,14 +153,63 @@ def test_without_the_runtime_there_is_one_sentence(monkeypatch: pytest.MonkeyPat
     assert driver._other is None
 
 
-def test_ranks_and_workers_are_refused(place: Path, tmp_path: Path) -> None:
+def test_two_ranks_on_two_gpus(place: Path) -> None:
+    """Inboxes are memory that a running kernel sees other GPUs' stores in; all GPUs may write to all."""
+    hip = FakeHip(processors=2, devices=2)
+    even = make_checkpoint(PLAIN["llama"], place.parent / "even")  # its ranks share one kernel
+    want = reference(even, CONTEXT, tp=2)
+    checkpoint = open_checkpoint(even)
+    spec = spec_from_config(checkpoint.config)
+    with fake_hip(hip, place.parent / "libraries"):
+        backend = load_backend("hip", spec, checkpoint, dtype="bf16", context=CONTEXT, tp=2)
+        assert isinstance(backend, RankedHipBackend) and backend.name == "hip"
+        assert [type(rank) for rank in backend.ranks] == [HipBackend] * 2
+        assert [rank.device for rank in backend.ranks] == [0, 1]
+        inboxes = [rank.inbox.memory.pointer for rank in backend.ranks if rank.inbox]
+        assert hip.fine == inboxes and len(inboxes) == 2
+        assert hip.peers == {(0, 1), (1, 0)}
+        for rank in backend.ranks:
+            rank._params.deadline_ns = DEADLINE_NS
+        got = backend.logits(TOKENS[:33], backend.new_sequence())
+        assert distance(got, want.logits(TOKENS[:33], want.new_sequence())) < TOLERANCE
+        generation = backend.start(Job(TOKENS[:5], 0, 3, (1000,)), backend.new_sequence())
+        assert len(ids(list(generation))) == 3 and generation.finish_reason == "length"
+        backend.stop_rank(1)
+        with pytest.raises(DeadlineFault, match="Rank 0 waited too long for rank 1"):
+            list(backend.start(Job(TOKENS[:5], 0, 3), backend.new_sequence()))
+        backend.close()
+
+
+def test_what_ranks_and_workers_need_is_said_in_a_sentence(place: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(place)
     spec = spec_from_config(checkpoint.config)
+
+    def load(**asked: Any) -> None:
+        load_backend("hip", spec, checkpoint, dtype="bf16", context=CONTEXT, **asked)
+
     with fake_hip(FakeHip(), tmp_path):
-        with pytest.raises(UnsupportedModel, match="runs on one GPU, and the model asks for 2 ranks"):
-            HipBackend.load(spec, gpu_plan(spec, 5, CONTEXT, tp=2, backend="hip"), checkpoint)
+        with pytest.raises(BackendUnavailable, match="2 ranks were asked for, but this machine has 1 GPU"):
+            load(tp=2)
+        with pytest.raises(UsageError, match="The HIP backend has no emulated ranks"):
+            load(tp=2, emulate_ranks=True)
         with pytest.raises(UsageError, match="runs on all compute units"):
-            load_backend("hip", spec, checkpoint, dtype="bf16", context=CONTEXT, workers=3)
+            load(workers=3)
+    with (
+        fake_hip(FakeHip(devices=2, connected=False), tmp_path),
+        pytest.raises(BackendUnavailable, match="GPU 0 cannot reach the memory of GPU 1"),
+    ):
+        load(tp=2)
+
+
+def test_peers_that_have_access_already_are_no_error() -> None:
+    hip = FakeHip(devices=2)
+    hip.peers.add((0, 1))
+    memory = DeviceMemoryResource(hip.library())
+    memory.peer_accessible_by = [1]
+    assert memory.peer_accessible_by == [1]
+    hip.failing["hipDeviceEnablePeerAccess"] = 1
+    with pytest.raises(HipError, match="hipErrorInvalidValue"):
+        DeviceMemoryResource(hip.library()).peer_accessible_by = [1]
 
 
 def test_auto_never_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def load_backend(
                 raise
             _note(f"{error.message} Using the CPU.")
     if chosen == "hip":
-        return _load_hip(spec, checkpoint, asked, context, workers, progress, ranks)
+        return _load_hip(spec, checkpoint, asked, context, workers, progress, ranks, emulate_ranks)
     if chosen != "reference":
         try:
             return _load_cpu(spec, checkpoint, asked, context, workers, tp, progress)
@@ -152,12 +152,12 @@ def _why_not_ranks(ranks: int, emulated: bool) -> str | None:
     return None
 
 
-def _require_gpus(ranks: int, emulated: bool) -> None:
+def _require_gpus(ranks: int, emulated: bool, vendor: str = "NVIDIA") -> None:
     if ranks == 1:
         return
     from monotape.backends.cuda.driver import can_reach, device_count
 
-    check_devices(ranks, device_count(), can_reach, emulated=emulated)
+    check_devices(ranks, device_count(), can_reach, emulated=emulated, vendor=vendor)
 
 
 def _load_cpu(
@@ -215,16 +215,23 @@ def _load_cuda(
 
 def _load_hip(
     spec: ModelSpec, checkpoint: Checkpoint, asked: Asked, context: int, workers: int | None,
-    progress: Progress | None, ranks: int,
+    progress: Progress | None, ranks: int, emulated: bool,
 ) -> Backend:  # fmt: skip
+    if ranks > 1 and emulated:
+        raise UsageError(
+            "The HIP backend has no emulated ranks: an AMD GPU runs one cooperative launch at a time.",
+            "Leave out --emulate-ranks: each rank takes a GPU.",
+        )
     if workers is not None:
         raise UsageError(
             "The HIP backend runs on all compute units.", "Leave out --workers, or use --backend cpu."
         )
     check_family(spec)
-    from monotape.backends.hip.backend import HipBackend
+    from monotape.backends.hip.backend import HipBackend, RankedHipBackend, use_hip
 
     source, formats = formats_for("hip", asked, spec, checkpoint, ranks)
+    use_hip()
+    _require_gpus(ranks, emulated, "AMD")
     plan = gpu_plan(
         spec,
         _processors("hip"),
@@ -235,7 +242,11 @@ def _load_hip(
         backend="hip",
     )
     _say((*formats.notes, f"The HIP backend is {NEVER_RUN}: please send us what `make test-hip` reports."))
-    backend = HipBackend.load(spec, plan, source, progress)
+    backend: Backend
+    if ranks > 1:
+        backend = RankedHipBackend.load(spec, plan, source, progress, devices=range(ranks))
+    else:
+        backend = HipBackend.load(spec, plan, source, progress)
     _tell_costs(source)
     return backend
 

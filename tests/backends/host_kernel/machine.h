@@ -181,7 +181,7 @@ class Machine {
     if (dies && dies->written(at)) return true;
     if (!in_fiber_) return false;
     char text[64];
-    snprintf(text, sizeof(text), "An access outside of all memory, at %p", at);
+    snprintf(text, sizeof(text), "An access outside of all memory, at %p", dies ? dies->past_cache(at) : at);
     fail(text);
     return false;
   }

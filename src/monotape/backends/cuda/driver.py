@@ -216,11 +216,14 @@ def _memory_stream() -> Any:
 class DeviceMemory:
     """Bytes on the GPU."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, for_peers: bool = False) -> None:
+        """`for_peers`: other GPUs write into it while a kernel polls it, for which some machines have other memory."""
         device()
         self.bytes, self._device = count, device_index()
         with driver_errors():
-            self._buffer = _pool().allocate(max(count, 16), stream=_memory_stream())
+            pool = _pool()
+            allocate = getattr(pool, "allocate_for_peers", pool.allocate) if for_peers else pool.allocate
+            self._buffer = allocate(max(count, 16), stream=_memory_stream())
             _memory_stream().sync()  # from here on every stream may use it
         self.pointer = int(self._buffer.handle)
 

@@ -51,7 +51,7 @@ class InboxMemory:
 
     def __init__(self, links: Links) -> None:
         self._regions = {region.name: region for region in links.regions}
-        self.memory = DeviceMemory(links.inbox_bytes)
+        self.memory = DeviceMemory(links.inbox_bytes, for_peers=True)
         self.memory.fill(0)
 
     def struct(self, sender: int = 0) -> InboxStruct:

@@ -67,7 +67,7 @@ def die_bytes(machine: GpuMachine, rank: GpuRank, workers: int) -> int:
     copied = sum(buffer.words * buffer.copies for buffer in rank.buffers if buffer.name != "partials")
     start = -exchange_bytes(rank, workers) % _LINE_BYTES
     size = machine.dies * (-(-copied * _COPY_BYTES // _LINE_BYTES) * _LINE_BYTES) + 4 * workers
-    return start + -(-size // 8) * 8
+    return start + -(-size // _LINE_BYTES) * _LINE_BYTES
 
 
 def sampler_bytes(rank: GpuRank, workers: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +113,7 @@ class RankedCudaBackend:
     """A model on several ranks."""
 
     name = "cuda"
+    rank_type: ClassVar[type[CudaBackend]] = CudaBackend
 
     def __init__(self, ranks: Sequence[CudaBackend]) -> None:
         self.ranks = tuple(ranks)
@@ -138,7 +140,7 @@ class RankedCudaBackend:
         try:
             for number, index in enumerate(devices):
                 with on_device(index):
-                    rank = CudaBackend.load(
+                    rank = cls.rank_type.load(
                         spec, plan, checkpoint, progress, rank=number, shared=shared.get(index)
                     )
                 ranks.append(rank)

@@ -5,14 +5,14 @@ Compiled and simulated, never run on hardware: docs/amd.md says what is known an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from monotape.backends.cuda import driver
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.driver import DeviceMemory
+from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.hip.compilation import compile_kernel
 from monotape.backends.hip.runtime import hip_runtime
-from monotape.errors import UnsupportedModel
 from monotape.models.spec import ModelSpec
 from monotape.plan.gpu import GpuPlan
 from monotape.weights.checkpoint import Checkpoint
@@ -33,13 +33,25 @@ class HipBackend(CudaBackend):
         cls, spec: ModelSpec, plan: GpuPlan, checkpoint: Checkpoint, progress: Progress | None = None, *,
         rank: int = 0, shared: Mapping[str, DeviceMemory] | None = None,
     ) -> HipBackend:  # fmt: skip
-        if len(plan.ranks) > 1:
-            raise UnsupportedModel(
-                f"The HIP backend runs on one GPU, and the model asks for {len(plan.ranks)} ranks.",
-                "Use --tp 1, or --backend cpu.",
-            )
         use_hip()
         backend = super().load(spec, plan, checkpoint, progress, rank=rank, shared=shared)
+        assert isinstance(backend, cls)
+        return backend
+
+
+class RankedHipBackend(RankedCudaBackend):
+    """A model on several of them."""
+
+    name = "hip"
+    rank_type = HipBackend
+
+    @classmethod
+    def load(
+        cls, spec: ModelSpec, plan: GpuPlan, checkpoint: Checkpoint, progress: Progress | None = None, *,
+        devices: Sequence[int],
+    ) -> RankedHipBackend:  # fmt: skip
+        use_hip()
+        backend = super().load(spec, plan, checkpoint, progress, devices=devices)
         assert isinstance(backend, cls)
         return backend
 

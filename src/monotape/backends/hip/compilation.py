@@ -1,4 +1,5 @@
-"""Compiles the kernel for CDNA3 with clang, without any file of ROCm, and reads what the code object says of itself.
+"""Compiles the kernel for CDNA3, with hipRTC where ROCm is, else with clang and without any file of ROCm; and reads
+what the code object says of itself.
 
 Code objects are cached under a hash of their inputs, as cubins are (backends/cuda/compilation.py). They are
 compiled, and their kernel is simulated on the host; none has run on hardware.
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from monotape.backends.cuda.compilation import KERNEL_FILE, KERNELS, STANDARD, headers, kept_code
+from monotape.backends.hip.rtc import RtcError, hip_rtc
 from monotape.config import cache_dir, rocm_path
 from monotape.errors import BackendError, BackendUnavailable
 from monotape.plan.gpu_machines import CDNA3
@@ -23,17 +25,20 @@ from monotape.plan.gpu_machines import CDNA3
 ARCHITECTURE = "gfx942"
 #: clang 14 does not know gfx942.
 COMPILERS = ("clang-19", "clang-20", "clang-21", "clang-18", "clang")
-#: ROCm brings one. (Its runtime compiler, hipRTC, includes headers that declare what machine/cdna3_types.h does.)
+#: ROCm brings one.
 _ROCM = ("llvm/bin/clang", "lib/llvm/bin/clang")
-OPTIONS = (
-    "-x", "hip", "--cuda-device-only", f"--offload-arch={ARCHITECTURE}", "-nogpuinc", "-nogpulib",
-    "--no-gpu-bundle-output", f"-std={STANDARD}", "-O3", f'-DMONOTAPE_MACHINE="machine/{CDNA3.header}.h"',
+#: Of both compilers.
+_COMMON = (
+    f"--offload-arch={ARCHITECTURE}", f"-std={STANDARD}", "-O3", f'-DMONOTAPE_MACHINE="machine/{CDNA3.header}.h"',
     # A call would need a stack.
     "-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false",
     # Addresses and constants that are computed once and kept for a whole token do not fit the registers.
     "-mllvm", "-disable-machine-licm=true", "-mllvm", "-disable-lsr=true",
     # A scalar that is paired with another becomes a vector of two, in vector registers.
     "-fno-slp-vectorize",
+)  # fmt: skip
+OPTIONS = (
+    "-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "--no-gpu-bundle-output", *_COMMON,
 )  # fmt: skip
 _COMPILE_S = 600
 _HINT = "Install clang 19 and lld 19, for example with: apt install clang-19 lld-19 llvm-19"
@@ -65,7 +70,8 @@ def cached_path(header: str, source: str = KERNEL_FILE) -> Path:
     """Where the code object lies once it has been compiled."""
     files = [KERNELS / source, *headers(CDNA3)]
     contents = [(str(file.relative_to(KERNELS)), file.read_text()) for file in files]
-    key = repr((header, contents, OPTIONS, _version(find_compiler())))
+    rtc = hip_rtc()
+    key = repr((header, contents, OPTIONS, _version(find_compiler()) if rtc is None else rtc.version))
     return cache_dir() / ARCHITECTURE / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
 
 
@@ -75,6 +81,26 @@ def _version(compiler: str) -> str:
 
 
 def _compile(header: str, source: str) -> bytes:
+    if (rtc := hip_rtc()) is None:
+        return _compile_with_clang(header, source)
+    texts = {str(file.relative_to(KERNELS)): file.read_text() for file in headers(CDNA3)}
+    try:
+        return rtc.compile((KERNELS / source).read_text(), {**texts, "plan.h": header}, _COMMON)
+    except RtcError as error:  # which versions of it compile the kernel has never been tried
+        try:
+            return _compile_with_clang(header, source)
+        except BackendUnavailable:
+            raise _does_not_compile(str(error)) from error
+
+
+def _does_not_compile(said: str) -> BackendError:
+    first = next((line for line in said.splitlines() if "error" in line), said[:200])
+    return BackendError(
+        f"The kernel does not compile for {ARCHITECTURE}: {first}", "This is a fault in Monotape."
+    )
+
+
+def _compile_with_clang(header: str, source: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "plan.h").write_text(header)
         made = Path(folder, "made.o")
@@ -89,10 +115,7 @@ def _compile(header: str, source: str) -> bytes:
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMPILE_S)
         if done.returncode:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-            raise BackendError(
-                f"The kernel does not compile for {ARCHITECTURE}: {first}", "This is a fault in Monotape."
-            )
+            raise _does_not_compile(done.stderr)
         return made.read_bytes()
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from monotape.config import rocm_path
 from monotape.errors import BackendUnavailable
 
 NAMES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
-NOT_READY, OUT_OF_MEMORY = 600, 2  # hipError_t
+NOT_READY, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED = 600, 2, 704  # hipError_t
 _SIZE = c_size_t
 #: The arguments of every call; all of them return a hipError_t.
 CALLS: dict[str, tuple[Any, ...]] = {
@@ -28,6 +28,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "hipDeviceEnablePeerAccess": (c_int, c_uint),
     "hipMemGetInfo": (POINTER(_SIZE), POINTER(_SIZE)),
     "hipMalloc": (POINTER(c_void_p), _SIZE),
+    "hipExtMallocWithFlags": (POINTER(c_void_p), _SIZE, c_uint),
     "hipFree": (c_void_p,),
     "hipHostMalloc": (POINTER(c_void_p), _SIZE, c_uint),
     "hipHostFree": (c_void_p,),
@@ -70,7 +71,10 @@ class HipLibrary:
 
     def call(self, name: str, *arguments: Any) -> None:
         if code := self.status(name, *arguments):
-            raise HipError(code, self._name_of(code).decode(errors="replace"), name)
+            self.fail(code, name)
+
+    def fail(self, code: int, name: str) -> NoReturn:
+        raise HipError(code, self._name_of(code).decode(errors="replace"), name)
 
     def status(self, name: str, *arguments: Any) -> int:
         """The call's hipError_t, for those of which an error is an answer."""

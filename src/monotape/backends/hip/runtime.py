@@ -13,7 +13,13 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from monotape.backends.hip.library import NOT_READY, HipError, HipLibrary, hip_library
+from monotape.backends.hip.library import (
+    NOT_READY,
+    PEER_ACCESS_ALREADY_ENABLED,
+    HipError,
+    HipLibrary,
+    hip_library,
+)
 from monotape.errors import BackendUnavailable
 
 CAPABILITY = (9, 4)  # of gfx942
@@ -22,6 +28,7 @@ _NON_BLOCKING, _NO_TIMING = 1, 2  # flags of streams and of events
 _ANY_DIRECTION = 4  # hipMemcpyDefault
 #: hipHostMallocMapped and hipHostMallocCoherent: the host sees what a running kernel writes.
 _MAILBOX = 0x2 | 0x40000000
+_FINE_GRAIN = 1  # hipDeviceMallocFinegrained
 _NAME_BYTES = 256
 
 
@@ -127,7 +134,9 @@ class Devices:
 
 
 class DeviceMemoryResource:
-    """Memory of the GPU that was current when it was made. HIP keeps no pool of ours: freed memory is free."""
+    """Memory of the current GPU. HIP keeps no pool of ours: freed memory is free.
+
+    A GPU's access to another's memory is a setting of the first, and peers have it both ways."""
 
     def __init__(self, hip: HipLibrary) -> None:
         self._hip = hip
@@ -137,6 +146,11 @@ class DeviceMemoryResource:
     def allocate(self, size: int, *, stream: Stream) -> Buffer:
         return Buffer(self._hip, self._hip.new("hipMalloc", size), size, "hipFree")
 
+    def allocate_for_peers(self, size: int, *, stream: Stream) -> Buffer:
+        """Of a fine grain: what another GPU writes is seen by a kernel that runs."""
+        address = self._hip.new("hipExtMallocWithFlags", size, _FINE_GRAIN)
+        return Buffer(self._hip, address, size, "hipFree")
+
     @property
     def peer_accessible_by(self) -> Sequence[int]:
         return sorted(self._peers)
@@ -144,7 +158,9 @@ class DeviceMemoryResource:
     @peer_accessible_by.setter
     def peer_accessible_by(self, peers: Sequence[int]) -> None:
         for peer in set(peers) - self._peers:
-            self._hip.call("hipDeviceEnablePeerAccess", peer, 0)
+            code = self._hip.status("hipDeviceEnablePeerAccess", peer, 0)
+            if code not in (0, PEER_ACCESS_ALREADY_ENABLED):
+                self._hip.fail(code, "hipDeviceEnablePeerAccess")
             self._peers.add(peer)
 
 

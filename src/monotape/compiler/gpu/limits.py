@@ -19,13 +19,13 @@ def check_family(spec: ModelSpec) -> None:
     """What the kernel has no stage for, whatever the sizes."""
     if spec.experts is not None:
         raise UnsupportedModel(
-            f"The CUDA kernel does not run mixtures of experts yet, and {spec.architecture} is one.",
+            f"The GPU kernel does not run mixtures of experts yet, and {spec.architecture} is one.",
             f"To run it, {_CPU}",
         )
     others = [matrix.name for matrix in spec.layer if matrix.bias != "qkv_bias" and spec.has_bias(matrix)]
     if spec.sinks or others or spec.gating != SILU:
         raise UnsupportedModel(
-            f"The CUDA kernel does not run the attention sinks, biases or gate of {spec.architecture}.",
+            f"The GPU kernel does not run the attention sinks, biases or gate of {spec.architecture}.",
             f"To run it, {_CPU}",
         )
 
@@ -35,22 +35,22 @@ def check_model(dimensions: Dimensions, workers: int) -> None:
     d = dimensions
     if d.head_dim % 8 or d.head_dim > 128 or d.rope_dims % 16:
         raise UnsupportedModel(
-            f"The CUDA kernel does not run heads of {d.head_dim} values of which {d.rope_dims} rotate.",
+            f"The GPU kernel does not run heads of {d.head_dim} values of which {d.rope_dims} rotate.",
             f"They must be a multiple of 8 up to 128, rotated in multiples of 16; {_CPU}",
         )
     if d.group > 8:
         raise UnsupportedModel(
-            f"The CUDA kernel does not run {d.group} query heads to a KV head.",
+            f"The GPU kernel does not run {d.group} query heads to a KV head.",
             f"At most 8 can share one; {_CPU}",
         )
     if d.width > MOST_WIDTH:
         raise UnsupportedModel(
-            f"The CUDA kernel does not run a residual stream of {d.width:,} values.",
+            f"The GPU kernel does not run a residual stream of {d.width:,} values.",
             f"At most {MOST_WIDTH:,} fit its registers; {_CPU}",
         )
     if d.all_vocab > MOST_VOCAB:
         raise UnsupportedModel(
-            f"The CUDA kernel does not sample from a vocabulary of {d.all_vocab:,} tokens.",
+            f"The GPU kernel does not sample from a vocabulary of {d.all_vocab:,} tokens.",
             f"At most {MOST_VOCAB:,} can be told apart; {_CPU}",
         )
     if workers < d.kv_heads:
@@ -63,18 +63,18 @@ def check_plan(plan: Plan) -> None:
     """Ranks and formats that the kernel knows."""
     if len(plan.ranks) > MOST_RANKS:
         raise UnsupportedModel(
-            f"The CUDA kernel does not run {len(plan.ranks)} ranks.",
+            f"The GPU kernel does not run {len(plan.ranks)} ranks.",
             f"Use --tp {MOST_RANKS} or fewer, or --backend cpu.",
         )
     if plan.head_input not in HEAD_INPUTS:
         raise UnsupportedModel(
-            f"The CUDA kernel does not run a head that reads the lanes' '{plan.head_input}'.",
+            f"The GPU kernel does not run a head that reads the lanes' '{plan.head_input}'.",
             "Use --backend cpu.",
         )
     for stage in plan.ranks[0].stages:
         if stage.format not in GPU_FORMATS:
             raise UnsupportedModel(
-                f"The CUDA kernel does not run {stage.format.value} weights yet.",
+                f"The GPU kernel does not run {stage.format.value} weights yet.",
                 "Use --dtype bf16 or f16, or --backend cpu.",
             )
 
@@ -85,7 +85,7 @@ def check_room(rank: RankPlan, room: Room) -> None:
     too_few = room.pages(blocks) < (LEAST_PAGES if room.gpu.ring else 1)
     if too_few or rows_bytes(room, blocks) < prefill_ring(room):
         raise UnsupportedModel(
-            f"The CUDA kernel has no room for inputs of {BLOCK_K * room.input_blocks:,} values beside its ring.",
+            f"The GPU kernel has no room for inputs of {BLOCK_K * room.input_blocks:,} values beside its ring.",
             "Share the model among ranks with --tp, or use --backend cpu.",
         )
 

@@ -30,7 +30,7 @@ constexpr int kCopyWords = divide_up(copied_before(kBuffers) * 32, kLineBytes) *
 constexpr unsigned kHomeRounds = 32;
 constexpr int kRun = 8;  // neighbouring words that the same worker brings over
 
-struct Copies {  // after the exchange, from the next line on; all ones before a launch, which is no number
+struct alignas(kLineBytes) Copies {  // after the exchange, from the next line on; all ones before a launch, which is no number
   uint64_t words[kDies][kCopyWords][4];
   uint32_t die_of[kWorkers];  // the die of each worker, as the hardware says
 };

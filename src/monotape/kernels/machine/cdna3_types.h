@@ -1,6 +1,42 @@
 // What CUDA's compiler offers without a header and clang's HIP mode does not: the names of the language, words and bits.
 #pragma once
 
+#ifdef __HIPCC_RTC__  // hipRTC declares these names before the source: ours are others there
+#undef __device__
+#undef __host__
+#undef __global__
+#undef __shared__
+#undef __constant__
+#undef __forceinline__
+#undef __noinline__
+#undef __align__
+#undef __launch_bounds__
+#define uint4 monotape_uint4
+#define int4 monotape_int4
+#define uint2 monotape_uint2
+#define float2 monotape_float2
+#define float4 monotape_float4
+#define make_uint4 monotape_make_uint4
+#define make_int4 monotape_make_int4
+#define make_uint2 monotape_make_uint2
+#define make_float2 monotape_make_float2
+#define __float_as_uint monotape_float_as_uint
+#define __float_as_int monotape_float_as_int
+#define __uint_as_float monotape_uint_as_float
+#define __int_as_float monotape_int_as_float
+#define __double_as_longlong monotape_double_as_longlong
+#define __longlong_as_double monotape_longlong_as_double
+#define __fadd_rn monotape_fadd_rn
+#define __fsub_rn monotape_fsub_rn
+#define __fmul_rn monotape_fmul_rn
+#define __fdiv_rn monotape_fdiv_rn
+#define fmaxf monotape_fmaxf
+#define ceil monotape_ceil
+#define exp monotape_exp
+#define log monotape_log
+#define log1p monotape_log1p
+#endif
+
 #define __device__ __attribute__((device))
 #define __host__ __attribute__((host))
 #define __global__ __attribute__((global))
