@@ -164,8 +164,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one conversation or several. Without params an answer may take the rest of the context.
 
-        `rendering`: tools, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs. Of a model
-        with channels (gpt-oss) `text` is what it says; `reasoning` and `tool_calls` stand beside it. With skip_special_tokens off, `text` is everything, marks included.
+        `rendering`: tools, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs.
+
+        Of a model with channels (gpt-oss) `text` is what it says; `reasoning` and `tool_calls` stand beside it. With
+        skip_special_tokens off, `text` is everything, marks included.
         """
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
