@@ -1,9 +1,9 @@
 """A model that does what its prompt says: `say:TEXT`, at a given speed, or with a given accident.
 
 The last `say:` of a prompt decides; what stands between it and the end of that message is the answer. Before it may
-stand `rate=N` (tokens a second), `repeat=N` (say it N times), `prefill=N` (milliseconds before the first token),
-`logits=N` (milliseconds before any), `hold=PATH` (no more than three tokens while that file is there), and `kill`,
-`hang`, `fault` or `deadline` (what happens after the third token).
+stand `rate=N` (tokens a second), `repeat=N` (say it N times), `prefill=N` (milliseconds for a prompt of which none is
+cached), `logits=N` (milliseconds before any), `hold=PATH` (no more than three tokens while that file is there), and
+`kill`, `hang`, `fault` or `deadline` (what happens after the third token).
 """
 
 from __future__ import annotations
@@ -100,10 +100,11 @@ class ScriptedBackend(TokenSource):
             _have(self._script.accident)
 
     def _read(self, generation: SourceGeneration) -> None:
-        """The prompt, in parts that take the same time."""
+        """The prompt, in parts that take the same time. What is cached of it takes none."""
         job, sequence = generation.job, generation.sequence
+        part_s = self._script.prefill_s * (1 - job.cached / len(job.prompt)) / _PARTS
         for part in range(1, _PARTS + 1):
-            if generation.cancelled.wait(self._script.prefill_s / _PARTS):
+            if generation.cancelled.wait(part_s):
                 return
             end = job.cached + (len(job.prompt) - job.cached) * part // _PARTS
             sequence.tokens += job.prompt[sequence.length : end]
