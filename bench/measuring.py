@@ -14,7 +14,7 @@ from monotape.backends.protocol import Backend, Job, KvSequence, Sampling
 from monotape.engine.loading import load_backend
 from monotape.models.registry import spec_from_config
 from monotape.weights.checkpoint import Checkpoint
-from shapes import ROUND, SHAPES, RandomCheckpoint
+from shapes import ALL, RandomCheckpoint
 from stored_shapes import STORED, StoredShape
 
 #: A usual way to chat, for comparing sampled decoding with greedy.
@@ -27,23 +27,24 @@ def integers(text: str) -> list[int]:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--model", default=default, help=f"path, hub id, or one of {', '.join(SHAPES | ROUND)}"
-    )
+    parser.add_argument("--model", default=default, help=f"path, hub id, or one of {', '.join(ALL)}")
     parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", help="default: q8 on a CPU, as stored on a GPU")
     parser.add_argument("--stored", choices=STORED, help="how a shape's layers are stored; else in bf16")
     parser.add_argument("--stored-head", choices=STORED, help="how its head is stored")
+    parser.add_argument("--skewed-router", action="store_true", help="a shape's routers prefer a few experts")
     parser.add_argument("--workers", type=int, help="threads; all by default, and always on a GPU")
     parser.add_argument("--save", action="store_true", help="keep the result under reports/")
 
 
 def open_model(
-    name: str, stored: str | None = None, head: str | None = None
+    name: str, stored: str | None = None, head: str | None = None, *, skewed: bool = False
 ) -> tuple[Checkpoint, Path | None]:
     """A named shape with random weights, or a checkpoint and where it lies."""
-    if name in SHAPES or name in ROUND:
-        return StoredShape(name, stored, head) if stored or head else RandomCheckpoint(name), None
+    if name in ALL and (stored or head):
+        return StoredShape(name, stored, head, skewed=skewed), None
+    if name in ALL:
+        return RandomCheckpoint(name, skewed=skewed), None
     from monotape.weights.hub import resolve
     from monotape.weights.open import open_checkpoint
 
@@ -55,7 +56,9 @@ def load_model(
     options: argparse.Namespace, context: int, tp: int | None = None
 ) -> tuple[Backend, Path | None]:
     """With several ranks, all of them share one GPU."""
-    checkpoint, path = open_model(options.model, options.stored, options.stored_head)
+    checkpoint, path = open_model(
+        options.model, options.stored, options.stored_head, skewed=options.skewed_router
+    )
     dtype = options.dtype or ("q8" if options.backend == "cpu" else "auto")
     backend = load_backend(
         options.backend, spec_from_config(checkpoint.config), checkpoint,

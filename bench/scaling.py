@@ -205,7 +205,7 @@ def measure(options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any
             same = [setup for setup in wanted if (setup.model, setup.ranks) == (model, ranks)]
             plan = same[0].plan(workers, context)
             loaded = load_model(
-                same[0].spec(), rank_plan(plan.plan, 0), RandomCheckpoint(model, **same[0].changes)
+                same[0].spec(), rank_plan(plan.plan, 0), RandomCheckpoint(model, False, **same[0].changes)
             )
             alone = [Alone(setup, loaded, workers, context) for setup in same]
             for one in alone:

@@ -55,12 +55,42 @@ ROUND: dict[str, dict[str, Any]] = {
 }
 
 
-MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+_OSS = {
+    "num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0, "attention_bias": True,
+    "rope_theta": 150000.0, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
+#: Mixtures of experts. gpt-oss is released with its experts in MXFP4: `--stored mxfp4`.
+EXPERTS: dict[str, dict[str, Any]] = {
+    "gpt-oss-20b": _config(
+        "GptOssForCausalLM", 24, 2880, 64, 8, 64, 2880, 201088, num_local_experts=32, **_OSS
+    ),
+    "gpt-oss-120b": _config(
+        "GptOssForCausalLM", 36, 2880, 64, 8, 64, 2880, 201088, num_local_experts=128, **_OSS
+    ),
+    "qwen3-30b-a3b": _config(
+        "Qwen3MoeForCausalLM", 48, 2048, 32, 4, 128, 6144, 151936, moe_intermediate_size=768, num_experts=128,
+        num_experts_per_tok=8, norm_topk_prob=True, rope_theta=1000000.0, tie_word_embeddings=False,
+        max_position_embeddings=40960,
+    ),
+    "mixtral-8x7b": _config(
+        "MixtralForCausalLM", 32, 4096, 32, 8, 128, 14336, 32000, num_local_experts=8, num_experts_per_tok=2,
+        rope_theta=1000000.0, tie_word_embeddings=False, max_position_embeddings=32768,
+    ),
+}  # fmt: skip
+ALL = SHAPES | ROUND | EXPERTS
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
+    "GptOssForCausalLM": "gpt_oss", "Qwen3MoeForCausalLM": "qwen3_moe", "MixtralForCausalLM": "mixtral",
+}  # fmt: skip
 
 
 def config_json(shape: str) -> dict[str, Any]:
     """A config.json of a shape for other engines. Its positions are plain ones: their scaling costs no time."""
-    fields = {name: value for name, value in (SHAPES | ROUND)[shape].items() if name != "rope_scaling"}
+    fields = {name: value for name, value in ALL[shape].items() if name != "rope_scaling"}
     return {
         **fields,
         "model_type": MODEL_TYPES[fields["architectures"][0]],
@@ -77,15 +107,18 @@ class RandomCheckpoint:
 
     Value i of a tensor is value (hash of its name + i) of the ring, however it is read, and reading whole tensors
     costs no more than a copy: 16 GB of weights are there in a second. The scale keeps activations finite.
+
+    Its routers choose about evenly among experts. With `skewed` ones a few experts are chosen most of the time.
     """
 
-    def __init__(self, name: str, **changes: Any) -> None:
-        self.source = name
-        self.config: Mapping[str, Any] = (SHAPES | ROUND)[name] | changes
+    def __init__(self, name: str, skewed: bool = False, **changes: Any) -> None:
+        self.source, self._skewed = name, skewed
+        self.config: Mapping[str, Any] = ALL[name] | changes
         self.generation_config: Mapping[str, Any] = {}
         self.text = TextAssets()
         self._spec = spec_from_config(self.config)
         self._shapes = _tensor_shapes(self._spec)
+        self._routers = frozenset(_router_names(self._spec))
         self._rings = {columns: _ring(columns) for columns in {shape[-1] for shape in self._matrices()}}
 
     def _matrices(self) -> list[tuple[int, ...]]:
@@ -124,6 +157,8 @@ class RandomCheckpoint:
         columns, ring = shape[1], self._rings[shape[1]]
         first = (zlib.crc32(name.encode()) + start * columns) % _POOL
         count = (stop - start) * columns
+        if self._skewed and name in self._routers:
+            return _skewed(ring[first : first + count].reshape(-1, columns), start, shape[0])
         if count <= _POOL:
             return ring[first : first + count].reshape(-1, columns)
         return np.resize(ring[first : first + _POOL], count).reshape(-1, columns)
@@ -145,5 +180,20 @@ def _tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     shapes = {source.name: spec.shape_of(role) for role, source in spec.model_tensors.items()}
     for layer in range(spec.layers):
         for role, source in spec.layer_tensors.items():
-            shapes[source.in_layer(layer)] = spec.shape_of(role)
+            for expert in spec.experts_of(role):
+                shapes[source.in_layer(layer, expert)] = spec.shape_of(role)
     return shapes
+
+
+def _router_names(spec: ModelSpec) -> list[str]:
+    source = spec.layer_tensors.get("router")
+    return [source.in_layer(layer) for layer in range(spec.layers)] if source else []
+
+
+def _skewed(halves: NDArray[np.uint16], start: int, experts: int) -> NDArray[np.uint16]:
+    """The logits of the first experts spread most, so these are the highest of almost every token."""
+    values = (halves.astype(np.uint32) << 16).view(np.float32)
+    rank = np.arange(start, start + len(values), dtype=np.float32) / experts
+    scaled = values * (4 * np.exp2(-4 * rank))[:, None]
+    found: NDArray[np.uint16] = (scaled.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return found

@@ -28,14 +28,19 @@ STORED = (*_GROUPS, *_K_QUANTS)
 class StoredShape(RandomCheckpoint):
     """`layers` and `head` are formats of STORED; None: bf16. Codes are cut out of one ring of random bytes."""
 
-    def __init__(self, name: str, layers: str | None, head: str | None) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, layers: str | None, head: str | None, *, skewed: bool = False) -> None:
+        super().__init__(name, skewed=skewed)
         self._stored = layers, head
         bytes_ = np.random.default_rng(0).integers(0, 256, _POOL, np.uint8)
         self._bytes = np.tile(bytes_, 2)
 
     def _format(self, name: str) -> str | None:
-        return None if len(self.shape(name)) < 2 else self._stored[name in _HEAD]
+        """Routers are 16-bit floats in every file, and gpt-oss keeps all but its experts so."""
+        if len(self.shape(name)) < 2 or name in self._routers:
+            return None
+        layers, head = self._stored
+        shared = self._spec.experts is not None and ".experts." not in name
+        return head if name in _HEAD else None if layers == "mxfp4" and shared else layers
 
     def stored_as(self, name: str) -> str:
         return self._format(name) or super().stored_as(name)

@@ -76,6 +76,10 @@ class Schedule:
     line_steps: int = 300
 
 
+class MachineFault(AssertionError):
+    """The kernel did what no GPU would let it do, or never ended."""
+
+
 class HostKernel:
     """Takes the place of driver.Kernel. Launched kernels run, all ranks at once, when a result is requested."""
 
@@ -119,7 +123,7 @@ def run_on_host(library: str, blocks: int, parameters: list[ctypes.Structure]) -
     )  # fmt: skip
     HostKernel.steps, HostKernel.crossings = counts
     if fault is not None:
-        raise AssertionError(f"{schedule}: {fault.decode()}")
+        raise MachineFault(f"{schedule}: {fault.decode()}")
 
 
 def build(header: str, folder: Path, kernel: str = "monotape.cu") -> bytes:

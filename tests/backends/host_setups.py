@@ -34,6 +34,14 @@ CASES["long"] = replace(
 )
 # Four query heads share one KV head.
 CASES["one head"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_key_value_heads": 1})
+# gpt-oss in small: biases of experts, a clamped gate, sinks and windows.
+CASES["experts"] = Case(
+    "experts", "gpt_oss",
+    {
+        **SMALL, "hidden_size": 36, "head_dim": 16, "num_attention_heads": 4, "num_local_experts": 7,
+        "num_experts_per_tok": 3, "sliding_window": 9,
+    },
+)  # fmt: skip
 SETUPS = {  # the case, its workers, and how many units of KV are enough for a split of attention
     "two workers": ("narrow", 2, 8),
     "odd heads": ("odd", 3, 8),
@@ -49,6 +57,9 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     "fewer workers than heads": ("one head", 3, 1),
     # 30 tiles of q, k and v each: more than a batch.
     "two batches": ("broad", 2, 8),
+    "experts": ("experts", 5, 8),
+    # Of some workers the only tiles are those of one expert's matrix.
+    "experts far apart": ("experts", 20, 8),
 }
 TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
 DEADLINE_NS = 100_000_000  # of the machine's own time; Patience speaks up long before

@@ -16,7 +16,7 @@ import pytest
 
 from backends import host_kernel
 from backends.cpu_cases import distance, reference
-from backends.host_kernel import HostKernel, Schedule
+from backends.host_kernel import HostKernel, MachineFault, Schedule
 from backends.host_setups import (
     CONTEXT,
     SETUPS,
@@ -97,6 +97,32 @@ RACES = {
         "  return worker_number() < kWorkers - kHeads || c.meet();",
         "  return worker_number() < static_cast<unsigned>(kWorkers - kHeads) || c.meet();",
     ),
+    # A producer that does not wait copies the experts of the layer before.
+    "experts of the layer before": Race(
+        "experts",
+        slice(0, 4),
+        tuple(Schedule(seed, stalls_per_million=1000, stall_steps=100_000) for seed in (1, 2)),
+        "worker/ring.h",
+        "    if (stage == kFirstRouted && has_experts(shared_) && !await_choice()) return false;\n",
+    ),
+    # One warp chooses; the others read the choice, here for their biases.
+    "a choice that is read too early": Race(
+        "experts",
+        slice(0, 4),
+        tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (1, 2, 3)),
+        "token/experts.h",
+        "  return c.meet();  // all warps read the choice\n",
+        "  return true;\n",
+    ),
+    # A worker that has no tiles of the first stage of experts needs the choice for the second one.
+    "a choice that no warp makes": Race(
+        "experts far apart",
+        slice(0, 3),
+        (Schedule(1),),
+        "token/experts.h",
+        "  return kExperts > 0 && stage == kFirstRouted && has_experts(c.shared);\n",
+        "  return false;\n",
+    ),
 }
 
 
@@ -151,7 +177,7 @@ def take_out(race: Race, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def goes_wrong(order: Schedule, backend: CudaBackend, tokens: slice, right: Logits) -> bool:
     try:
         return not np.array_equal(logits_in(order, backend, tokens), right)
-    except (DeadlineFault, NumericalFault):
+    except (DeadlineFault, NumericalFault, MachineFault):
         return True
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from backends.host_setups import CASES as KERNEL_CASES
+from families import make_checkpoint
 from monotape.cli.main import main
 from monotape.engine import loading
 from monotape.engine.loading import load_backend
@@ -53,11 +55,16 @@ def test_memory_counts_all_experts(
         load_backend(backend, spec, opened, context=160, workers=2)
 
 
-def test_gpu_inspection_is_refused_in_one_sentence(checkpoint: Checkpoints, capsys: Captured) -> None:
-    code = main(["inspect", str(checkpoint("mixtral")), "--backend", "cuda", "--workers", "132"])
-    said = capsys.readouterr()
-    assert code != 0
-    assert "does not run mixtures of experts yet, and MixtralForCausalLM is one." in said.err
+def test_inspection_for_gpus(tmp_path: Path, capsys: Captured) -> None:
+    """NVIDIA's runs experts; AMD's refuses them in one sentence."""
+    folder = str(make_checkpoint(KERNEL_CASES["experts"], tmp_path / "model"))
+    assert main(["inspect", folder, "--backend", "cuda", "--workers", "132"]) == 0
+    said = capsys.readouterr().out
+    assert "every worker chooses 3 of 7 experts, weights by a softmax of the chosen logits" in said
+    assert "of 3 experts, dealt out together" in said and "of each of 3 experts" in said
+    assert main(["inspect", folder, "--backend", "hip", "--workers", "304"]) != 0
+    refused = capsys.readouterr().err
+    assert "does not run mixtures of experts yet, and GptOssForCausalLM is one." in refused
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b", "mixtral-8x7b"])

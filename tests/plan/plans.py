@@ -66,7 +66,7 @@ def golden_plans() -> dict[str, Plan]:
 
 
 def golden_gpu_plans() -> dict[str, GpuPlan]:
-    """On an H200, but for one: a dense model, odd widths, a mixture of formats and windows, and ranks."""
+    """On an H200, but for one: a dense model, odd widths, a mixture of formats and windows, experts, and ranks."""
     llama = spec("LlamaForCausalLM", 16, 2048, 32, 8, 64, 8192, 128256)
     large = spec("LlamaForCausalLM", 32, 4096, 32, 8, 128, 14336, 128256, tied=False)
     qwen = spec("Qwen2ForCausalLM", 24, 896, 14, 2, 64, 4864, 151936, qkv_bias=True)
@@ -75,7 +75,7 @@ def golden_gpu_plans() -> dict[str, GpuPlan]:
         "MistralForCausalLM", 12, 2880, 64, 8, 64, 2880, 32768, tied=False, windows=(128, None) * 6
     )
     laneformer = spec("LlamaForCausalLM", 25, 2560, 20, 4, 128, 6912, 49152, lanes=Lanes(4, 2))
-    head = {"head": Format.F16}
+    head, stored = {"head": Format.F16}, {"gate_up": Format.MXFP4, "down": Format.MXFP4}
     return {
         "h200-llama-3.2-1b-bf16": gpu_plan(llama, 132, 8192),
         "h200-llama-3.1-8b-f16": gpu_plan(large, 132, 8192, Format.F16),
@@ -83,6 +83,8 @@ def golden_gpu_plans() -> dict[str, GpuPlan]:
         "h200-qwen3-0.6b-bf16-f16-head": gpu_plan(qwen3, 132, 4096, stage_formats=head),
         "h200-windows-of-128-and-full": gpu_plan(windowed, 132, 4096),
         "h200-dense-2b-4-lanes": gpu_plan(laneformer, 132, 4096),
+        "h200-gpt-oss-20b-mxfp4": gpu_plan(known("gpt-oss-20b"), 132, 8192, stage_formats=stored),
+        "h200-qwen3-30b-a3b-bf16": gpu_plan(known("qwen3-30b-a3b"), 132, 8192),
         "a-quarter-of-llama-3.2-1b-2-ranks": gpu_plan(llama, 33, 4096, tp=2),
     }
 

@@ -15,7 +15,7 @@ from monotape.plan.types import Machine, Span, Stage
 
 
 def _units(shape: StageShape) -> int:
-    return shape.tiles // shape.unit
+    return shape.dealt * shape.tiles // shape.unit
 
 
 def even_shares(units: int, workers: int) -> list[int]:
@@ -61,7 +61,7 @@ def _owned(shape: StageShape, shares: Sequence[int]) -> Stage:
         name=shape.name, parts=shape.parts, interleaved=shape.interleaved, k=shape.k, padded_k=shape.padded_k,
         tiles=shape.tiles, unit=shape.unit, spans=_spans(shares, shape.unit), reads=shape.reads, writes=shape.writes,
         format=shape.format, layout=shape.layout, first_k=shape.first_k, gain=shape.gain, bias=shape.bias,
-        routed=shape.routed,
+        routed=shape.routed, dealt=shape.dealt,
     )  # fmt: skip
 
 

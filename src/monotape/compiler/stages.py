@@ -31,11 +31,12 @@ class StageShape:
     gain: str | None
     bias: str | None
     routed: int
+    dealt: int
 
     @property
     def unit_bytes(self) -> int:
-        """What a token reads of a unit, in all experts that it passes."""
-        return (self.routed or 1) * self.unit * self.layout.tile_bytes(self.padded_k)
+        """What a token reads of a unit, in all experts of which a worker has the same tiles."""
+        return max(1, self.routed // self.dealt) * self.unit * self.layout.tile_bytes(self.padded_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,15 @@ class _Shapes:
         columns, fmt = self._columns(matrix), self.formats.of(matrix.name)
         k, layout = columns[1] - columns[0], self.machine.layout(fmt)
         parts = tuple(self._part(role) for role in matrix.parts)
-        chosen = self.spec.experts.chosen if self.spec.experts is not None else 0
+        chosen = self.spec.experts.chosen if self.spec.experts is not None and matrix.routed else 0
+        # The owner of an element of the residual adds up all experts' rows of it.
+        dealt = chosen if not self.machine.levels and matrix.writes != "residual" else 0
         return StageShape(
             name=matrix.name, parts=parts, interleaved=matrix.gated, k=k, padded_k=layout.padded(k),
             tiles=sum(part.tiles for part in parts), unit=self._unit(matrix), reads=matrix.reads,
             writes=matrix.writes, format=fmt, layout=layout, first_k=columns[0], gain=matrix.gain,
-            bias=matrix.bias if self.spec.has_bias(matrix) else None, routed=chosen if matrix.routed else 0,
+            bias=matrix.bias if self.spec.has_bias(matrix) else None, routed=chosen,
+            dealt=max(1, dealt),
         )  # fmt: skip
 
     def _unit(self, matrix: Matrix) -> int:

@@ -102,7 +102,7 @@ def planned(
     asked = Asked(dtype, head_dtype, kv_dtype)
     backend = choose_backend(name, dtype, workers, lanes_for(spec, tp).count)
     if backend in GPU_BACKENDS:
-        check_family(spec)
+        check_family(spec, backend)
     _, formats = formats_for(backend, asked, spec, checkpoint, tp)
     _say(formats.notes)
     if backend not in GPU_BACKENDS:
@@ -191,7 +191,7 @@ def _load_cuda(
         raise UsageError(
             "The CUDA backend runs on all multiprocessors.", "Leave out --workers, or use --backend cpu."
         )
-    check_family(spec)
+    check_family(spec, "cuda")
     source, formats = formats_for("cuda", asked, spec, checkpoint, ranks)
     _require_gpus(ranks, emulated)
     from monotape.backends.cuda.driver import processors
@@ -226,7 +226,7 @@ def _load_hip(
         raise UsageError(
             "The HIP backend runs on all compute units.", "Leave out --workers, or use --backend cpu."
         )
-    check_family(spec)
+    check_family(spec, "hip")
     from monotape.backends.hip.backend import HipBackend, RankedHipBackend, use_hip
 
     source, formats = formats_for("hip", asked, spec, checkpoint, ranks)

@@ -123,6 +123,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
     shared.own_count[0] = shared.own_count[1] = shared.barriers = 0;
     shared.list_of[0] = shared.list_of[1] = shared.listed_splits = shared.sample_turn = 0;
     shared.pace = kPolling, shared.swept = -1;
+    if constexpr (kExperts > 0) shared.chosen_step = -1;
   }
   if (thread_number() < kMatrixStages) shared.spans[thread_number()] = request.spans[worker_number() * kMatrixStages + thread_number()];
   if constexpr (kKinds > 1)

@@ -22,6 +22,7 @@ BATCH_TILES = 16  # tiles whose partial sums are kept before warps add them up
 UNIT_POSITIONS = 32  # positions of a unit of KV
 CUT_ROWS = 8  # row counts of a chunk are rounded up to a multiple of this before a cut is chosen
 ATTENTION = "attention"  # the owner of words that attention publishes
+SINKS = "sinks"  # the vector of attention sinks
 MOST_RANKS = 8  # kernels/plan/params.h: kMostRanks
 HEAD_INPUTS = ("own", "mean", "sum")  # kernels/plan/params.h: HeadInput
 
@@ -31,7 +32,8 @@ class Epilogue(Enum):
 
     PUBLISH = "publish"  # its value goes into the output buffer
     RESIDUAL = "residual"  # added to the owner's float32 residual, which goes into the output buffer
-    GATED = "gated"  # silu(gate) * up, of a gate tile and the up tile beside it
+    GATED = "gated"  # gate and up become one, of a gate tile and the up tile beside it
+    CHOICE = "choice"  # a router's: its float32 value goes into the output buffer
     LOGITS = "logits"  # kept for the sampler
 
 
@@ -40,6 +42,7 @@ class Source(Enum):
 
     TAPE = "tape"  # the worker's run of the layer
     PUBLISHED = "published"  # an address that the kernel publishes while it runs
+    LIBRARY = "library"  # of the experts that the router chose
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class Product:
     tiles_in_page: int  # short tiles share a page
     page_run: int  # blocks of a tile that are in one page; a long tile takes several pages
     together: int  # tiles that a warp multiplies at once
+    inputs: int = 1  # experts that have an input of their own, one after the other in shared memory
+    dealt: int = 1  # experts whose tiles follow each other
 
     @property
     def batch(self) -> int:
@@ -100,6 +105,34 @@ class MatrixStage:
     tiles: int
     product: int  # index into GpuRank.products
     source: Source = Source.TAPE
+    also: str | None = None  # the buffer of a router's logits, if it is the first stage that needs them
+    routed: int = 0  # experts that a token passes
+    dealt: int = 1  # experts whose tiles are dealt out together
+
+    @property
+    def words(self) -> int:
+        """Words that all workers publish: one a tile, one of a gate tile and its up tile, two of float32 values."""
+        tiles = self.dealt * self.tiles
+        return {Epilogue.GATED: tiles // 2, Epilogue.CHOICE: 2 * tiles}.get(self.epilogue, tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts of every layer: models/experts.py."""
+
+    experts: int
+    chosen: int  # by a token
+    over_all: bool  # their weights are a softmax over all logits, not over those of the chosen
+    expert_bytes: int  # of the library
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """gate * sigmoid(alpha * gate) * (up + shift), after gate <= limit and -limit <= up <= limit."""
+
+    alpha: float
+    limit: float
+    shift: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +156,10 @@ class Passed:
     reads: str
     writes: str
     reads_all: bool  # a matrix multiplies its whole input; attention reads the words of one head
+    also: str | None = None
+
+    def needs(self, buffer: str) -> bool:
+        return buffer in (self.reads, self.also)
 
 
 def chain_of(stages: Sequence[Stage]) -> list[Passed]:
@@ -135,7 +172,7 @@ def chain_of(stages: Sequence[Stage]) -> list[Passed]:
                 Passed("combine", "partials", stage.writes, reads_all=False),
             ]
         else:
-            chain.append(Passed(stage.name, stage.reads, stage.writes, reads_all=True))
+            chain.append(Passed(stage.name, stage.reads, stage.writes, reads_all=True, also=stage.also))
     return chain
 
 
@@ -241,6 +278,8 @@ class RowPlan:
     buffers: tuple[RowBuffer, ...]
     cuts: tuple[tuple[str, tuple[Cut, ...]], ...]  # by stage
 
+    partial_values: int = 0  # float32 numbers of partial sums behind which the choices of experts lie
+
     @property
     def bytes(self) -> int:
         return sum(buffer.bytes for buffer in self.buffers)
@@ -303,6 +342,9 @@ class GpuRank:
     prefill: RowPlan
     sampler_words: int  # per worker in one copy of the sampler's words; there are three copies
     links: Links
+    routing: Routing | None = None  # None: no stage is routed
+    gate: Gate | None = None  # None: silu(gate) * up
+    sinks: str | None = None  # the vector with one more logit for each query head's softmax
 
     @property
     def matrices(self) -> tuple[MatrixStage, ...]:

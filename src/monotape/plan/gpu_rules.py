@@ -14,7 +14,6 @@ from monotape.plan.gpu import (
     Epilogue,
     GpuPlan,
     GpuRank,
-    MatrixStage,
     Passed,
     Reset,
     chain_of,
@@ -36,7 +35,7 @@ def _at(chain: list[Passed], name: str) -> int:
 
 
 def _reader(chain: list[Passed], buffer: str) -> int:
-    return max((at for at, stage in enumerate(chain) if stage.reads == buffer), default=-1)
+    return max((at for at, stage in enumerate(chain) if stage.needs(buffer)), default=-1)
 
 
 def _layers_have_kinds(rank: GpuRank) -> Iterator[str]:
@@ -55,16 +54,13 @@ def _kinds_share_matrices(rank: GpuRank) -> Iterator[str]:
             yield f"'{kind.name}' does not attend once"
 
 
-def _words_out(stage: MatrixStage) -> int:
-    return stage.tiles // (2 if stage.epilogue is Epilogue.GATED else 1)
-
-
 def _buffers_hold(rank: GpuRank) -> Iterator[str]:
     words = {buffer.name: buffer.words for buffer in rank.buffers}
     for stage in rank.matrices:
-        if words.get(stage.reads, 0) * WORD_VALUES < stage.k:
-            yield f"{stage.name}: {stage.reads} does not hold the {stage.k} values that it reads"
-        if stage.epilogue is not Epilogue.LOGITS and words.get(stage.writes, 0) < _words_out(stage):
+        values = stage.k * rank.products[stage.product].inputs
+        if words.get(stage.reads, 0) * WORD_VALUES < values:
+            yield f"{stage.name}: {stage.reads} does not hold the {values} values that it reads"
+        if stage.epilogue is not Epilogue.LOGITS and words.get(stage.writes, 0) < stage.words:
             yield f"{stage.name}: {stage.writes} does not hold what it writes"
 
 
@@ -85,8 +81,9 @@ def _written_before_read(rank: GpuRank) -> Iterator[str]:
     chain = chain_of(rank.kinds[0].stages)
     written = {"residual"}  # by the embedding
     for stage in chain:
-        if stage.reads not in written:
-            yield f"{stage.name} reads {stage.reads} before anything wrote it"
+        for buffer in filter(None, (stage.reads, stage.also)):
+            if buffer not in written:
+                yield f"{stage.name} reads {buffer} before anything wrote it"
         written.add(stage.writes)
     if "residual" not in {stage.writes for stage in chain}:
         yield "no stage writes the residual that the next layer starts from"
@@ -205,7 +202,7 @@ def _products_fit(rank: GpuRank) -> Iterator[str]:
         block = GPU_LAYOUTS[product.format].k
         if not 0 <= product.blocks * block - stage.k < block:
             yield f"{stage.name}: k {stage.k} is not its product's"
-        elif product.blocks * block > rank.input_blocks * BLOCK_K:
+        elif product.inputs * product.blocks * block > rank.input_blocks * BLOCK_K:
             yield f"{stage.name}: its input does not fit the place of inputs"
 
 

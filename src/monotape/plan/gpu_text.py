@@ -14,9 +14,10 @@ from monotape.plan.gpu import (
     LayerKind,
     MatrixStage,
     Reset,
+    Routing,
 )
 from monotape.plan.gpu_machines import GpuMachine
-from monotape.plan.text import byte_count, schedule_lines, table_lines
+from monotape.plan.text import byte_count, library_lines, library_share, schedule_lines, table_lines
 from monotape.plan.types import Plan, RankPlan
 
 
@@ -29,9 +30,9 @@ def dump_gpu(plan: GpuPlan) -> str:
         f"  model    {source.model}, {source.layers} layers, context {source.context}",
         f"  machine  {ranks}{source.machine.kind}, {plan.workers} workers, {source.machine.alignment} byte alignment",
         *([f"           {plan.machine.name}: {plan.machine.standing}"] if plan.machine.standing else []),
-        f"  weights  {byte_count(source.weight_bytes)} (tapes {byte_count(source.tape_bytes)}, embedding"
-        f" {byte_count(source.embedding_bytes)}, norms and biases {byte_count(source.small_bytes)}, positions"
-        f" {byte_count(source.table_bytes)})",
+        f"  weights  {byte_count(source.weight_bytes)} (tapes {byte_count(source.tape_bytes)},"
+        f" {library_share(source)}embedding {byte_count(source.embedding_bytes)}, norms and biases"
+        f" {byte_count(source.small_bytes)}, positions {byte_count(source.table_bytes)})",
     ]
     if source.steps:
         lines += schedule_lines(source)
@@ -45,6 +46,9 @@ def _rank(plan: Plan, rank: GpuRank, of_plan: RankPlan, machine: GpuMachine) -> 
     yield f"  pass     {rank.rows_a_pass} row, activations {rank.half.value}, embedding {rank.embedding.value}"
     yield from _pages(rank) if machine.ring else _registers(rank)
     yield from _kinds(rank)
+    if rank.routing is not None and of_plan.library is not None:
+        yield from library_lines(of_plan.library)
+        yield from _routing(rank, rank.routing)
     yield "  stages"
     yield from table_lines([_stage(rank, stage) for stage in rank.matrices])
     yield "  products (tiles of one length and format)"
@@ -97,6 +101,16 @@ def _kinds(rank: GpuRank) -> Iterator[str]:
         yield f"  layers   {kind.name}: {_runs(layers)} ({' -> '.join(_flow(kind))})"
 
 
+def _routing(rank: GpuRank, routing: Routing) -> Iterator[str]:
+    of = "all logits" if routing.over_all else "the chosen logits"
+    yield f"  choice   every worker chooses {routing.chosen} of {routing.experts} experts, weights by a softmax of {of}"
+    if rank.gate is not None:
+        gate = rank.gate
+        yield f"  gate     gate * sigmoid({gate.alpha:g} gate) * (up + {gate.shift:g}), within {gate.limit:g}"
+    if rank.sinks is not None:
+        yield f"  sinks    {rank.sinks}: one more logit for each query head"
+
+
 def _flow(kind: LayerKind) -> Iterator[str]:
     for stage in kind.stages:
         yield stage.name
@@ -116,10 +130,13 @@ def _runs(numbers: list[int]) -> str:
 def _stage(rank: GpuRank, stage: MatrixStage) -> tuple[str, ...]:
     more = [f"x {stage.gain}"] if stage.gain else []
     more += [f"+ {stage.bias}"] if stage.bias else []
-    more += [f"from {stage.source.value} weights"] if stage.source.value != "tape" else []
+    more += [f"from {stage.source.value} weights"] if stage.source.value == "published" else []
+    more += [f"of each of {stage.routed} experts"] if stage.routed and stage.dealt == 1 else []
+    more += [f"of {stage.dealt} experts, dealt out together"] if stage.dealt > 1 else []
+    reads = " and ".join(filter(None, (stage.reads, stage.also)))
     return (
         stage.name, rank.products[stage.product].format.value, f"k {stage.k}", f"{stage.tiles} tiles",
-        f"product {stage.product}", f"{stage.reads} -> {stage.writes}", stage.epilogue.value, ", ".join(more),
+        f"product {stage.product}", f"{reads} -> {stage.writes}", stage.epilogue.value, ", ".join(more),
     )  # fmt: skip
 
 

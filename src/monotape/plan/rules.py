@@ -25,8 +25,8 @@ def _one_owner(plan: Plan) -> Iterator[str]:
                 if span.first != end or span.count < 0:
                     yield f"{stage.name}: worker {worker} starts at tile {span.first}, the one before ends at {end}"
                 end = span.end
-            if end != stage.tiles:
-                yield f"{stage.name}: {end} of {stage.tiles} tiles have an owner"
+            if end != stage.dealt * stage.tiles:
+                yield f"{stage.name}: {end} of {stage.dealt * stage.tiles} tiles have an owner"
 
 
 def _a_span_a_worker(plan: Plan) -> Iterator[str]:
@@ -118,7 +118,7 @@ def _library_holds_experts(plan: Plan) -> Iterator[str]:
                 yield f"library: {stage.name} takes {segment.bytes} bytes at {segment.offset}"
             if segment.offset % plan.machine.alignment:
                 yield f"library: {stage.name} is not aligned to {plan.machine.alignment} bytes"
-            if stage.routed != library.chosen:
+            if stage.routed != library.chosen or stage.dealt not in (1, library.chosen):
                 yield f"{stage.name}: a token passes {stage.routed} experts, the router chooses {library.chosen}"
             end = segment.offset + segment.bytes
         if not end <= library.expert_bytes < end + plan.machine.alignment:
@@ -146,13 +146,18 @@ def _balanced(plan: Plan) -> Iterator[str]:
     """Whole units cannot be split, so each stage may leave a worker one unit above its share."""
     for rank in plan.ranks:
         loads = [
-            sum((stage.routed or 1) * _owned_bytes(stage, worker) for stage in rank.layer_stages)
+            sum(_experts_of_a_span(stage) * _owned_bytes(stage, worker) for stage in rank.layer_stages)
             for worker in range(plan.machine.workers)
         ]
-        slack = sum((stage.routed or 1) * stage.unit * stage.tile_bytes for stage in rank.layer_stages)
+        slack = sum(_experts_of_a_span(stage) * stage.unit * stage.tile_bytes for stage in rank.layer_stages)
         if max(loads) > sum(loads) / len(loads) + slack:
             mean = sum(loads) // len(loads)
             yield f"rank {rank.rank}: one worker reads {max(loads)} bytes a layer, the mean is {mean}"
+
+
+def _experts_of_a_span(stage: Stage) -> int:
+    """Experts of which a worker has all tiles of its span."""
+    return max(1, stage.routed // stage.dealt)
 
 
 def _buffers_exist(plan: Plan) -> Iterator[str]:

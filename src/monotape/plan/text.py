@@ -21,7 +21,7 @@ def dump(plan: Plan) -> str:
         f"  model    {plan.model}, {plan.layers} layers, context {plan.context}",
         f"  machine  {_machines(plan)}, {plan.machine.alignment} byte alignment",
         f"  weights  {plan.formats}: {byte_count(plan.weight_bytes)}"
-        f" (tapes {byte_count(plan.tape_bytes)}, {_library(plan)}embedding {byte_count(plan.embedding_bytes)},"
+        f" (tapes {byte_count(plan.tape_bytes)}, {library_share(plan)}embedding {byte_count(plan.embedding_bytes)},"
         f" norms and biases {byte_count(plan.small_bytes)}, positions {byte_count(plan.table_bytes)})",
         f"  a token reads {byte_count(plan.token_bytes(0))} and {byte_count(_position_bytes(plan))} per position",
         f"  prefill  {plan.chunk} rows a pass",
@@ -38,7 +38,7 @@ def _machines(plan: Plan) -> str:
     return each if len(plan.ranks) == 1 else f"{len(plan.ranks)} ranks of {each}"
 
 
-def _library(plan: Plan) -> str:
+def library_share(plan: Plan) -> str:
     return f"experts {byte_count(plan.library_bytes)}, " if plan.library_bytes else ""
 
 
@@ -109,7 +109,7 @@ def _rank(plan: Plan, rank: RankPlan) -> Iterator[str]:
         ]
     )
     if rank.library:
-        yield from _library_lines(rank.library)
+        yield from library_lines(rank.library)
     yield "  tapes (tiles of each stage; bytes of a layer; bytes of the tape)"
     yield from table_lines(
         [
@@ -131,7 +131,7 @@ def _routed(stage: Stage, library: Library) -> str:
     return f"{stage.routed} of {library.experts} experts" if stage.routed else ""
 
 
-def _library_lines(library: Library) -> Iterator[str]:
+def library_lines(library: Library) -> Iterator[str]:
     yield (
         f"  library  [{library.layers} layers][{library.experts} experts],"
         f" {byte_count(library.expert_bytes)} an expert, biases {byte_count(library.bias_bytes)};"

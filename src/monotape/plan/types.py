@@ -66,6 +66,9 @@ class Stage:
     routed: int = (
         0  # experts that a token passes, each with tiles like these in the library; 0: they are on the tapes
     )
+    dealt: int = (
+        1  # experts whose tiles are dealt out together, one's after the other's: spans count on through them
+    )
 
     @property
     def rows(self) -> int:
@@ -76,7 +79,7 @@ class Stage:
         return self.layout.tile_bytes(self.padded_k)
 
     def owned_bytes(self, worker: int) -> int:
-        """Bytes of one worker's tiles, of one expert where the stage is routed."""
+        """Bytes of one worker's tiles: of one expert where the stage is routed, or of all if they are dealt out."""
         return self.spans[worker].count * self.tile_bytes
 
 
@@ -104,8 +107,9 @@ class Tape:
 class Library:
     """The tiles of all experts, addressed by (layer, expert, tile): [layers][experts], each the segments of an expert.
 
-    Every worker reads it. A routed stage's span says which tiles of *each* chosen expert a worker multiplies, so every
-    choice of experts costs each worker the same bytes, and the owner of an output row has the row of all experts.
+    Every worker reads it. A routed stage's span says which tiles of *each* chosen expert a worker multiplies, or, where
+    they are dealt out, which tiles of the chosen experts one after the other. So every choice of experts costs each
+    worker the same bytes. The owner of an element of the residual has its row of all experts.
     """
 
     experts: int
@@ -281,7 +285,10 @@ class Plan:
 
 
 #: Fields that plans have had since there are experts. A plan without experts keeps the digest that it always had.
-_WITHOUT_EXPERTS = {"routed": 0, "library": None}
+_WITHOUT_EXPERTS = {
+    "routed": 0, "dealt": 1, "library": None, "also": None, "inputs": 1, "routing": None, "gate": None, "sinks": None,
+    "partial_values": 0,
+}  # fmt: skip
 
 
 def digest_of(plan: Any) -> str:

@@ -34,7 +34,7 @@ def obstacles(load: Load, box: Box) -> tuple[str, ...]:
     if load.shape.architecture not in FAMILIES:
         found.append(f"it does not run {load.shape.architecture}")
     elif device in HOPPER and has_experts(load.shape.architecture):
-        found.append(f"it does not run {load.shape.architecture} on GPUs yet, only on CPUs")
+        found.append("its kernel for experts is compiled and simulated, not yet run on a GPU")
     return (*found, *_formats(load, box)) if runs_there else tuple(found)
 
 

@@ -36,7 +36,7 @@ def layer_cuts(plan: Plan, tape: Tape, most: int) -> list[Cut]:
     """One worker's layer in cuts of at most `most` bytes."""
     rank = plan.ranks[0]
     offsets = [segment.offset for segment in tape.layer_segments]
-    stages = zip(rank.layer_stages, offsets, strict=True)
+    stages = zip(rank.taped_stages, offsets, strict=True)
     spans = [TileSpan(stage, stage.spans[tape.worker], offset) for stage, offset in stages]
     return list(_cut(plan, spans, tape.layer_bytes, most))
 
@@ -45,6 +45,17 @@ def head_cuts(plan: Plan, tape: Tape, most: int) -> list[Cut]:
     head = plan.ranks[0].head
     spans = [TileSpan(head, head.spans[tape.worker], 0)]
     return list(_cut(plan, spans, tape.bytes - tape.head_segment.offset, most))
+
+
+def expert_cuts(plan: Plan, most: int) -> list[Cut]:
+    """One expert's run of the library."""
+    rank = plan.ranks[0]
+    assert rank.library is not None, "a model without experts"
+    spans = [
+        TileSpan(stage, Span(0, stage.tiles), segment.offset)
+        for stage, segment in zip(rank.routed_stages, rank.library.segments, strict=True)
+    ]
+    return list(_cut(plan, spans, rank.library.expert_bytes, most))
 
 
 def layer_groups(layers: int, tapes: Sequence[Tape], most: int) -> Iterator[range]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
 
 from monotape.plan.formats import TILE_ROWS, Format
 from monotape.plan.gpu import (
@@ -16,6 +19,7 @@ from monotape.plan.gpu import (
     UNIT_POSITIONS,
     AttentionStage,
     ExchangeBuffer,
+    Gate,
     GpuPlan,
     GpuRank,
 )
@@ -39,7 +43,9 @@ def plan_header(plan: GpuPlan, *, rank: int = 0, variant: Variant | None = None)
     own, variant = plan.ranks[rank], variant or Variant()
     formats = list(dict.fromkeys([own.half, *(product.format for product in own.products), own.embedding]))
     headers = dict.fromkeys(header for fmt in formats if (header := GPU_FORMATS[fmt].header))
-    large = sum(tape.bytes for tape in plan.plan.ranks[rank].tapes) >= _LARGE_TAPES
+    taped = sum(tape.bytes for tape in plan.plan.ranks[rank].tapes)
+    library = plan.plan.ranks[rank].library
+    large = taped + (library.bytes if library else 0) >= _LARGE_TAPES
     lines = [
         *([] if plan.machine is HOPPER else [f"// For {plan.machine.name}."]),
         "#pragma once",
@@ -55,6 +61,8 @@ def plan_header(plan: GpuPlan, *, rank: int = 0, variant: Variant | None = None)
         *(f"constexpr bool {name} = {str(value).lower()};" for name, value in _switches(own, variant, large)),
         f"constexpr float kNormEps = {own.dimensions.norm_eps!r}f;",
         f"constexpr float kAttentionScale = {own.dimensions.attention_scale!r}f;",
+        _gate(own.gate),
+        f"constexpr long long kLibraryStart = {taped};",
         f"constexpr Format kHalf = Format::{_name(own.half)}, kEmbeddingFormat = Format::{_name(own.embedding)};",
         "}  // namespace monotape",
         '#include "plan/table.h"',
@@ -92,7 +100,7 @@ def _table(kind: str, name: str, rows: Iterable[str]) -> str:
 
 
 def _constants(plan: GpuPlan, own: GpuRank) -> dict[str, int]:
-    d, pages, kv, links = own.dimensions, own.pages, own.kv, own.links
+    d, pages, kv, links, routing = own.dimensions, own.pages, own.kv, own.links, own.routing
     windows = [kind.attention.window for kind in own.kinds]
     return {
         "kRows": own.rows_a_pass, "kShapes": len(plan.machine.shapes),
@@ -112,6 +120,11 @@ def _constants(plan: GpuPlan, own: GpuRank) -> dict[str, int]:
         "kPrefillBytes": own.prefill_bytes, "kChoices": own.choices, "kRanks": links.ranks, "kSlots": links.slots,
         "kRowSlots": links.row_slots, "kSends": links.sends, "kSteps": links.steps,
         "kLateFolds": links.late_folds, "kHeadInputNumber": HEAD_INPUTS.index(links.head_input),
+        "kExperts": routing.experts if routing else 0, "kChosen": routing.chosen if routing else 0,
+        "kExpertBytes": routing.expert_bytes if routing else 0,
+        "kSinks": own.vectors.index(own.sinks) if own.sinks else -1,
+        "kChunkRows": own.prefill.chunk,
+        "kPartialValues": own.prefill.partial_values,
     }  # fmt: skip
 
 
@@ -122,14 +135,27 @@ def _switches(own: GpuRank, variant: Variant, large: bool) -> Iterator[tuple[str
     yield "kScattered", own.scattered
     yield "kKeepsOwn", own.links.keeps_own
     yield "kLargeTapes", large
-    yield "kPrefill", variant.prefill
+    yield "kPrefill", variant.prefill and own.prefill.chunk > 0
+    yield "kOverAll", own.routing is not None and own.routing.over_all
     yield "kTrace", variant.trace
     yield "kLinkDelay", own.links.delayed
 
 
+def _gate(gate: Gate | None) -> str:
+    plain, found = gate is None, gate or Gate(1.0, math.inf, 0.0)
+    limit = min(found.limit, float(np.finfo(np.float32).max))
+    return (
+        f"constexpr bool kPlainGate = {str(plain).lower()};\n"
+        f"constexpr float kGateAlpha = {found.alpha!r}f, kGateLimit = {limit!r}f, kGateShift = {found.shift!r}f;"
+    )
+
+
 def _products(own: GpuRank) -> Iterator[str]:
     for product in own.products:
-        numbers = (product.blocks, product.tiles_in_page, product.page_run, product.together, product.batch)
+        numbers = (
+            product.blocks, product.tiles_in_page, product.page_run, product.together, product.batch,
+            product.inputs, product.dealt,
+        )  # fmt: skip
         yield f"Format::{_name(product.format)}, {', '.join(map(str, numbers))}"
 
 
@@ -143,7 +169,7 @@ def _stages(own: GpuRank) -> Iterator[str]:
         yield (
             f"Buffer::{stage.reads}, Buffer::{writes}, {_vector(stage.gain)}, {_vector(stage.bias)}, "
             f"{_vector(stage.scale)}, Epilogue::{stage.epilogue.value}, Source::{stage.source.value}, {stage.k}, "
-            f"{stage.tiles}, {stage.product}, {str(stage.name in before_attention).lower()}"
+            f"{stage.tiles}, {stage.product}, {str(stage.name in before_attention).lower()}, {stage.routed}"
         )
 
 

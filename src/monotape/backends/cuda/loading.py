@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from monotape.backends.cuda.cuts import head_cuts, layer_cuts, layer_groups
 from monotape.backends.cuda.direct import packing_for
 from monotape.backends.cuda.driver import DeviceMemory
+from monotape.backends.cuda.experts import library_pieces, stage_biases
 from monotape.backends.cuda.packing import Layers, Packing, Scales
 from monotape.backends.cuda.rank_view import reads_table
 from monotape.backends.cuda.staging import SLOT_BYTES, Piece, Staging
@@ -23,7 +24,7 @@ from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS, Format
 from monotape.plan.gpu_formats import GPU_FORMATS, scale_name
-from monotape.plan.types import Plan
+from monotape.plan.types import Plan, Stage
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.small import small_tensors
 from monotape.weights.tapes import Progress, source_of, tensor_name
@@ -56,7 +57,8 @@ def load_model(
     """
     assert all(stage.format in GPU_FORMATS for stage in plan.ranks[0].stages), "formats of a GPU's tapes"
     assert len(plan.ranks) == 1, "a GPU is one rank"
-    memories = {"tapes": DeviceMemory(plan.tape_bytes)}
+    library = plan.ranks[0].library
+    memories = {"tapes": DeviceMemory(plan.tape_bytes + (library.bytes if library else 0))}
     shared = shared or {}
     if reads_table(spec, plan) and "embedding" not in shared:
         memories["embedding"] = DeviceMemory(2 * spec.vocab * spec.width)
@@ -96,10 +98,14 @@ def all_pieces(
 ) -> tuple[list[tuple[Layers, Piece]], int]:
     """The pieces to copy, in the order of the file, and how many threads are useful."""
     rank = plan.ranks[0]
-    of_layers = packing_for(spec, checkpoint, rank.layer_stages, range(spec.layers), scales)
+    of_layers = packing_for(spec, checkpoint, rank.taped_stages, range(spec.layers), scales)
     of_heads = packing_for(spec, checkpoint, (rank.head,), HEAD, scales)
     pieces = [
         *layer_pieces(plan, of_layers, spec.layers, memories["tapes"]),
+        *(
+            ((layer,), piece)
+            for layer, piece in library_pieces(spec, plan, checkpoint, memories["tapes"], scales)
+        ),
         *((HEAD, piece) for piece in head_pieces(plan, of_heads, memories["tapes"])),
     ]
     if "embedding" in memories:
@@ -149,10 +155,16 @@ def table_pieces(
 def _empty_scales(plan: Plan) -> Scales:
     """Places for the scales of quantised rows; rows that only pad a tile keep 0."""
     rank = plan.ranks[0]
-    return {
-        scale_name(stage): np.zeros(
-            (1 if stage is rank.head else plan.layers, stage.tiles * TILE_ROWS), np.float32
+    experts = rank.library.experts if rank.library else 0
+
+    def shape(stage: Stage) -> tuple[int, ...]:
+        rows = stage.tiles * TILE_ROWS
+        return (
+            (plan.layers, experts, rows) if stage.routed else (1 if stage is rank.head else plan.layers, rows)
         )
+
+    return {
+        scale_name(stage): np.zeros(shape(stage), np.float32)
         for stage in rank.stages
         if stage.layout.row_scales
     }
@@ -160,12 +172,16 @@ def _empty_scales(plan: Plan) -> Scales:
 
 def _small_arrays(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
     """Tables that every worker reads: starts of tapes, norms and biases, positions, windows."""
-    tapes = plan.ranks[0].tapes
+    rank = plan.ranks[0]
+    tapes, small = rank.tapes, small_tensors(spec, checkpoint, rank)
+    biases = stage_biases(rank, small, spec.experts.count if spec.experts else 0, spec.layers)
+    parts = {f"{part.role}_bias" for stage in rank.layer_stages for part in stage.parts}
     cosines, sines = position_tables(spec.rope, plan.context)
     return {
         "tape_start": np.cumsum([0, *(tape.bytes for tape in tapes[:-1])], dtype=np.int64),
         "layer_bytes": np.array([tape.layer_bytes for tape in tapes], np.int64),
-        **small_tensors(spec, checkpoint, plan.ranks[0]),
+        **{name: values for name, values in small.items() if name not in parts},
+        **biases,
         "cosines": cosines,
         "sines": sines,
         "windows": np.array([window or 0 for window in spec.windows], np.int32),
@@ -179,5 +195,10 @@ def _release(spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, layers: Layers
     roles = [part.role for stage in stages for part in stage.parts]
     if layers == HEAD and reads_table(spec, plan):
         roles.append("embedding")
-    for name in {tensor_name(source_of(spec, role, layer), layer) for layer in layers for role in roles}:
+    for name in {
+        tensor_name(source_of(spec, role, layer), layer, expert)
+        for layer in layers
+        for role in roles
+        for expert in spec.experts_of(role)
+    }:
         checkpoint.release(name)

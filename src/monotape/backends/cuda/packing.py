@@ -70,7 +70,10 @@ class AnyPacking:
         for layer, part in zip(layers, out.reshape(len(layers), cut.bytes), strict=True):
             self._pack(cut, layer, part)
 
-    def _pack(self, cut: Cut, layer: int | None, out: Bytes) -> None:
+    def pack_expert(self, cut: Cut, layer: int, expert: int, out: Bytes) -> None:
+        self._pack(cut, layer, out, expert)
+
+    def _pack(self, cut: Cut, layer: int | None, out: Bytes, expert: int | None = None) -> None:
         for gap in cut.gaps():
             out[gap] = 0
         for item in cut.spans:
@@ -79,34 +82,39 @@ class AnyPacking:
             for run in tile_runs(item.stage, item.span):
                 target = tiles[run.at : run.at + (run.count - 1) * run.step + 1 : run.step]
                 if item.stage.format in PACKERS:
-                    halves = self._part_halves(item.stage, run, layer)
+                    halves = self._part_halves(item.stage, run, layer, expert)
                     PACKERS[item.stage.format](in_tiles(halves, run, item.stage.padded_k), target)
                 else:
-                    scales = self._scales_of(item, run, layer)
-                    self._pack_coded(item.stage, run, layer, target, scales)
+                    scales = self._scales_of(item, run, layer, expert)
+                    self._pack_coded(item.stage, run, layer, target, scales, expert)
 
-    def _scales_of(self, item: TileSpan, run: TileRun, layer: int | None) -> NDArray[np.float32] | None:
+    def _scales_of(
+        self, item: TileSpan, run: TileRun, layer: int | None, expert: int | None
+    ) -> NDArray[np.float32] | None:
         """The places of the scales of a run's rows, [tiles][rows of a tile], where the format has such scales."""
         if not item.stage.layout.row_scales:
             return None
-        scales: NDArray[np.float32] = self.scales[scale_name(item.stage)][layer or 0].reshape(-1, TILE_ROWS)
+        of_layer = self.scales[scale_name(item.stage)][layer or 0]
+        scales: NDArray[np.float32] = of_layer if expert is None else of_layer[expert]
+        scales = scales.reshape(-1, TILE_ROWS)
         return scales[item.span.first :][run.at :: run.step][: run.count]
 
     def _pack_coded(
-        self, stage: Stage, run: TileRun, layer: int | None, out: Bytes, scales: NDArray[np.float32] | None
-    ) -> None:
+        self, stage: Stage, run: TileRun, layer: int | None, out: Bytes, scales: NDArray[np.float32] | None,
+        expert: int | None,
+    ) -> None:  # fmt: skip
         """Rows as they are stored: codes, and the numbers of their groups."""
-        coded = coded_run(self.spec, self.checkpoint, stage, run, layer)
+        coded = coded_run(self.spec, self.checkpoint, stage, run, layer, expert)
         assert coded is not None, f"{run.part.role} is stored as floats, and {stage.format.value} is wanted"
         pack(stage.format, coded, out)
         if scales is not None:
             assert coded.row_scales is not None, f"scales of {run.part.role}"
             scales[:] = coded.row_scales.reshape(-1, TILE_ROWS)
 
-    def _part_halves(self, stage: Stage, run: TileRun, layer: int | None) -> Halves:
+    def _part_halves(self, stage: Stage, run: TileRun, layer: int | None, expert: int | None) -> Halves:
         """The rank's share of the rows of a run, in the format of the tapes."""
         source, part = source_of(self.spec, run.part.role, layer), run.part
-        name, (start, stop) = tensor_name(source, layer), rows_of(run)
+        name, (start, stop) = tensor_name(source, layer, expert), rows_of(run)
         half = GPU_FORMATS[stage.format].half
         read = partial(_stored_halves, half, self.checkpoint, name)
         halves = part_rows(self.spec, stage, part, source, read, start, stop)

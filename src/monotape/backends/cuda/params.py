@@ -14,7 +14,7 @@ from monotape.backends.cuda.links import RanksStruct
 from monotape.backends.cuda.sampling import SamplingStruct
 from monotape.plan.gpu import GpuRank
 from monotape.plan.gpu_machines import HOPPER, WORD_BYTES, GpuMachine
-from monotape.plan.types import Plan
+from monotape.plan.types import Plan, RankPlan, Segment, Stage, Tape
 
 THREADS = HOPPER.threads
 _LINE_BYTES, _COPY_BYTES = 128, 32  # of an L2; of a word in a die's copy
@@ -82,11 +82,17 @@ def span_table(plan: Plan) -> NDArray[Any]:
         (plan.machine.workers, len(rank.stages)), [("first", "i4"), ("count", "i4"), ("offset", "i8")]
     )
     for tape in rank.tapes:
-        segments = (*tape.layer_segments, tape.head_segment)
-        for index, (stage, segment) in enumerate(zip(rank.stages, segments, strict=True)):
+        for index, stage in enumerate(rank.stages):
             span = stage.spans[tape.worker]
-            table[tape.worker, index] = (span.first, span.count, segment.offset)
+            table[tape.worker, index] = (span.first, span.count, _segment(rank, tape, stage).offset)
     return table
+
+
+def _segment(rank: RankPlan, tape: Tape, stage: Stage) -> Segment:
+    """Where the tiles of a stage lie: on a worker's tape, or in the run of an expert."""
+    experts = rank.library.segments if rank.library else ()
+    segments = (*tape.layer_segments, tape.head_segment, *experts)
+    return next(segment for segment in segments if segment.stage == stage.name)
 
 
 def place_table(plan: Plan) -> tuple[NDArray[np.int64], tuple[int, ...]]:
@@ -94,11 +100,19 @@ def place_table(plan: Plan) -> tuple[NDArray[np.int64], tuple[int, ...]]:
     rank = plan.ranks[0]
     starts = np.cumsum([0, *(tape.bytes for tape in rank.tapes)])
     tables, first = [], [0]
-    for index, stage in enumerate(rank.stages):
+    for stage in rank.stages:
         tile_bytes = stage.tile_bytes
         places = np.zeros((stage.tiles, 2), np.int64)
+        if stage.routed:
+            assert rank.library is not None
+            offset = starts[-1] + _segment(rank, rank.tapes[0], stage).offset
+            places[:, 0] = offset + tile_bytes * np.arange(stage.tiles, dtype=np.int64)
+            places[:, 1] = rank.library.experts * rank.library.expert_bytes
+            tables.append(places)
+            first.append(first[-1] + stage.tiles)
+            continue
         for tape, start, span in zip(rank.tapes, starts, stage.spans, strict=False):
-            segment = (*tape.layer_segments, tape.head_segment)[index]
+            segment = _segment(rank, tape, stage)
             places[span.first : span.end, 0] = (
                 start + segment.offset + tile_bytes * np.arange(span.count, dtype=np.int64)
             )

@@ -102,6 +102,9 @@ def stage_bytes_of(plan: Plan, context: int) -> dict[str, int]:
         for segment in tape.layer_segments:
             found[segment.stage] += segment.bytes * plan.layers
         found[tape.head_segment.stage] += tape.head_segment.bytes
+    if rank.library is not None:
+        for segment in rank.library.segments:
+            found[segment.stage] += segment.bytes * rank.library.chosen * plan.layers
     return {**found, "attention": rank.kv.position_bytes * context}
 
 

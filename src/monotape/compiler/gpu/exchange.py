@@ -44,16 +44,22 @@ def matrix_stages(
     layer = tuple(
         replace(stage, source=Source.PUBLISHED) if stage.name in published else stage for stage in made
     )
+    first = next((stage.name for stage in layer if stage.routed), None)
+    choice = next((stage.writes for stage in layer if stage.epilogue is Epilogue.CHOICE), None)
+    layer = tuple(replace(stage, also=choice) if stage.name == first else stage for stage in layer)
     return layer, _matrix(rank.head, FINAL, "logits", products)
 
 
 def _matrix(stage: Stage, reads: str, writes: str, products: dict[str, int]) -> MatrixStage:
-    epilogue = {"residual": Epilogue.RESIDUAL, "logits": Epilogue.LOGITS}.get(stage.writes, Epilogue.PUBLISH)
+    epilogue = {
+        "residual": Epilogue.RESIDUAL, "logits": Epilogue.LOGITS, "choice": Epilogue.CHOICE,
+    }.get(stage.writes, Epilogue.PUBLISH)  # fmt: skip
     return MatrixStage(
         name=stage.name, reads=reads, writes=writes, gain=stage.gain, bias=stage.bias,
         scale=scale_name(stage) if stage.layout.row_scales else None,
         epilogue=Epilogue.GATED if stage.interleaved else epilogue, k=stage.k, tiles=stage.tiles,
-        product=products[stage.name],
+        product=products[stage.name], source=Source.LIBRARY if stage.routed else Source.TAPE,
+        routed=stage.routed, dealt=stage.dealt,
     )  # fmt: skip
 
 
@@ -79,7 +85,7 @@ def exchange_of(
         (FINAL, width, residual[0].name),
         *((stage.writes, width, stage.name) for stage in residual if stage.writes != START),
         *(
-            (stage.writes, _words(stage), stage.name)
+            (stage.writes, stage.words, stage.name)
             for stage in layer
             if stage.epilogue is not Epilogue.RESIDUAL
         ),
@@ -105,11 +111,6 @@ def with_attention(layer: tuple[MatrixStage, ...], window: int | None) -> tuple[
     return tuple(stages)
 
 
-def _words(stage: MatrixStage) -> int:
-    """Words that a stage publishes: a tile is a word, or a gate tile and its up tile together."""
-    return stage.tiles // (2 if stage.epilogue is Epilogue.GATED else 1)
-
-
 def resets_of(layer: tuple[MatrixStage, ...]) -> tuple[Reset, ...]:
     """Buffers whose readers are done when the layer's last stage has its input are reset there, all of them together.
 
@@ -120,7 +121,7 @@ def resets_of(layer: tuple[MatrixStage, ...]) -> tuple[Reset, ...]:
     last = chain[-1].name
     found = []
     for stage in chain:
-        reader = next((at for at, other in enumerate(chain) if other.reads == stage.writes), -1)
+        reader = max((at for at, other in enumerate(chain) if other.needs(stage.writes)), default=-1)
         if any(other.reads_all for other in chain[reader + 1 : -1]):
             found.append(Reset(stage.writes, last, turns=0, listed=True))
         else:
@@ -147,15 +148,15 @@ def own_words(rank: RankPlan, dimensions: Dimensions, exchange: Exchange) -> int
 def is_scattered(rank: RankPlan) -> bool:
     """Whether some worker has so few stages that it can run far ahead of the others: kernels/exchange/janitor.h.
 
-    In a layer of four matrices that alternately read and write the residual stream, a worker keeps step if it has tiles
-    of the head, and of the last matrix or of both that read the residual. In other layers it needs tiles of all.
+    A worker keeps step if it has tiles of the head and of the last matrix, which writes the residual stream. In a layer
+    of four matrices that alternately read and write that stream, tiles of both that read it do as well.
     """
     layer = rank.layer_stages
     in_turn = len(layer) == 4 and [stage.reads == "residual" for stage in layer] == [True, False, True, False]
 
     def keeps_step(worker: int) -> bool:
         owns = [stage.spans[worker].count > 0 for stage in layer]
-        takes_part = owns[-1] or (owns[0] and owns[2]) if in_turn else all(owns)
+        takes_part = owns[-1] or (in_turn and owns[0] and owns[2])
         return takes_part and rank.head.spans[worker].count > 0
 
     return not all(keeps_step(worker) for worker in range(len(rank.tapes)))

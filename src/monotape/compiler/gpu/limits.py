@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from monotape.compiler.gpu.pages import BLOCK_BYTES, LEAST_PAGES, Room, page_blocks, prefill_ring
 from monotape.errors import UnsupportedModel
-from monotape.models.experts import SILU
 from monotape.models.spec import ModelSpec
 from monotape.plan.gpu import BLOCK_K, HEAD_INPUTS, MOST_RANKS, Dimensions
 from monotape.plan.gpu_formats import GPU_FORMATS
@@ -12,20 +11,15 @@ from monotape.plan.types import Plan, RankPlan
 
 MOST_WIDTH = 8192  # a normalised input is held in registers: 4 words per lane of 8 warps
 MOST_VOCAB = 1 << 18  # the sampler adds integer weights of all tokens, and the sum must fit 64 bits
+MOST_CHOSEN, MOST_EXPERTS = 32, 512  # a lane for each; their lists' lengths in shared memory
 _CPU = "use --backend cpu."
 
 
-def check_family(spec: ModelSpec) -> None:
-    """What the kernel has no stage for, whatever the sizes."""
-    if spec.experts is not None:
+def check_family(spec: ModelSpec, backend: str) -> None:
+    """What a machine's kernel has no stage for, whatever the sizes."""
+    if backend == "hip" and spec.experts is not None:
         raise UnsupportedModel(
-            f"The GPU kernel does not run mixtures of experts yet, and {spec.architecture} is one.",
-            f"To run it, {_CPU}",
-        )
-    others = [matrix.name for matrix in spec.layer if matrix.bias != "qkv_bias" and spec.has_bias(matrix)]
-    if spec.sinks or others or spec.gating != SILU:
-        raise UnsupportedModel(
-            f"The GPU kernel does not run the attention sinks, biases or gate of {spec.architecture}.",
+            f"The HIP kernel does not run mixtures of experts yet, and {spec.architecture} is one.",
             f"To run it, {_CPU}",
         )
 
@@ -71,12 +65,30 @@ def check_plan(plan: Plan) -> None:
             f"The GPU kernel does not run a head that reads the lanes' '{plan.head_input}'.",
             "Use --backend cpu.",
         )
+    _check_experts(plan.ranks[0])
     for stage in plan.ranks[0].stages:
         if stage.format not in GPU_FORMATS:
             raise UnsupportedModel(
                 f"The GPU kernel does not run {stage.format.value} weights yet.",
                 "Use --dtype bf16 or f16, or --backend cpu.",
             )
+
+
+def _check_experts(rank: RankPlan) -> None:
+    if rank.library is None:
+        return
+    if rank.library.chosen > MOST_CHOSEN or rank.library.experts > MOST_EXPERTS:
+        raise UnsupportedModel(
+            f"The GPU kernel does not choose {rank.library.chosen} of {rank.library.experts} experts.",
+            f"At most {MOST_CHOSEN} of {MOST_EXPERTS} can be; {_CPU}",
+        )
+    routed = [stage for stage in rank.layer_stages if stage.routed or stage.writes == "choice"]
+    halves = {GPU_FORMATS[stage.format].half for stage in routed if stage.format in GPU_FORMATS}
+    if len(halves) > 1:
+        raise UnsupportedModel(
+            "The GPU kernel does not run a router of float16 weights with experts of another kind.",
+            f"Use --dtype bf16, or {_CPU}",
+        )
 
 
 def check_room(rank: RankPlan, room: Room) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,11 +22,30 @@ from monotape.compiler.gpu.limits import (
     rows_bytes,
 )
 from monotape.compiler.gpu.links import links_of, most_rows
-from monotape.compiler.gpu.pages import Room, blocks_of, page_blocks, pages_for, product_of
+from monotape.compiler.gpu.pages import (
+    Room,
+    input_blocks_of,
+    inputs_of,
+    page_blocks,
+    pages_for,
+    product_of,
+)
 from monotape.compiler.gpu.rows import chunk_for, row_plan
+from monotape.models.experts import SILU, Softmax
 from monotape.models.spec import ModelSpec
-from monotape.plan.formats import Format
-from monotape.plan.gpu import Dimensions, GpuPlan, GpuRank, KvUnits, LayerKind, MatrixStage
+from monotape.plan.formats import TILE_ROWS, Format
+from monotape.plan.gpu import (
+    BATCH_TILES,
+    SINKS,
+    Dimensions,
+    Gate,
+    GpuPlan,
+    GpuRank,
+    KvUnits,
+    LayerKind,
+    MatrixStage,
+    Routing,
+)
 from monotape.plan.gpu_formats import scale_name
 from monotape.plan.gpu_machines import GPU_MACHINES
 from monotape.plan.gpu_rules import verify
@@ -55,7 +75,7 @@ def gpu_plan(
 
     `workers` are those of one rank.
     """
-    check_family(spec)
+    check_family(spec, backend)
     machine = Machine(backend, workers, alignment=128, whole_heads=False, levels=False)
     plan = compile_plan(spec, machine, fmt, context=context, ranks=tp, stage_formats=stage_formats)
     return lower(spec, plan, tuning)
@@ -67,6 +87,11 @@ def lower(spec: ModelSpec, plan: Plan, tuning: Tuning | None = None) -> GpuPlan:
     found = GpuPlan(plan, tuple(rank.rank() for rank in lowering))
     verify(found)
     return found
+
+
+def _likeness(stage: PlanStage) -> tuple[int, Format, int, int]:
+    """Stages that are alike in this share a product."""
+    return stage.padded_k, stage.format, inputs_of(stage), stage.dealt
 
 
 class _Lowering:
@@ -86,9 +111,9 @@ class _Lowering:
         exchange = exchange_of(d, layer, workers, splits, tuning.rows)
         residual = next(stage for stage in rank.layer_stages if stage.writes == "residual")
         room = Room(
-            d, input_blocks=max(blocks_of(stage) for stage in rank.stages),
+            d, input_blocks=max(input_blocks_of(stage, self._gpu) for stage in rank.stages),
             own_words=own_words(rank, d, exchange), residual_tiles=max(1, *(span.count for span in residual.spans)),
-            steps=len(self._plan.steps), rows=tuning.rows, gpu=self._gpu,
+            steps=len(self._plan.steps), rows=tuning.rows, gpu=self._gpu, choice=self._choice_bytes(),
             codes=not all(stage.format.is_half for stage in rank.stages),
         )  # fmt: skip
         check_room(rank, room)
@@ -109,11 +134,12 @@ class _Lowering:
                 d.layers, d.kv_heads, d.head_dim, rank.kv.format, tuning.units_per_split, splits
             ),
             beside_ring=room.bytes, prefill_bytes=rows_bytes(room, blocks),
-            prefill=row_plan(d, (*layer, head), workers, chunk, self._gpu),
+            prefill=row_plan(d, (*layer, head), workers, chunk, self._gpu, self._routing()),
             sampler_words=1 + self._gpu.consumers // 2,  # kernels/sampling/cut.h: kSamplerWords
             links=links_of(
                 self._plan, rank.rank, d.width, d.all_vocab, chunk, link_delay=tuning.link_delay
             ),
+            routing=self._routing(), gate=self._gate(), sinks=SINKS if self._spec.sinks else None,
         )  # fmt: skip
 
     def _find_dimensions(self) -> Dimensions:
@@ -132,12 +158,34 @@ class _Lowering:
         numbers: dict[str, int] = {}
         lengths: list[PlanStage] = []
         for stage in self._rank.stages:
-            keys = [(other.padded_k, other.format) for other in lengths]
-            if (stage.padded_k, stage.format) not in keys:
+            keys, own = [_likeness(other) for other in lengths], _likeness(stage)
+            if own not in keys:
                 lengths.append(stage)
-                keys.append((stage.padded_k, stage.format))
-            numbers[stage.name] = keys.index((stage.padded_k, stage.format))
+                keys.append(own)
+            numbers[stage.name] = keys.index(own)
         return numbers, lengths
+
+    def _routing(self) -> Routing | None:
+        experts, library = self._spec.experts, self._rank.library
+        if experts is None or library is None:
+            return None
+        over_all = experts.softmax is Softmax.ALL
+        return Routing(experts.count, experts.chosen, over_all, library.expert_bytes)
+
+    def _gate(self) -> Gate | None:
+        gating = self._spec.gating
+        if gating == SILU:
+            return None
+        limit = math.inf if gating.limit is None else gating.limit
+        return Gate(gating.alpha, limit, gating.shift)
+
+    def _choice_bytes(self) -> int:
+        """kernels/worker/shared.h: the chosen experts, their weights, and the scales of their rows."""
+        if self._spec.experts is None:
+            return 0
+        scaled = any(stage.layout.row_scales and inputs_of(stage) > 1 for stage in self._rank.stages)
+        scales = 4 * BATCH_TILES * TILE_ROWS if scaled else 4
+        return self._spec.experts.chosen * (8 + scales)
 
     def _kinds(self, layer: tuple[MatrixStage, ...]) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
         """Layers with the same attention window are of one kind."""
@@ -153,6 +201,7 @@ class _Lowering:
         stages = self._rank.stages
         named = [name for stage in stages for name in (stage.gain, stage.bias) if name]
         named += ["q_norm", "k_norm"] if self._spec.qk_norm else []
+        named += [SINKS] if self._spec.sinks else []
         named += [scale_name(stage) for stage in stages if stage.layout.row_scales]
         return tuple(dict.fromkeys(named))
 

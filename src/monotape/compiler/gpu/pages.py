@@ -31,6 +31,7 @@ class Room:
     steps: int  # of ranks
     rows: int = 1
     codes: bool = False  # whether some stages' weights are codes: their inputs have scales
+    choice: int = 0  # bytes of the chosen experts
     gpu: GpuMachine = HOPPER
 
     @property
@@ -43,6 +44,7 @@ class Room:
         rest = max(inputs, attended) + lists + 4 * TILE_ROWS * self.residual_tiles * self.rows + 8 * head
         if self.codes:
             rest += self.input_blocks
+        rest += self.choice
         if self.steps:
             rest += 16 * self.steps + 4 * TILE_ROWS * BATCH_TILES  # steps, and sums that came early
         return rest + _OTHER_SHARED
@@ -59,6 +61,20 @@ class Room:
 
 def blocks_of(stage: Stage) -> int:
     return stage.padded_k // BLOCK_K
+
+
+def inputs_of(stage: Stage) -> int:
+    """Inputs of a stage, one after the other: each expert has its own where a worker has the same tiles of all."""
+    return max(1, stage.routed // stage.dealt)
+
+
+def input_blocks_of(stage: Stage, gpu: GpuMachine) -> int:
+    """Blocks of all inputs of a stage: each begins with the first warp's block."""
+    blocks = blocks_of(stage)
+    if inputs_of(stage) == 1:
+        return blocks
+    whole = gpu.parts * stage.layout.k // BLOCK_K
+    return inputs_of(stage) * -(-blocks // whole) * whole
 
 
 def product_of(stage: Stage, page: int, gpu: GpuMachine = HOPPER) -> Product:
@@ -80,8 +96,12 @@ def product_of(stage: Stage, page: int, gpu: GpuMachine = HOPPER) -> Product:
         pages += 1
         run = _whole_warps(blocks, pages, gpu)
     most = min(in_page, BATCH_TILES // 2, max(1, at_once // -(-run // gpu.parts)))
-    together = max(tiles for tiles in range(1, most + 1) if in_page % tiles == 0)
-    return Product(stage.format, blocks, in_page, run, together)
+    fitting = [tiles for tiles in range(1, most + 1) if in_page % tiles == 0]
+    if (
+        stage.dealt > 1
+    ):  # an expert's tiles may begin anywhere in a batch, but a gate tile has an even number there
+        fitting = [tiles for tiles in fitting if tiles == 1 or tiles % 2 == 0]
+    return Product(stage.format, blocks, in_page, run, fitting[-1], inputs_of(stage), stage.dealt)
 
 
 def _whole_warps(blocks: int, pages: int, gpu: GpuMachine) -> int:
@@ -99,7 +119,7 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
     if not room.gpu.ring:
         return _PREFILL_BLOCKS
     stages, workers = rank.layer_stages, len(rank.tapes)
-    total = sum(stage.tiles * stage.tile_bytes for stage in stages) / BLOCK_BYTES
+    total = sum((stage.routed or 1) * stage.tiles * stage.tile_bytes for stage in stages) / BLOCK_BYTES
     layer = total * BLOCK_BYTES / workers
 
     def worth(size: int) -> float:
@@ -118,13 +138,13 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
 
 def _pages_and_steps(stage: Stage, page: int, gpu: GpuMachine) -> tuple[int, int]:
     """Pages that the tiles of a stage take in all workers, and the steps of their warps."""
-    product = product_of(stage, page, gpu)
+    product, experts = product_of(stage, page, gpu), inputs_of(stage)
     if product.page_run < product.blocks:
-        pages = stage.tiles * -(-product.blocks // product.page_run)
+        pages = (stage.routed or 1) * stage.tiles * -(-product.blocks // product.page_run)
         return pages, pages
     shares = [span.count for span in stage.spans]
-    pages = sum(-(-share // product.tiles_in_page) for share in shares)
-    return pages, sum(-(-share // product.together) for share in shares)
+    pages = experts * sum(-(-share // product.tiles_in_page) for share in shares)
+    return pages, experts * sum(-(-share // product.together) for share in shares)
 
 
 def _unit_blocks(head_dim: int) -> int:
@@ -149,7 +169,7 @@ def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int, gpu: GpuMachin
 
     A rank of several reads so little that words queueing behind pages cost it more than late pages do. Long layers keep
     the memory busy at all times, so they need no scout; the ring holds so much of a layer of codes that a scout only
-    disturbs it.
+    disturbs it; of experts a scout does not know which ones come next.
     """
     page = blocks * BLOCK_BYTES
     if not gpu.ring:  # shared memory beside the inputs is for a prefill alone
@@ -158,6 +178,7 @@ def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int, gpu: GpuMachin
     if ranks > 1:
         return Pages(blocks, ring, now, ahead=1, polling=1, attending=2, ticks=0, lead=0)
     short = max(tape.layer_bytes for tape in rank.tapes) < _LONG_LAYER
-    lead = _LEAD if short and all(stage.format.is_half for stage in rank.layer_stages) else 0
+    known = all(stage.format.is_half and not stage.routed for stage in rank.layer_stages)
+    lead = _LEAD if short and known else 0
     ticks = int(page / _FAIR_BYTES_PER_TICK)
     return Pages(blocks, ring, now, ahead=2, polling=2, attending=now, ticks=ticks, lead=lead)

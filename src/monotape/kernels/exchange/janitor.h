@@ -26,7 +26,8 @@
 //        has needed, directly or through other workers, a word that W published after (b): an element of the residual
 //        stream, or an output of qkv and `gate_up` if W has no tiles of `output` and `down`. ARCHITECTURE.md has the chain for
 //        every buffer. It uses that a worker with tiles of `down` has tiles of `output`: the residual has one owner.
-//     (c) holds where every worker has tiles of the head, and of `down` or of both stages that read the residual stream.
+//     (c) holds where every worker has tiles of the head, and of `down` or of both stages that read the residual stream. In
+//     layers of other matrices it holds where every worker has tiles of the head and of the last stage.
 //     In all other plans (kScattered) W also awaits the resets of the current stage before it publishes, which makes (c)
 //     true for every word that W publishes. A worker without tiles of `down` resets at its first stage of the next turn.
 #pragma once
@@ -34,8 +35,10 @@
 
 namespace monotape {
 
-// The words of a stage's output that a worker owns: one a tile, or one of a gate tile and its up tile.
+// The words of a stage's output that a worker owns: one a tile, one of a gate tile and its up tile, two of float32 values.
 __device__ __forceinline__ int words_of_tiles(int tiles, Stage stage) {
+  if constexpr (kExperts > 0)
+    if (row_of(stage).epilogue == Epilogue::choice) return 2 * tiles;
   return row_of(stage).epilogue == Epilogue::gated ? tiles / 2 : tiles;
 }
 __device__ __forceinline__ int own_first(const Span& span, Stage stage) { return words_of_tiles(span.first, stage); }

@@ -92,7 +92,12 @@ __device__ __forceinline__ uint4 pack8_for(Stage stage, const float* v) {
   return takes_float16(stage) ? pack8<true>(v) : pack8<false>(v);
 }
 
-// silu(gate) * up
-__device__ __forceinline__ float gated(float gate, float up) { return quotient(gate, 1 + exponential(-gate)) * up; }
+// silu(gate) * up, or as plan/gpu.py has it: Gate. A NaN stays one.
+__device__ __forceinline__ float gated(float gate, float up) {
+  if constexpr (kPlainGate) return quotient(gate, 1 + exponential(-gate)) * up;
+  gate = gate > kGateLimit ? kGateLimit : gate;
+  up = up > kGateLimit ? kGateLimit : up < -kGateLimit ? -kGateLimit : up;
+  return quotient(gate, 1 + exponential(-kGateAlpha * gate)) * (up + kGateShift);
+}
 
 }  // namespace monotape

@@ -117,7 +117,7 @@ struct Ranks {
 };
 
 struct Params {
-  const uint8_t* tapes;
+  const uint8_t* tapes;         // behind them, from kLibraryStart on: [layers][experts][kExpertBytes]
   const int64_t* tape_start;    // [workers]
   const int64_t* layer_bytes;   // [workers]
   const Span* spans;            // [workers][kMatrixStages]

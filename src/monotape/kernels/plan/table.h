@@ -11,17 +11,20 @@ namespace monotape {
 enum class Epilogue : int {
   publish,   // its value goes into the output buffer
   residual,  // it is added to the owner's residual, which goes into the output buffer
-  gated,     // silu(gate) * up: gate tiles are even, their up tiles follow
+  gated,     // gate and up become one: gate tiles are even, their up tiles follow
+  choice,    // a router's: the float32 value goes into the output buffer
   logits,    // it is kept for the sampler
 };
-// Where a stage's weights come from: the worker's tape, or an address that is published while the kernel runs.
-enum class Source : int { tape, published };
+// Where a stage's weights come from: the worker's tape, an address that is published while the kernel runs, or the library of
+// experts.
+enum class Source : int { tape, published, library };
 
 // How warps multiply tiles of one length and format. Short tiles share a page; a long one takes several pages, with
 // `page_run` blocks in each but the last.
 struct Product {
   Format format;
   int blocks, tiles_in_page, page_run, together, batch;
+  int inputs, dealt;  // experts with an input of their own, or whose tiles follow each other; 1: none
 };
 
 struct StageRow {
@@ -31,6 +34,7 @@ struct StageRow {
   Source source;
   int k, tiles, product;
   bool attends;  // attention follows: its output is queries, keys and values
+  int routed;    // experts that a token passes; 0: the stage is not routed
 };
 
 // A block of a prefill's products, in tiles: see rows/matrix.h.

@@ -51,6 +51,41 @@ __device__ __forceinline__ bool adds_to_residual(Stage stage) {
 __device__ __forceinline__ bool is_gated(Stage stage) {
   return of_stage(stage, [](StageRow row) { return row.epilogue == Epilogue::gated; });
 }
+// Whether a stage's weights are those of the experts that the router chose; whether their tiles are dealt out one expert's
+// after the other's; and whether it is the first of these stages, which waits for the choice.
+__device__ __forceinline__ bool is_routed(Stage stage) {
+  return kExperts > 0 && of_stage(stage, [](StageRow row) { return row.routed > 0; });
+}
+__device__ __forceinline__ bool is_dealt(Stage stage) {
+  return kExperts > 0 && of_stage(stage, [](StageRow row) { return product(row.product).dealt > 1; });
+}
+__host__ __device__ constexpr Stage first_routed_stage() {
+  for (int i = 0; i < kMatrixStages; i++)
+    if (stage_row(i).routed > 0) return static_cast<Stage>(i);
+  return Stage::head;
+}
+constexpr Stage kFirstRouted = first_routed_stage();
+__host__ __device__ constexpr Buffer choice_buffer() {
+  for (int i = 0; i < kMatrixStages; i++)
+    if (stage_row(i).epilogue == Epilogue::choice) return stage_row(i).writes;
+  return Buffer::residual;
+}
+constexpr Buffer kChoice = choice_buffer();  // the router's logits
+__host__ __device__ constexpr Stage router_stage() {
+  for (int i = 0; i < kMatrixStages; i++)
+    if (stage_row(i).epilogue == Epilogue::choice) return static_cast<Stage>(i);
+  return Stage::head;
+}
+constexpr Stage kRouter = router_stage();
+// The inputs of experts lie in shared memory one after the other, each from the first warp's block on: so many blocks apart.
+__host__ __device__ constexpr int input_stride(Product p) { return divide_up(p.blocks, kWarps * kSide) * kWarps * kSide; }
+__host__ __device__ constexpr bool scales_experts() {
+  for (int i = 0; i < kMatrixStages; i++)
+    if (product(stage_row(i).product).inputs > 1 && stage_row(i).scale != kNoVector) return true;
+  return false;
+}
+// Whether rows of experts that a worker adds up have scales of their own.
+constexpr bool kScalesExperts = scales_experts();
 __host__ __device__ constexpr Stage stage_after_attention() {
   for (int i = 0;; i++)
     if (stage_row(i).reads == Buffer::attended) return static_cast<Stage>(i);

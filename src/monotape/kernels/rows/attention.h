@@ -35,6 +35,12 @@ __device__ __forceinline__ Splits splits_of(Consumer& c) {
   return {larger(1, smaller(room, divide_up(seen, kUnitsPerSplit * kUnitPositions))), chunk.count};
 }
 
+// The sum of a row's weights, with that of its sink, which is worth nothing.
+__device__ __forceinline__ float with_sink(const Params& params, int layer, int head, float peak, float sum) {
+  if constexpr (kSinks >= 0) sum += power_of_two(params.vectors[kSinks][layer * kHeads + head] * 1.4426950408889634f - peak);
+  return sum;
+}
+
 class RowAttention {
  public:
   static constexpr int kUnits = kAttendedUnits, kTiles = kUnits * 4;  // that a step looks at, and tiles of their positions
@@ -238,7 +244,7 @@ class RowAttention {
       const Row row = row_of(half);
       if (!row.real) continue;
       if (splits_.count > 1) leave(row, split, half, sum);
-      else attended(row, half, 1 / sum);
+      else attended(row, half, 1 / with_sink(c_.params, layer_, row.head, peak_[half], sum));
     }
   }
   __device__ __forceinline__ void attended(const Row& row, int half, float scale) {
@@ -322,8 +328,9 @@ __device__ __forceinline__ void combine_splits(Consumer& c) {
       }
       top = higher;
     }
+    const float whole = with_sink(c.params, rows_state(c).layer, head, top, sum);
 #pragma unroll
-    for (int k = 0; k < 8; k++) value[k] /= sum;
+    for (int k = 0; k < 8; k++) value[k] /= whole;
     c.params.rows.attended[block_word(row, word, k_blocks(kAfterAttention))] = pack8<kAttendedFloat16>(value);
   }
 }

@@ -64,7 +64,7 @@ class RowHead {
       place[n] = there ? row_ * (kQkvRows / 8) + head_ * kHeadWords + number[n] : -1;
 #pragma unroll
       for (int i = 0; i < 8; i++) value[n][i] = 0;
-      if constexpr (kQkvBias)
+      if constexpr (row_of(kAttends).bias != kNoVector)
         if (there) load8(c_.params.vectors[static_cast<int>(row_of(kAttends).bias)] + static_cast<int64_t>(layer_) * kQkvRows + (head_ * kHeadWords + number[n]) * 8, value[n]);
     }
     add_pieces<larger(1, 8 / Words)>(c_.params, pieces_, place, value);

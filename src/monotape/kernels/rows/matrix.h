@@ -3,6 +3,7 @@
 // multiply them there.
 #pragma once
 #include "ranks/rows.h"
+#include "rows/experts.h"
 
 namespace monotape {
 
@@ -26,9 +27,16 @@ __device__ __forceinline__ bool begin_chunk(Consumer& c, int start) {
   return c.meet();
 }
 
-__device__ __forceinline__ Pieces pieces_of(Consumer& c, Stage stage) {
+// The pieces of k in which a product is cut.
+__device__ __forceinline__ Pieces cut_pieces(Consumer& c, Stage stage) {
   const RowsState& state = rows_state(c);
   return {state.cuts[static_cast<int>(stage)].pieces, state.chunk.count, tiles_of(stage)};
+}
+// The pieces of a sum: those, or one of each of a row's experts.
+__device__ __forceinline__ Pieces pieces_of(Consumer& c, Stage stage) {
+  if constexpr (kExperts > 0)
+    if (is_routed(stage)) return {kChosen, rows_state(c).chunk.count, tiles_of(stage)};
+  return cut_pieces(c, stage);
 }
 
 // The current product.
@@ -50,7 +58,7 @@ __device__ __forceinline__ RowProduct product_of(Consumer& c) {
   const uint4* input = reads == Buffer::attended ? rows.attended : reads == Buffer::activation ? rows.activation : rows.normed;
   const int layer = stage == Stage::head ? 0 : state.layer;
   const int blocks = of_stage(stage, [](StageRow row) { return divide_up(row.k, kBlockK); });
-  return {state.chunk, stage, layer, tiles_of(stage), blocks, input, pieces_of(c, stage), state.cuts[static_cast<int>(stage)].shape,
+  return {state.chunk, stage, layer, tiles_of(stage), blocks, input, cut_pieces(c, stage), state.cuts[static_cast<int>(stage)].shape,
           of_stage(stage, [](StageRow row) { return monotape::product(row.product).format; })};
 }
 
@@ -65,13 +73,54 @@ __device__ __forceinline__ Shape shape_of(const RowProduct& product) {
 // A block of work, and where its output begins.
 struct Block {
   int row_tile, column_tile, piece;
+  int expert = 0;  // of a routed stage
 };
+
+// Numbers of 16-byte words of a lane's rows, where rows do not follow each other.
+template <int Count>
+struct RowSources {
+  uint32_t row_[Count];
+  __device__ __forceinline__ uint32_t& row(int i) { return row_[i]; }
+  __device__ __forceinline__ uint32_t row(int i) const { return row_[i]; }
+};
+template <>
+struct RowSources<0> {
+  static __device__ __forceinline__ uint32_t& row(int) { return *static_cast<uint32_t*>(nullptr); }
+};
+
+// The pair in a place of an expert's list, and the row of the stage's input that it takes: a pair has an activation of its own.
+__device__ __forceinline__ int pair_of(Consumer& c, int expert, int place) {
+  const ExpertRows rows = expert_rows(c.params);
+  const int count = load_row_number(rows.counts + expert);
+  return load_row_number(rows.lists + expert * kChunkRows + smaller(place, count - 1));
+}
+__device__ __forceinline__ int input_row(Consumer& c, const RowProduct& product, int expert, int place) {
+  const int pair = pair_of(c, expert, place);
+  return product.stage == kFirstRouted ? pair % product.chunk.count : pair;
+}
+
+// Rows that a block's product has in all, and where the output of one of them goes.
+__device__ __forceinline__ int row_count(Consumer& c, const RowProduct& product, Block at) {
+  if constexpr (kExperts > 0)
+    if (is_routed(product.stage)) return load_row_number(expert_rows(c.params).counts + at.expert);
+  return product.chunk.count;
+}
+__device__ __forceinline__ int output_row(Consumer& c, const RowProduct& product, Block at, int row) {
+  if constexpr (kExperts > 0)
+    if (is_routed(product.stage)) return pair_of(c, at.expert, row);
+  return row;
+}
 
 // The epilogue of eight neighbouring outputs of a row, by stage.
 __device__ __forceinline__ void keep_activation(Consumer& c, int row, int tile, const float (&gate)[8], const float (&up)[8]) {
   float value[8];
 #pragma unroll
   for (int i = 0; i < 8; i++) value[i] = gated(gate[i], up[i]);
+  if constexpr (kExperts > 0) {  // `row` is a pair
+    const float weight = load_row_value(expert_rows(c.params).weights + row);
+#pragma unroll
+    for (int i = 0; i < 8; i++) value[i] *= weight;
+  }
   constexpr Stage kReader = reader_of(Buffer::activation);
   constexpr bool kReadsFloat16 = format_is_float16(product(row_of(kReader).product).format);
   c.params.rows.activation[block_word(row, tile / 2, k_blocks(kReader))] = pack8<kReadsFloat16>(value);
@@ -108,7 +157,8 @@ class BlockProduct {
     const int each = divide_up(product.blocks, product.pieces.count), first = at.piece * each;
     const int last = smaller(product.blocks, first + each), steps = divide_up(last - first, kStepBlocks);
     Sources from;  // rows follow each other, columns are on the tapes of their owners
-    from.rows = (at.row_tile + own_tile(c)) * product.blocks * kBlockWords + c.word();
+    if constexpr (kExperts > 0) find_rows(c, product, at, from);
+    else from.rows = (at.row_tile + own_tile(c)) * product.blocks * kBlockWords + c.word();
 #pragma unroll
     for (int i = 0; i < kColumnCopies; i++) from.columns[i] = column_source(c, product, at, i) + c.word();
     float sums[kSumTiles<kColumns>][4];
@@ -138,10 +188,25 @@ class BlockProduct {
   using Weight = Stored<F>;
   // Numbers of 16-byte words; those of the tapes have 64 bits only where tapes are so large.
   using TapeWord = Chosen<kLargeTapes, uint64_t, uint32_t>;
-  struct Sources {
+  struct Sources : RowSources<kExperts ? kRowCopies : 0> {
     uint32_t rows;
     TapeWord columns[kColumnCopies];
   };
+
+  // Where a lane's rows lie: one after the other, or those of an expert's list. Past the end it is the last one again.
+  static __device__ __forceinline__ void find_rows(Consumer& c, const RowProduct& product, Block at, Sources& from) {
+#pragma unroll
+    for (int i = 0; i < kRowCopies; i++) {
+      int row = (at.row_tile + own_tile(c) + i * kWarps * kSide) * kTileRows + c.row();
+      if (is_routed(product.stage)) row = input_row(c, product, at.expert, row);
+      from.row(i) = (row / kTileRows * product.blocks) * kBlockWords + row % kTileRows * 4 + c.column();
+    }
+  }
+
+  static __device__ __forceinline__ uint32_t row_word(const RowProduct& product, const Sources& from, uint32_t word, int i) {
+    if constexpr (kExperts > 0) return from.row(i) + word;
+    else return from.rows + word + i * kWarps * kSide * product.blocks * kBlockWords;
+  }
 
   // The first of the tiles that a lane copies; each kWarps * kSide-th follows.
   static __device__ __forceinline__ int own_tile(const Consumer& c) { return c.warp() + c.side() * kWarps; }
@@ -152,7 +217,9 @@ class BlockProduct {
   static __device__ __forceinline__ TapeWord column_source(Consumer& c, const RowProduct& product, Block at, int i) {
     const int column = smaller(at.column_tile + own_tile(c) + i * kWarps * kSide, product.tiles - 1);
     const TilePlace& place = c.params.places[c.params.first_place[static_cast<int>(product.stage)] + column];
-    return static_cast<TapeWord>((place.start + product.layer * place.stride) / 16);
+    int64_t start = place.start + product.layer * place.stride;
+    if constexpr (kExperts > 0) start += static_cast<int64_t>(at.expert) * kExpertBytes;
+    return static_cast<TapeWord>(start / 16);
   }
 
   static __device__ __forceinline__ void copy_step(Consumer& c, const RowProduct& product, const Sources& from, int slot,
@@ -166,8 +233,7 @@ class BlockProduct {
 #pragma unroll
         for (int i = 0; i < kRowCopies; i++) {
           if (RowTiles % (kWarps * kSide) && own_tile(c) + i * kWarps * kSide >= RowTiles) continue;
-          copy_word(to + (b * kTiles + i * kWarps * kSide) * kBlockBytes,
-                    product.input + (from.rows + word + i * kWarps * kSide * product.blocks * kBlockWords), bytes);
+          copy_word(to + (b * kTiles + i * kWarps * kSide) * kBlockBytes, product.input + row_word(product, from, word, i), bytes);
         }
 #pragma unroll
         for (int i = 0; i < kColumnCopies; i++) {
@@ -231,41 +297,66 @@ __device__ __forceinline__ bool take(const float* from, float (&value)[8]) {
   return nan;
 }
 
+// Matrices of the stage that lie before this one.
+__device__ __forceinline__ int64_t matrix_number(const RowProduct& product, int expert) {
+  if constexpr (kExperts > 0)
+    if (is_routed(product.stage)) return static_cast<int64_t>(product.layer) * kExperts + expert;
+  return product.layer;
+}
+
 // Multiplies eight neighbouring outputs by their scales, where the stage's format has them.
-__device__ __forceinline__ void scale_rows(Consumer& c, const RowProduct& product, int tile, float (&value)[8]) {
+__device__ __forceinline__ void scale_rows(Consumer& c, const RowProduct& product, int expert, int tile, float (&value)[8]) {
   if constexpr (kScalesRows) {
     const int vector = static_cast<int>(of_stage(product.stage, [](StageRow row) { return row.scale; }));
     if (vector < 0) return;
     float scale[8];
-    load8(c.params.vectors[vector] + (static_cast<int64_t>(product.layer) * product.tiles + tile) * kTileRows, scale);
+    load8(c.params.vectors[vector] + (matrix_number(product, expert) * product.tiles + tile) * kTileRows, scale);
 #pragma unroll
     for (int i = 0; i < 8; i++) value[i] *= scale[i];
   }
+}
+// Adds their biases, in the first piece; those of q, k and v are added with the heads. Where outputs of experts are added up,
+// activations have been multiplied by the expert's weight, and its bias is here.
+__device__ __forceinline__ void add_biases(Consumer& c, const RowProduct& product, Block at, int row, int tile, float (&value)[8]) {
+  const int vector = static_cast<int>(of_stage(product.stage, [](StageRow row) { return row.attends ? kNoVector : row.bias; }));
+  if (vector < 0 || at.piece > 0) return;
+  float bias[8], weight = 1;
+  load8(c.params.vectors[vector] + (matrix_number(product, at.expert) * product.tiles + tile) * kTileRows, bias);
+  if (kExperts > 0 && has_inputs(product.stage)) weight = load_row_value(expert_rows(c.params).weights + row);
+#pragma unroll
+  for (int i = 0; i < 8; i++) value[i] += weight * bias[i];
+}
+__host__ __device__ constexpr bool adds_biases() {
+  for (int i = 0; i < kMatrixStages; i++)
+    if (stage_row(i).bias != kNoVector && !stage_row(i).attends) return true;
+  return false;
 }
 
 // Stores the finished block from shared memory, without rows and tiles past the end.
 __device__ __forceinline__ void finish_block(Consumer& c, const RowProduct& product, Block at) {
   const Shape shape = shape_of(product);
-  const int rows = smaller(shape.row_tiles * kTileRows, product.chunk.count - at.row_tile * kTileRows);
+  const int rows = smaller(shape.row_tiles * kTileRows, row_count(c, product, at) - at.row_tile * kTileRows);
   const bool paired = is_gated(product.stage);  // gate tiles are even, their up tiles follow
   const int each = paired ? 2 : 1, across = shape.column_tiles / each;
   bool nan = false;
 #pragma unroll 1
   for (int i = c.thread; i < rows * across; i += kConsumers) {
-    const int row = at.row_tile * kTileRows + i / across, tile = at.column_tile + i % across * each;
+    const int row = output_row(c, product, at, at.row_tile * kTileRows + i / across), tile = at.column_tile + i % across * each;
     if (tile >= product.tiles) continue;
     const float* from = finished_row(c, i / across, shape.column_tiles) + i % across * each * kTileRows;
     float value[8];
     nan |= take(from, value);
-    scale_rows(c, product, tile, value);
+    scale_rows(c, product, at.expert, tile, value);
+    if constexpr (adds_biases()) add_biases(c, product, at, row, tile, value);
     if (paired) {
       float up[8];
       nan |= take(from + kTileRows, up);
-      scale_rows(c, product, tile + 1, up);
+      scale_rows(c, product, at.expert, tile + 1, up);
+      if constexpr (adds_biases()) add_biases(c, product, at, row, tile + 1, up);
       keep_activation(c, row, tile, value, up);
     } else if (product.stage == Stage::head) {
       keep_logits(c, product.chunk, row, tile, value);
-    } else if (kRanks > 1 && adds_to_residual(product.stage) && product.pieces.count == 1) {
+    } else if (kRanks > 1 && adds_to_residual(product.stage) && product.pieces.count == 1 && !is_routed(product.stage)) {
       RowSums(c, product.stage).keep(row, tile, value);
     } else {
       store_row_values(piece_values(c.params, product.pieces, at.piece, row, tile), value);
@@ -296,31 +387,44 @@ __device__ __forceinline__ void multiply_shape(Consumer& c, const RowProduct& pr
   else multiply_shape<Number + 1>(c, product, at);
 }
 
-__device__ __forceinline__ int blocks_of(const RowProduct& product) {
+__device__ __forceinline__ int blocks_of(Consumer& c, const RowProduct& product) {
   const Shape shape = shape_of(product);
+  if constexpr (kExperts > 0)
+    if (is_routed(product.stage)) return rows_state(c).expert_blocks[kExperts] * divide_up(product.tiles, shape.column_tiles);
   return divide_up(product.chunk.count, shape.row_tiles * kTileRows) * divide_up(product.tiles, shape.column_tiles) * product.pieces.count;
 }
 // The i-th block of output. Blocks of the same weights are neighbours in time, so that the weights are read from memory
 // once.
-__device__ __forceinline__ Block block_of(const RowProduct& product, int i) {
+__device__ __forceinline__ Block block_of(Consumer& c, const RowProduct& product, int i) {
   const Shape shape = shape_of(product);
+  if constexpr (kExperts > 0)
+    if (is_routed(product.stage)) {
+      const int columns = divide_up(product.tiles, shape.column_tiles), expert = expert_of_block(c, i / columns);
+      const int before = rows_state(c).expert_blocks[expert], blocks = rows_state(c).expert_blocks[expert + 1] - before;
+      const int at = i - before * columns;
+      return {at % blocks * shape.row_tiles, at / blocks * shape.column_tiles, 0, expert};
+    }
   const int rows = divide_up(product.chunk.count, shape.row_tiles * kTileRows);
   return {i % rows * shape.row_tiles, i / rows / product.pieces.count * shape.column_tiles, i / rows % product.pieces.count};
 }
 
 __device__ __forceinline__ void multiply_rows(Consumer& c) {
+  if constexpr (kExperts > 0) {
+    const RowProduct product = product_of(c);
+    if (is_routed(product.stage)) count_expert_blocks(c, shape_of(product).row_tiles);
+  }
 #pragma unroll 1
   for (int i = worker_number();; i += kWorkers) {
     {
       c.refresh();
       const RowProduct product = product_of(c);
-      if (i >= blocks_of(product)) return;
-      const Block at = block_of(product, i);
+      if (i >= blocks_of(c, product)) return;
+      const Block at = block_of(c, product, i);
       multiply_shape(c, product, at);
     }
     c.refresh();
     const RowProduct product = product_of(c);
-    finish_block(c, product, block_of(product, i));
+    finish_block(c, product, block_of(c, product, i));
   }
 }
 

@@ -28,6 +28,8 @@ __device__ __forceinline__ void run_part(Consumer& c) {
   else if (part == PartKind::heads) finish_heads(c, pieces_of(c, kAttends));
   else if (part == PartKind::attention) attend_rows(c);
   else if (part == PartKind::combine) combine_splits(c);
+  else if (kExperts > 0 && part == PartKind::choose) choose_rows(c, pieces_of(c, kRouter));
+  else if (kExperts > 0 && part == PartKind::group) group_rows(c);
   else multiply_rows(c);
 }
 

@@ -14,12 +14,15 @@ __device__ __forceinline__ int end_of(Chunk chunk) { return chunk.start + chunk.
 
 // The parts of a layer, with a barrier after each, derived from the stage table: the norm of a stage that has one, its
 // product, and after the product that makes queries, keys and values: the heads, attention, and the combination of splits.
-enum class PartKind : int { norm, product, heads, attention, combine };
+// Experts take the router's input: before the first of their products rows choose, and experts list their rows.
+enum class PartKind : int { norm, product, heads, attention, combine, choose, group };
 struct Part {
   PartKind kind;
   Stage stage;  // of the norm or the product
 };
-__host__ __device__ constexpr int parts_of(StageRow row) { return (row.gain != kNoVector) + 1 + (row.attends ? 3 : 0); }
+__host__ __device__ constexpr bool has_norm(StageRow row) { return row.gain != kNoVector && row.routed == 0; }
+__host__ __device__ constexpr bool waits_for_choice(StageRow row) { return row.routed > 0 && row.gain != kNoVector; }
+__host__ __device__ constexpr int parts_of(StageRow row) { return has_norm(row) + 2 * waits_for_choice(row) + 1 + (row.attends ? 3 : 0); }
 __host__ __device__ constexpr int count_parts() {
   int count = 0;
   for (int i = 0; i < kLayerSteps; i++) count += parts_of(stage_row(i));
@@ -29,7 +32,9 @@ constexpr int kParts = count_parts();
 __host__ __device__ constexpr Part part_row(int number) {
   int stage = 0;
   for (; number >= parts_of(stage_row(stage)); stage++) number -= parts_of(stage_row(stage));
-  if (stage_row(stage).gain == kNoVector) number++;
+  if (waits_for_choice(stage_row(stage)) && number < 2) return {number == 0 ? PartKind::choose : PartKind::group, static_cast<Stage>(stage)};
+  if (waits_for_choice(stage_row(stage))) number -= 2;
+  if (!has_norm(stage_row(stage))) number++;
   return {static_cast<PartKind>(number), static_cast<Stage>(stage)};
 }
 static_assert(part_row(0).kind == PartKind::norm && part_row(1).kind == PartKind::product, "what the head's parts are read off");
@@ -51,6 +56,7 @@ struct RowsState {
   int layer, number;  // number of the part in its layer
   Part part;
   Cut cuts[kMatrixStages];
+  int expert_blocks[kExperts + 1];  // of rows, of all experts before: see rows/experts.h
 
   // After the last layer come the norm and, for tests, the product of the head.
   __device__ __forceinline__ void go_to(int to_layer, int to_number) {
@@ -61,6 +67,7 @@ struct RowsState {
   }
   __device__ __forceinline__ void go_on(int parts) { go_to(layer, number + parts); }
 };
+static_assert(sizeof(RowsState) <= sizeof(Shared::sums) / 2, "it lies in half of the sums");
 __device__ __forceinline__ RowsState& rows_state(Consumer& c) { return *reinterpret_cast<RowsState*>(c.shared.sums[1]); }
 
 // A barrier of all workers: stores before it are visible after it. The next part begins.

@@ -99,8 +99,10 @@ __device__ __forceinline__ Quad combine_warps(const Shared& shared, int warps, i
 }
 
 // Two neighbouring lanes' values of a head, finished, are a word.
-__device__ __forceinline__ void publish_attended(Consumer& c, int head, int quad, const Quad& all, bool real) {
-  const float scale = quotient(1, all.sum);
+__device__ __forceinline__ void publish_attended(Consumer& c, int layer, int head, int quad, const Quad& all, bool real) {
+  float sum = all.sum;
+  if constexpr (kSinks >= 0) sum += exponential(c.params.vectors[kSinks][layer * kHeads + head] - all.peak);  // weighs in, and is worth nothing
+  const float scale = quotient(1, sum);
   const uint32_t low = pack_pair(all.value[0] * scale, all.value[1] * scale);
   const uint32_t high = pack_pair(all.value[2] * scale, all.value[3] * scale);
   const uint4 word = make_uint4(low, high, lane_above(low, 1), lane_above(high, 1));
@@ -109,7 +111,7 @@ __device__ __forceinline__ void publish_attended(Consumer& c, int head, int quad
 
 // Each thread has four values of a head per iteration. A single split publishes the attended values themselves; several
 // splits publish their parts, for `combine`.
-__device__ __forceinline__ void publish_results(Consumer& c, const Share& share) {
+__device__ __forceinline__ void publish_results(Consumer& c, int layer, const Share& share) {
   constexpr int kQuads = kHeadDim / 4;
   Exchange& exchange = *c.params.exchange;
 #pragma unroll 1
@@ -118,7 +120,7 @@ __device__ __forceinline__ void publish_results(Consumer& c, const Share& share)
     const int g = real ? i / kQuads : 0, quad = i % kQuads;
     const Quad all = combine_warps(c.shared, smaller(share.count, kWarps), g, quad * 4);
     if (share.splits == 1) {
-      publish_attended(c, share.kv_head * kGroup + g, quad, all, real);
+      publish_attended(c, layer, share.kv_head * kGroup + g, quad, all, real);
       continue;
     }
     const uint4 word = make_uint4(__float_as_uint(all.value[0]), __float_as_uint(all.value[1]), __float_as_uint(all.value[2]),
@@ -172,7 +174,7 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   }
   if (c.warp() < share.count) keep_part(c, running);
   if (!c.meet()) return false;
-  publish_results(c, share);
+  publish_results(c, layer, share);
   c.trace.end();
   if (newest) {
     fence_shared_copies();  // orders the store into the page before the next copy into it
@@ -233,7 +235,7 @@ __device__ __forceinline__ bool combine(Consumer& c, int layer, int position) {
     if (c.warp() == 0) {
       const int quad = smaller(c.lane(), kHeadDim / 4 - 1);  // all lanes: they shuffle
       const Quad all = combine_warps(c.shared, kWarps, 0, quad * 4);
-      publish_attended(c, head, c.lane(), all, c.lane() < kHeadDim / 4);
+      publish_attended(c, layer, head, c.lane(), all, c.lane() < kHeadDim / 4);
     }
     c.trace.end();
   }

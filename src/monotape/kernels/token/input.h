@@ -46,6 +46,17 @@ __device__ __forceinline__ int input_word(Consumer& c, Stage stage, int round) {
   return static_cast<int>((((block * kWarps + c.warp()) * kSide + c.side()) * groups + at % groups) * 4 + c.column());
 }
 
+// Experts have inputs of their own, one after the other in the exchange and, further apart, in shared memory. Where in the
+// exchange the word lies that goes to `at` in shared memory; -1: it is zero.
+__device__ __forceinline__ bool has_inputs(Stage stage) {
+  return kExperts > 0 && of_stage(stage, [](StageRow row) { return product(row.product).inputs > 1; });
+}
+__device__ __forceinline__ int expert_word(const Matrix& matrix, int at) {
+  const int stride = of_stage(matrix.stage, [](StageRow row) { return input_stride(product(row.product)) * format_of(row).sub * 4; });
+  const int input = at / stride, word = at % stride;
+  return word < matrix.words && input < kChosen ? input * matrix.words + word : -1;
+}
+
 // The norm's gain of a word's eight values; nothing past the end.
 __device__ __forceinline__ void read_gains(const float* gain, int at, float (&out)[8]) {
   if (!gain) return;
@@ -91,6 +102,8 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
   for (int r = 0; r < Rounds; r++) {
     const int at = input_word(c, matrix.stage, first + r);
     index[r] = at < matrix.words ? at : -1;
+    if constexpr (kExperts > 0)
+      if (has_inputs(matrix.stage)) index[r] = expert_word(matrix, at);
   }
 #ifdef MONOTAPE_DIE_COPIES
   DieCopy copy = copy_of_input(c, matrix.stage);

@@ -29,7 +29,31 @@ __device__ __forceinline__ float of_own_row(const Consumer& c, const float* valu
   return values && tile < count ? values[tile * kTileRows + c.within(kTileRows)] : 0;
 }
 
+// Of experts: the bias and the scale of the row that a thread finishes. Where a worker adds up experts, their scales have been
+// applied before (TileProduct), and their biases are added up here.
+__device__ __forceinline__ float expert_bias(const Consumer& c, const Matrix& matrix, int first, int count) {
+  const int position = first + own_tile(c, first);
+  if (!matrix.bias || position >= count) return 0;
+  if (!is_dealt(matrix.stage)) return expert_values(c, matrix.bias, matrix.stage, c.span(matrix.stage).first + position);
+  const Dealing::Place place = dealing_of(c, matrix.stage).place_of(position);
+  return place.real ? expert_value(c, matrix.bias, matrix.stage, place.slot, place.within) : 0;
+}
+__device__ __forceinline__ float expert_scale(const Consumer& c, const Matrix& matrix, int first, int count) {
+  const int position = first + own_tile(c, first);
+  const Dealing::Place place = dealing_of(c, matrix.stage).place_of(position);
+  const bool scaled = matrix.scale && is_dealt(matrix.stage) && position < count && place.real;
+  return (scaled ? expert_value(c, matrix.scale, matrix.stage, place.slot, place.within) : 1) * output_factor(matrix.stage);
+}
+
+__device__ __forceinline__ float bias_of(const Consumer& c, const Matrix& matrix, int first, int count) {
+  if constexpr (kExperts > 0)
+    if (is_routed(matrix.stage)) return expert_bias(c, matrix, first, count);
+  return of_own_row(c, matrix.bias, first, count);
+}
+
 __device__ __forceinline__ float scale_of(const Consumer& c, const Matrix& matrix, int first, int count) {
+  if constexpr (kExperts > 0)
+    if (is_routed(matrix.stage)) return expert_scale(c, matrix, first, count);
   return (matrix.scale ? of_own_row(c, matrix.scale, first, count) : 1) * output_factor(matrix.stage);
 }
 
@@ -37,18 +61,24 @@ __device__ __forceinline__ float scale_of(const Consumer& c, const Matrix& matri
 // whole warps so that the ending may shuffle.
 template <class Ending>
 __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Ending ending) {
-  const int count = c.span(matrix.stage).count, number = product_number(matrix.stage);
+  const int count = positions_of(c, matrix.stage), number = product_number(matrix.stage);
   const int most = of_stage(matrix.stage, [](StageRow row) { return product(row.product).batch; });
-  if (count == 0) return true;  // all warps must learn of a failure at the same barrier
+  if (count == 0) return !needs_choice(c, matrix.stage) || choose_experts(c, matrix.layer);  // all warps must learn of a failure at the same barrier
   c.begin(matrix.stage, matrix.layer);
   c.set_pace(matrix.stage == kAfterAttention ? kAttending : kPolling);
-  float bias = of_own_row(c, matrix.bias, 0, count);  // in flight while the input is polled
-  float scale = kScalesOutputs ? scale_of(c, matrix, 0, count) : 1;
   Progress progress;
+  float squares[kRows], bias, scale;
+  const bool chooses = kExperts > 0 && matrix.stage == kFirstRouted;
+  if (chooses) {  // its input was the router's: it has come, the choice has not
+    read_input(c, matrix, squares);
+    if (!choose_experts(c, matrix.layer)) return false;
+  }
+  bias = bias_of(c, matrix, 0, count);  // in flight while the input is polled
+  scale = kScalesOutputs ? scale_of(c, matrix, 0, count) : 1;
+  if constexpr (kExperts > 0) begin_runs(c, progress, matrix.stage);
   c.pages.go_to(c, matrix.stage, matrix.layer);
   prepare_tiles(c, progress, number, count);
-  float squares[kRows];
-  read_input(c, matrix, squares);
+  if (!chooses) read_input(c, matrix, squares);
   c.trace.arrived();
   const int64_t starved = c.pages.waited_ns;
   c.trace.part();
@@ -56,6 +86,11 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
   for (int first = 0; first < count; first += most, c.buffer ^= 1) {
     const int batch = smaller(count - first, most);
     const int mine = own_tile(c, first), row = c.within(kTileRows);  // the element that this thread finishes
+    if constexpr (kScalesExperts)
+      if (is_routed(matrix.stage) && !is_dealt(matrix.stage)) {
+        keep_expert_scales(c, matrix, first, count);
+        if (!c.meet()) return false;
+      }
     multiply_tiles(c, progress, number, count, first + batch, [&] {
       if (first == 0 && matrix.gain) sum_squares(squares);
     });
@@ -73,11 +108,18 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
         if (matrix.gain) y *= inverse_root(sum_of_warps(c.shared.squares[c.buffer][p]) * (1.0f / kWidth) + kNormEps);
         if constexpr (kScalesOutputs) y *= scale;
         if constexpr (kQkvBias) y += bias;
-        if (mine < batch && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
-        ending(p, first + mine, row, y, mine < batch);
+        int tile = first + mine;
+        bool real = mine < batch;
+        if constexpr (kExperts > 0)
+          if (is_dealt(matrix.stage)) {
+            const Dealing::Place place = dealing_of(c, matrix.stage).place_of(tile);
+            tile = place.tile, real = real && place.real;
+          }
+        if (real && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
+        ending(p, tile, row, y, real);
       }
     }
-    if constexpr (kQkvBias) bias = of_own_row(c, matrix.bias, first + most, count);
+    if constexpr (kQkvBias) bias = bias_of(c, matrix, first + most, count);
     if constexpr (kScalesOutputs) scale = scale_of(c, matrix, first + most, count);
     c.trace.part();
   }

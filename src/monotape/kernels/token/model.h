@@ -57,7 +57,8 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   if constexpr (I + 1 < kMatrixStages)
     if (stage != kStage) return matrix_of<I + 1>(c, stage, layer);
   Exchange& exchange = *c.params.exchange;
-  constexpr int kGroups = format_of(kRow).sub, kBlocks = divide_up(kRow.k, kBlockK * kGroups) * kGroups;
+  constexpr int kGroups = format_of(kRow).sub, kInputs = product(kRow.product).inputs;
+  constexpr int kBlocks = (kInputs > 1 ? kInputs * input_stride(product(kRow.product)) : divide_up(kRow.k, kBlockK * kGroups)) * kGroups;
   Matrix matrix = {kStage, layer, kBlocks, divide_up(kRow.k, 8), nullptr, nullptr, nullptr, nullptr, nullptr};
   const int first = own_first(c.span(kStage), kStage);
   matrix.input = words_of<kRow.reads>(exchange, kRow.reads == Buffer::final_residual ? c.sample_turn() : c.turn);
@@ -68,6 +69,11 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   if constexpr (kRow.scale != kNoVector) {
     const int in = kStage == Stage::head ? 0 : layer;
     matrix.scale = c.params.vectors[static_cast<int>(kRow.scale)] + (static_cast<int64_t>(in) * kRow.tiles + c.span(kStage).first) * kTileRows;
+  }
+  if constexpr (kRow.routed > 0) {  // all experts' rows of the layer
+    const int64_t first_row = static_cast<int64_t>(layer) * kExperts * kRow.tiles * kTileRows;
+    if constexpr (kRow.bias != kNoVector) matrix.bias = c.params.vectors[static_cast<int>(kRow.bias)] + first_row;
+    if constexpr (kRow.scale != kNoVector) matrix.scale = c.params.vectors[static_cast<int>(kRow.scale)] + first_row;
   }
   if constexpr (kRow.writes == Buffer::residual) {  // the next layer starts from it, or the head
     uint4* next = words_of<Buffer::residual>(exchange, c.turn ^ 1) + first;
@@ -94,6 +100,12 @@ __device__ __forceinline__ void publish_choice(Consumer& c, int token) {
   store_link(&c.params.exchange->choice[c.turn % 2], pass << 32 | static_cast<uint32_t>(token % kChoices));
 }
 
+// A router's float32 logits, four a word.
+__device__ __forceinline__ void publish_logits(const Matrix& matrix, int tile, int row, float y, bool real) {
+  const uint4 word = make_uint4(bits_of(y), bits_of(lane_above(y, 1)), bits_of(lane_above(y, 2)), bits_of(lane_above(y, 3)));
+  if (row % 4 == 0 && real) store_word(matrix.output + 2 * tile + row / 4, word);
+}
+
 // The epilogue of a finished row. Whole warps: a word is gathered from eight lanes.
 __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int tile, int row, float y, bool real) {
   const Stage stage = matrix.stage;
@@ -105,9 +117,13 @@ __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int t
     if (better({y, id}, c.best)) c.best = {y, id};
     return;
   }
+  if constexpr (kExperts > 0)
+    if (stage == kRouter) return publish_logits(matrix, tile, row, y, real);
   const bool paired = is_gated(stage);  // gate tiles are even, their up tiles follow
   const float up = lane_above(y, kTileRows);
   if (paired) y = gated(y, up);
+  if constexpr (kExperts > 0)
+    if (is_dealt(stage) && real) y *= c.shared.chosen_weight[(c.span(stage).first + tile) / row_of(kFirstRouted).tiles];
   if (adds_to_residual(stage) && real) y = end_module(c, stage, matrix.layer, tile * kTileRows + row, y);
   const uint4 word = gather_word(y);
   if (row == 0 && real && !(paired && tile % 2) && matrix.output) store_word(matrix.output + (paired ? tile / 2 : tile), word);

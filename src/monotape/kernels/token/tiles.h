@@ -1,6 +1,6 @@
 // A worker's tiles of a stage times its input, as they come off the tape: each warp has every eighth block of k.
 #pragma once
-#include "token/input.h"
+#include "token/experts.h"
 
 namespace monotape {
 
@@ -30,8 +30,15 @@ struct Weights : ExtraWords<most_extra_at_once()> {
   uint4 block[most_vectors_at_once()] = {};
 };
 
+// Runs of experts' tiles. Where a worker has the same tiles of every expert, a batch of tiles is multiplied for one expert after
+// the other, and their sums are added up.
+struct ExpertRuns {
+  int left = 0, rest = 0, most = 0;     // tiles to be fetched of the run at hand, those after it, and those of the longest run
+  int next_slot = 0, next_batch = 0;    // of what is fetched next
+  int slot = 0, batch = 0, end = 0;     // of what is multiplied next
+};
 // A warp's position in its worker's tiles of a stage. A tile may take several pages.
-struct Progress {
+struct Progress : ExpertRuns {
   Weights even, odd;              // the weights to multiply next, and those after them
   int tile = 0, k = 0;            // of what is multiplied next
   int next_tile = 0, next_k = 0;  // of what is fetched next
@@ -80,6 +87,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   // The tiles from the next one on, up to `end`; `meanwhile` is called once loads are in flight.
   template <class Meanwhile>
   __device__ __forceinline__ void run(int end, Meanwhile meanwhile) {
+    if constexpr (kAddsExperts) return run_experts(end, meanwhile);
     if constexpr (kFewRegisters && !kWhole) clear();  // sums without a value would take registers of the whole token
     if (kWhole) read_input();
     step<true>(at_.even);
@@ -102,12 +110,30 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static constexpr bool kWhole = kRun == kBlocks;  // a tile is never in two pages, and the input is the same for all
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
   static constexpr uint32_t kOnes = 0x01010101u;
+  static constexpr bool kAddsExperts = kProduct.inputs > 1, kRouted = kAddsExperts || kProduct.dealt > 1;
+  static constexpr int kInputStride = kAddsExperts ? input_stride(kProduct) : 0;
+
+  template <class Meanwhile>
+  __device__ __forceinline__ void run_experts(int end, Meanwhile meanwhile) {
+    at_.batch = at_.tile, at_.end = end, at_.slot = 0;
+    step<true>(at_.even);
+    meanwhile();
+#pragma unroll 1
+    while (at_.slot < kProduct.inputs) {
+      step<true>(at_.odd);
+      if (at_.slot == kProduct.inputs) break;
+      step<true>(at_.even);
+    }
+    at_.tile = end;
+  }
 
   // Multiplies a page's tiles, some of them, or a part of one. Data past the last tile is multiplied too, and ignored.
   // `Adds`: the input is new, and its sums are taken along.
   template <bool Adds>
   __device__ __forceinline__ void step(Weights& weights) {
     if (!kWhole) read_input();
+    if constexpr (kAddsExperts)
+      if (kWhole && at_.tile == at_.batch) read_input();
     if (kWhole || at_.k == 0) clear();
     if constexpr (Weight::kInteger) multiply_integers<Adds && Weight::kShifts>(weights);
     else if constexpr (Weight::kGrouped) multiply_groups<Adds && Weight::kShifts>(weights);
@@ -118,10 +144,27 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 #pragma unroll
     for (int t = 0; t < kTogether; t++) {
       const float y = finished(t);
-      if (token_pass(c_.lane()) < kRows) sums_out_[t * kTileRows * kWarps] = y;
+      if constexpr (kAddsExperts) add_expert(t, y);
+      else if (token_pass(c_.lane()) < kRows) sums_out_[t * kTileRows * kWarps] = y;
     }
     sums_out_ += kTogether * kTileRows * kWarps;
     at_.k = 0, at_.tile += kTogether;
+    if constexpr (kAddsExperts)
+      if (at_.tile >= at_.end) {
+        sums_out_ -= (at_.tile - at_.batch) * kTileRows * kWarps;
+        at_.tile = at_.batch, at_.slot++;
+      }
+  }
+
+  // Only this lane touches the sum of its row and warp.
+  __device__ __forceinline__ void add_expert(int t, float y) {
+    if (token_pass(c_.lane()) >= kRows) return;
+    float& sum = sums_out_[t * kTileRows * kWarps];
+    if constexpr (kScalesExperts) {
+      const int tile = at_.slot * kBatchTiles + at_.tile - at_.batch + t;
+      y *= c_.shared.expert_scale[tile * kTileRows + token_row(c_.lane())];
+    }
+    sum = at_.slot == 0 ? y : sum + y;
   }
 
   // 16-bit floats: the products of a tile add up in the tensor cores.
@@ -205,7 +248,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
       for (int i = 0; i < kAtOnce; i++)
 #pragma unroll
         for (int n = 0; n < kInputs; n++) {
-          const int group = (at_.k + i * kWarps * kSide) * kSub + n * (kSub / kInputs) + own_group();
+          const int group = (expert_input() + at_.k + i * kWarps * kSide) * kSub + n * (kSub / kInputs) + own_group();
           x_[i * kInputs + n] = there(at_.k, i) && has_slot() ? input_[group * kGroupInputs] : no_input();
         }
     }
@@ -215,12 +258,17 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++) {
       const bool real = there(at_.k, i);
-      const int block = at_.k + i * kWarps + c_.warp();
+      const int block = expert_input() + at_.k + i * kWarps + c_.warp();
       const uint2 x = real ? reinterpret_cast<const uint2*>(c_.shared.x[0])[(block * 16 + c_.row() / 2 * 4 + c_.column()) * 2 + c_.row() % 2] : make_uint2(0, 0);
       this->scales_[i] = real ? c_.shared.input_scale[block] : 0;
 #pragma unroll
       for (int pair = 0; pair < 2; pair++) x_[i * kInputs + pair] = c_.row() / 4 == pair ? x : make_uint2(0, 0);
     }
+  }
+  // Where the input of the expert at hand begins, in blocks.
+  __device__ __forceinline__ int expert_input() const {
+    if constexpr (kAddsExperts) return at_.slot * kInputStride;
+    else return 0;
   }
   // What the lane's columns of a product are of: see formats/groups.h.
   __device__ __forceinline__ int own_group() const {
@@ -240,7 +288,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 
   __device__ __forceinline__ void fetch_next(Weights& to) {
     give_back();
-    if (at_.next_tile >= count_) return;
+    if (!more_to_fetch()) return;
     const uint4* page = next_page() + (c_.warp() * kSide + c_.side()) * kBlockWords + c_.word();
 #pragma unroll
     for (int t = 0; t < kTogether; t++)
@@ -250,10 +298,34 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         if (there(at_.next_k, i) && is_mine(t)) fetch_block(to, t * kAtOnce + i, block);
         else if (!kWhole) to.block[i * Weight::kVectors] = make_uint4(0, 0, 0, 0);  // for whole tiles it has been zero from the start
       }
-    at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || at_.next_tile + kTogether >= count_;
+    at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || run_ends();
     at_.in_page = at_.page_ends ? 0 : at_.in_page + kTogether;
     at_.next_k += kRun;
-    if (kWhole || at_.next_k >= kBlocks) at_.next_k = 0, at_.next_tile += kTogether;
+    if (kWhole || at_.next_k >= kBlocks) {
+      at_.next_k = 0;
+      if constexpr (kRouted) at_.left -= kTogether;
+      else at_.next_tile += kTogether;
+    }
+  }
+  __device__ __forceinline__ bool more_to_fetch() {
+    if constexpr (!kRouted) return at_.next_tile < count_;
+    else if (at_.left > 0) return true;
+    else return next_run();
+  }
+  // A page does not go on from one run to the next.
+  __device__ __forceinline__ bool run_ends() const {
+    if constexpr (kRouted) return at_.left <= kTogether;
+    else return at_.next_tile + kTogether >= count_;
+  }
+  // As the producer copies them: `experts` in worker/ring.h.
+  __device__ __forceinline__ bool next_run() {
+    if constexpr (kAddsExperts) {
+      if (++at_.next_slot == kProduct.inputs) at_.next_slot = 0, at_.next_batch += kProduct.batch;
+      at_.left = smaller(count_ - at_.next_batch, kProduct.batch);
+    } else {
+      at_.left = smaller(at_.rest, at_.most), at_.rest -= at_.left;
+    }
+    return at_.left > 0;
   }
 
 #ifdef MONOTAPE_RING
@@ -297,6 +369,17 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   float totals_[kAtOnce * kHalves];  // of inputs, where formats need them
   float sums_[kTogether][kChains][kTokenSums];
 };
+
+// The runs of a routed stage, from the first on.
+__device__ __forceinline__ void begin_runs(const Consumer& c, Progress& progress, Stage stage) {
+  if constexpr (kExperts > 0) {
+    const Dealing dealing = dealing_of(c, stage);
+    const bool dealt = is_dealt(stage);
+    const int batch = of_stage(stage, [](StageRow row) { return product(row.product).batch; });
+    progress.left = dealt ? dealing.lead() : smaller(batch, dealing.count);
+    progress.rest = dealt ? dealing.count - dealing.lead() : 0, progress.most = dealing.all;
+  }
+}
 
 // The product of a stage that is a run-time value.
 __device__ __forceinline__ int product_number(Stage stage) {

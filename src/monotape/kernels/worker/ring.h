@@ -52,6 +52,11 @@ __device__ __forceinline__ bool is_published(Stage stage) {
   return of_stage(stage, [](StageRow row) { return row.source == Source::published; });
 }
 
+// Whether the worker has tiles of experts, and so needs the router's choice.
+__device__ __forceinline__ bool has_experts(const Shared& shared) {
+  return shared.spans[static_cast<int>(kFirstRouted)].count > 0 || shared.spans[static_cast<int>(kLastStage)].count > 0;
+}
+
 #ifdef MONOTAPE_RING
 // A position in the ring: the next slot, and the parity of the laps.
 struct Cursor {
@@ -86,7 +91,9 @@ class Producer {
       const uint8_t* from = head ? tape : tape + layer_of(step) * layer_bytes;
       if constexpr (kChoices > 1)
         if (is_published(stage) && !find_published(layer_of(step), from)) break;
-      if (!segment(from, stage)) break;
+      if constexpr (kExperts > 0)
+        if (is_routed(stage)) from = nullptr;
+      if (kExperts > 0 && !from ? !experts(stage, layer_of(step)) : !segment(from, stage)) break;
       if (attention_follows(stage) && !look_back(layer_of(step), position)) break;
       if (head && !shared_.head_first) position++;
       if (head) shared_.head_first = 0;
@@ -99,7 +106,9 @@ class Producer {
  private:
   // Short tiles share pages; a long tile begins a page of its own. See Product in plan/table.h.
   __device__ bool segment(const uint8_t* base, Stage stage) {
-    const Span& span = shared_.spans[static_cast<int>(stage)];
+    return segment(base, stage, shared_.spans[static_cast<int>(stage)]);
+  }
+  __device__ __forceinline__ bool segment(const uint8_t* base, Stage stage, const Span& span) {
     const uint8_t* from = base + span.offset;
     const int tile_bytes = of_stage(stage, [](StageRow row) { return product(row.product).blocks * block_bytes(product(row.product)); });
     const int most = of_stage(stage, [](StageRow row) { return full_page(product(row.product)); });
@@ -112,6 +121,41 @@ class Producer {
         from += bytes;
         if constexpr (kLeadBytes > 0) shared_.copied = static_cast<int>(copied_ += bytes);
       }
+    return true;
+  }
+
+  // The tiles of the chosen experts, in the order of TileProduct (token/tiles.h): runs that lie together in the library.
+  __device__ bool experts(Stage stage, int layer) {
+    if (stage == kFirstRouted && has_experts(shared_) && !await_choice()) return false;
+    const Span& span = shared_.spans[static_cast<int>(stage)];
+    const int all = of_stage(stage, [](StageRow row) { return row.tiles; });
+    if (is_dealt(stage)) {
+      for (int done = 0, run; done < span.count; done += run) {
+        const int slot = (span.first + done) / all, tile = (span.first + done) % all;
+        run = smaller(all - tile, span.count - done);
+        if (!expert_tiles(stage, layer, slot, tile, run)) return false;
+      }
+      return true;
+    }
+    const int batch = of_stage(stage, [](StageRow row) { return product(row.product).batch; });
+    for (int first = 0; first < span.count; first += batch)
+      for (int slot = 0; slot < kChosen; slot++)
+        if (!expert_tiles(stage, layer, slot, span.first + first, smaller(batch, span.count - first))) return false;
+    return true;
+  }
+  __device__ bool expert_tiles(Stage stage, int layer, int slot, int tile, int count) {
+    const int64_t expert = static_cast<int64_t>(layer) * kExperts + shared_.chosen_expert[slot];
+    const int tile_bytes = of_stage(stage, [](StageRow row) { return product(row.product).blocks * block_bytes(product(row.product)); });
+    const int64_t offset = shared_.spans[static_cast<int>(stage)].offset + static_cast<int64_t>(tile) * tile_bytes;
+    return segment(params_.tapes + kLibraryStart + expert * kExpertBytes, stage, {tile, count, offset});
+  }
+  // The consumers choose. Pages before these land meanwhile.
+  __device__ bool await_choice() {
+    while (shared_.chosen_step != step_) {
+      landed();
+      if (shared_.done) return false;
+    }
+    fence_block();
     return true;
   }
 

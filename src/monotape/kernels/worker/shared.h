@@ -76,6 +76,10 @@ struct alignas(128) Shared {
 #ifdef MONOTAPE_DIE_COPIES
   DieRole role;
 #endif
+  volatile int chosen_expert[larger(1, kChosen)];           // of the current layer, the lowest first: see token/experts.h
+  float chosen_weight[larger(1, kChosen)];
+  float expert_scale[kScalesExperts ? kChosen * kBatchTiles * kTileRows : 1];  // of the rows of a batch, expert after expert
+  volatile int chosen_step;                                 // the number of the matrix for which they have been chosen
 };
 
 static_assert(sizeof(SelectScratch) == 864 + 32 * kCandidates, "as compiler/gpu/pages.py counts it");

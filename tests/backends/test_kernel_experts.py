@@ -1,0 +1,216 @@
+"""Experts in the CUDA kernel, on the host's machine: the numbers of the reference, in every order of events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from backends.cpu_cases import distance
+from backends.host_kernel import HostKernel, Schedule, host_gpu
+from backends.host_setups import CONTEXT, DEADLINE_NS, Logits
+from families import Case, make_checkpoint
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.cuda.ranked import RankedCudaBackend
+from monotape.backends.reference.backend import ReferenceBackend
+from monotape.compiler.gpu import Tuning, gpu_plan
+from monotape.engine.asked import Asked, formats_for
+from monotape.engine.loading import load_backend
+from monotape.models.registry import spec_from_config
+from monotape.models.spec import ModelSpec
+from monotape.plan.formats import Format
+from monotape.plan.gpu import GpuPlan
+from monotape.weights.checkpoint import Checkpoint
+from monotape.weights.open import open_checkpoint
+from weights.expert_files import to_mxfp4
+
+VOCAB = 59
+SMALL = {
+    "num_hidden_layers": 2, "hidden_size": 36, "head_dim": 16, "vocab_size": VOCAB, "num_attention_heads": 4,
+}  # fmt: skip
+CASES = {
+    "gpt-oss": Case(
+        "gpt-oss", "gpt_oss",
+        {
+            **SMALL, "intermediate_size": 44, "num_local_experts": 11, "num_experts_per_tok": 4, "sliding_window": 7,
+        },
+    ),
+    "qwen3-moe": Case(
+        "qwen3-moe", "qwen3_moe",
+        {
+            **SMALL, "moe_intermediate_size": 28, "num_experts": 13, "num_experts_per_tok": 5,
+            "norm_topk_prob": True,
+        },
+    ),
+    "plain softmax": Case(
+        "plain softmax", "qwen3_moe",
+        {**SMALL, "moe_intermediate_size": 31, "num_experts": 7, "num_experts_per_tok": 3},
+    ),
+    "mixtral": Case(
+        "mixtral", "mixtral",
+        {**SMALL, "intermediate_size": 44, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    # Tiles of `down` take two pages, and a worker has more than a batch of them.
+    "broad": Case(
+        "broad", "mixtral",
+        {
+            **SMALL, "hidden_size": 300, "intermediate_size": 1100, "num_local_experts": 3,
+            "num_experts_per_tok": 2,
+        },
+    ),
+}  # fmt: skip
+TOKENS = np.random.default_rng(11).integers(3, VOCAB, 70).tolist()
+SCHEDULES = (Schedule(1), Schedule(2, stalls_per_million=1000, stall_steps=100_000, delay_steps=2000))
+TOLERANCE = 0.04
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("experts")
+    return {name: make_checkpoint(case, root / name, "bfloat16") for name, case in CASES.items()}
+
+
+@contextmanager
+def on_host(folder: Path, spec: ModelSpec, plan: GpuPlan, source: Checkpoint) -> Iterator[CudaBackend]:
+    with host_gpu(folder.parent / "libraries"):
+        backend = CudaBackend.load(spec, plan, source)
+        backend._params.deadline_ns = DEADLINE_NS
+        try:
+            yield backend
+        finally:
+            backend.close()
+
+
+def opened(folder: Path) -> tuple[ModelSpec, Checkpoint]:
+    checkpoint = open_checkpoint(folder)
+    return spec_from_config(checkpoint.config), checkpoint
+
+
+def reference_logits(spec: ModelSpec, source: Checkpoint, tokens: Sequence[int]) -> Logits:
+    backend = load_backend("reference", spec, source, dtype="f32", context=CONTEXT)
+    assert isinstance(backend, ReferenceBackend)
+    return backend.logits(tokens, backend.new_sequence())
+
+
+def middle(got: Logits, exact: Logits) -> float:
+    """Of the rows the middle one: where two experts nearly tie, any precision may take either."""
+    return float(np.median([distance(*rows) for rows in zip(got, exact, strict=True)]))
+
+
+def rows_and_tokens(backend: CudaBackend, tokens: Sequence[int]) -> tuple[Logits, Logits]:
+    """The logits of a prompt in rows, and token by token: the same in every order of events."""
+    found = []
+    for chunk in (None, 0):
+        seen = []
+        for schedule in SCHEDULES:
+            HostKernel.schedule = schedule
+            seen.append(backend.logits(tokens, backend.new_sequence(), chunk))
+        assert np.array_equal(*seen)
+        found.append(seen[0])
+    return found[0], found[1]
+
+
+def agrees(folder: Path, workers: int, count: int = 30) -> tuple[Logits, Logits]:
+    spec, source = opened(folder)
+    plan = gpu_plan(spec, workers, CONTEXT, tuning=Tuning(units_per_split=1))
+    exact = reference_logits(spec, source, TOKENS[:count])
+    with on_host(folder, spec, plan, source) as backend:
+        rows, tokens = rows_and_tokens(backend, TOKENS[:count])
+    assert middle(rows, exact) < TOLERANCE
+    assert middle(tokens, exact) < TOLERANCE
+    return rows, exact
+
+
+def test_sinks_biases_windows_and_a_clamped_gate(folders: dict[str, Path]) -> None:
+    agrees(folders["gpt-oss"], 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        ("gpt-oss", 20), ("qwen3-moe", 5), ("qwen3-moe", 2), ("plain softmax", 20), ("mixtral", 2), ("broad", 2),
+        ("broad", 5),
+    ],
+)  # fmt: skip
+def test_the_numbers_of_the_reference(folders: dict[str, Path], name: str, workers: int) -> None:
+    """With 20 workers some have no tiles of experts, or of the second stage alone."""
+    agrees(folders[name], workers, 70 if workers == 5 else 20)
+
+
+def change_routers(folder: Path, change: str) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if name.endswith(("block_sparse_moe.gate.weight", "mlp.gate.weight")):
+            if change == "all alike":
+                tensor[:] = 0
+            else:
+                tensor[1::2] = tensor[0:-1:2]
+    save_file(tensors, path, {"format": "pt"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "change"), [("mixtral", "all alike"), ("qwen3-moe", "pairs alike")])
+def test_ties_go_to_the_lower_expert(tmp_path: Path, name: str, change: str) -> None:
+    """With all logits equal every row chooses the same experts: the longest lists that there can be."""
+    folder = make_checkpoint(CASES[name], tmp_path / name, "bfloat16")
+    before = reference_logits(*opened(folder), TOKENS[:30])
+    change_routers(folder, change)
+    rows, exact = agrees(folder, 5)
+    assert distance(rows, exact) < TOLERANCE or change != "all alike"  # nothing nearly ties: every row agrees
+    assert distance(before, exact) > 2 * TOLERANCE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("qwen3-moe", "int4"), ("broad", "int4"), ("broad", "fp8"), ("qwen3-moe", "q8")]
+)
+def test_rounded_experts(folders: dict[str, Path], name: str, dtype: str) -> None:
+    """Scales of rows, of groups along k, and integer products: experts with all of them are added up."""
+    spec, checkpoint = opened(folders[name])
+    source, formats = formats_for("cuda", Asked(dtype, "auto", "auto"), spec, checkpoint)
+    assert formats.of("router") is Format.BF16
+    plan = gpu_plan(spec, 3, CONTEXT, formats.default, stage_formats=formats.of_stages)
+    assert not plan.ranks[0].products_of_stages[-2].format.is_half
+    exact = reference_logits(spec, source, TOKENS[:30])
+    with on_host(folders[name], spec, plan, source) as backend:
+        rows, tokens = rows_and_tokens(backend, TOKENS[:30])
+    assert middle(rows, exact) < TOLERANCE
+    assert middle(tokens, exact) < TOLERANCE
+
+
+@pytest.mark.long
+def test_experts_as_gpt_oss_stores_them(tmp_path: Path) -> None:
+    case = Case("stored", "gpt_oss", {**CASES["gpt-oss"].fields, "hidden_size": 96, "intermediate_size": 160})
+    folder = to_mxfp4(make_checkpoint(case, tmp_path / "stored"))
+    spec, checkpoint = opened(folder)
+    source, formats = formats_for("cuda", Asked("auto", "auto", "auto"), spec, checkpoint)
+    assert formats.of("gate_up") is formats.of("down") is Format.MXFP4
+    plan = gpu_plan(spec, 5, CONTEXT, formats.default, stage_formats=formats.of_stages)
+    exact = reference_logits(spec, source, TOKENS[:30])
+    with on_host(folder, spec, plan, source) as backend:
+        rows, tokens = rows_and_tokens(backend, TOKENS[:30])
+    assert middle(rows, exact) < TOLERANCE
+    assert middle(tokens, exact) < TOLERANCE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gpt-oss", "mixtral"])
+def test_ranks_share_the_columns_of_experts(folders: dict[str, Path], name: str) -> None:
+    spec, source = opened(folders[name])
+    plan = gpu_plan(spec, 3, 96, tp=2)
+    exact = reference_logits(spec, source, TOKENS[:30])
+    with host_gpu(folders[name].parent / "libraries"):
+        backend = RankedCudaBackend.load(spec, plan, source, devices=[0, 0])
+        for rank in backend.ranks:
+            rank._params.deadline_ns = DEADLINE_NS
+        rows = backend.logits(TOKENS[:30], backend.new_sequence())
+        tokens = backend.logits(TOKENS[:30], backend.new_sequence(), 0)
+        backend.close()
+    assert middle(rows, exact) < TOLERANCE
+    assert middle(tokens, exact) < TOLERANCE
