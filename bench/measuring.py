@@ -14,7 +14,7 @@ from monotape.backends.protocol import Backend, Job, KvSequence, Sampling
 from monotape.engine.loading import load_backend
 from monotape.models.registry import spec_from_config
 from monotape.weights.checkpoint import Checkpoint
-from shapes import ALL, RandomCheckpoint
+from shapes import RandomCheckpoint, all_shapes
 from stored_shapes import STORED, StoredShape
 
 #: A usual way to chat, for comparing sampled decoding with greedy.
@@ -27,7 +27,7 @@ def integers(text: str) -> list[int]:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument("--model", default=default, help=f"path, hub id, or one of {', '.join(ALL)}")
+    parser.add_argument("--model", default=default, help=f"path, hub id, or one of {', '.join(all_shapes())}")
     parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", help="default: q8 on a CPU, as stored on a GPU")
     parser.add_argument("--stored", choices=STORED, help="how a shape's layers are stored; else in bf16")
@@ -41,9 +41,9 @@ def open_model(
     name: str, stored: str | None = None, head: str | None = None, *, skewed: bool = False
 ) -> tuple[Checkpoint, Path | None]:
     """A named shape with random weights, or a checkpoint and where it lies."""
-    if name in ALL and (stored or head):
+    if name in all_shapes() and (stored or head):
         return StoredShape(name, stored, head, skewed=skewed), None
-    if name in ALL:
+    if name in all_shapes():
         return RandomCheckpoint(name, skewed=skewed), None
     from monotape.weights.hub import resolve
     from monotape.weights.open import open_checkpoint
@@ -57,7 +57,7 @@ def load_model(
 ) -> tuple[Backend, Path | None]:
     """With several ranks, all of them share one GPU."""
     checkpoint, path = open_model(
-        options.model, options.stored, options.stored_head, skewed=options.skewed_router
+        options.model, options.stored, options.stored_head, skewed=getattr(options, "skewed_router", False)
     )
     dtype = options.dtype or ("q8" if options.backend == "cpu" else "auto")
     backend = load_backend(

@@ -16,7 +16,7 @@ from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan
-from shapes import ALL
+from shapes import all_shapes
 
 BANDWIDTH_FILE, COLLECTIVE_FILE = "bandwidth.cu", "collective.cu"
 
@@ -56,7 +56,7 @@ class Recipe:
         return ", ".join(words)
 
     def spec(self) -> ModelSpec:
-        spec = spec_from_config({**ALL.get(self.shape, {}), **self.config})
+        spec = spec_from_config({**all_shapes().get(self.shape, {}), **self.config})
         return spec if self.lanes is None else replace(spec, lanes=self.lanes)
 
     def plan(self) -> GpuPlan:
@@ -108,7 +108,7 @@ def recipes_of(backend: Any, model: str, config: Mapping[str, Any]) -> list[Reci
     """The kernels of a loaded backend of GPUs. Ranks whose kernels are the same count once."""
     lowered: GpuPlan = backend.gpu_plan
     plan = lowered.plan
-    own = {} if model in ALL else dict(config)
+    own = {} if model in all_shapes() else dict(config)
     recipe = Recipe(
         shape=model, config=own, dtype=plan.format.value, workers=plan.machine.workers, context=plan.context,
         ranks=len(plan.ranks),

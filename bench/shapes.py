@@ -81,7 +81,12 @@ EXPERTS: dict[str, dict[str, Any]] = {
         rope_theta=1000000.0, tie_word_embeddings=False, max_position_embeddings=32768,
     ),
 }  # fmt: skip
-ALL = SHAPES | ROUND | EXPERTS
+
+
+def all_shapes() -> dict[str, dict[str, Any]]:
+    return SHAPES | ROUND | EXPERTS
+
+
 MODEL_TYPES = {
     "LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
     "GptOssForCausalLM": "gpt_oss", "Qwen3MoeForCausalLM": "qwen3_moe", "MixtralForCausalLM": "mixtral",
@@ -90,7 +95,7 @@ MODEL_TYPES = {
 
 def config_json(shape: str) -> dict[str, Any]:
     """A config.json of a shape for other engines. Its positions are plain ones: their scaling costs no time."""
-    fields = {name: value for name, value in ALL[shape].items() if name != "rope_scaling"}
+    fields = {name: value for name, value in all_shapes()[shape].items() if name != "rope_scaling"}
     return {
         **fields,
         "model_type": MODEL_TYPES[fields["architectures"][0]],
@@ -113,7 +118,7 @@ class RandomCheckpoint:
 
     def __init__(self, name: str, skewed: bool = False, **changes: Any) -> None:
         self.source, self._skewed = name, skewed
-        self.config: Mapping[str, Any] = ALL[name] | changes
+        self.config: Mapping[str, Any] = all_shapes()[name] | changes
         self.generation_config: Mapping[str, Any] = {}
         self.text = TextAssets()
         self._spec = spec_from_config(self.config)

@@ -217,10 +217,11 @@ def _factors(fmt: Format, coded: Coded) -> tuple[Values, Values]:
 
 
 def encoded_run(
-    spec: ModelSpec, checkpoint: Checkpoint, stage: Stage, run: TileRun, layer: int | None
-) -> Coded:
+    spec: ModelSpec, checkpoint: Checkpoint, stage: Stage, run: TileRun, layer: int | None,
+    expert: int | None = None,
+) -> Coded:  # fmt: skip
     """In place of `coded_run`: as if the checkpoint stored its matrices in the format of their stage."""
     source, (start, stop) = source_of(spec, run.part.role, layer), rows_of(run)
-    read = partial(checkpoint.rows, tensor_name(source, layer))
+    read = partial(checkpoint.rows, tensor_name(source, layer, expert))
     values = part_rows(spec, stage, run.part, source, read, start, stop)
     return ENCODERS[stage.format](whole_blocks(in_tiles(values, run, stage.padded_k)))

@@ -54,6 +54,11 @@ CASES = {
         "mixtral", "mixtral",
         {**SMALL, "intermediate_size": 44, "num_local_experts": 5, "num_experts_per_tok": 2},
     ),
+    # One expert alone, whose weight is not 1: it is taken from a softmax over all.
+    "single": Case(
+        "single", "qwen3_moe",
+        {**SMALL, "hidden_size": 150, "moe_intermediate_size": 100, "num_experts": 4, "num_experts_per_tok": 1},
+    ),
     # Tiles of `down` take two pages, and a worker has more than a batch of them.
     "broad": Case(
         "broad", "mixtral",
@@ -133,7 +138,8 @@ def test_sinks_biases_windows_and_a_clamped_gate(folders: dict[str, Path]) -> No
 @pytest.mark.parametrize(
     ("name", "workers"),
     [
-        ("gpt-oss", 20), ("qwen3-moe", 5), ("qwen3-moe", 2), ("plain softmax", 20), ("mixtral", 2), ("broad", 2),
+        ("gpt-oss", 20), ("qwen3-moe", 5), ("single", 2), ("single", 5),
+        ("qwen3-moe", 2), ("plain softmax", 20), ("mixtral", 2), ("broad", 2),
         ("broad", 5),
     ],
 )  # fmt: skip

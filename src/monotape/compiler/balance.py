@@ -15,7 +15,7 @@ from monotape.plan.types import Machine, Span, Stage
 
 
 def _units(shape: StageShape) -> int:
-    return shape.dealt * shape.tiles // shape.unit
+    return max(1, shape.dealt) * shape.tiles // shape.unit
 
 
 def even_shares(units: int, workers: int) -> list[int]:

@@ -36,7 +36,8 @@ class StageShape:
     @property
     def unit_bytes(self) -> int:
         """What a token reads of a unit, in all experts of which a worker has the same tiles."""
-        return max(1, self.routed // self.dealt) * self.unit * self.layout.tile_bytes(self.padded_k)
+        experts = 1 if self.dealt else max(1, self.routed)
+        return experts * self.unit * self.layout.tile_bytes(self.padded_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class _Shapes:
             tiles=sum(part.tiles for part in parts), unit=self._unit(matrix), reads=matrix.reads,
             writes=matrix.writes, format=fmt, layout=layout, first_k=columns[0], gain=matrix.gain,
             bias=matrix.bias if self.spec.has_bias(matrix) else None, routed=chosen,
-            dealt=max(1, dealt),
+            dealt=dealt,
         )  # fmt: skip
 
     def _unit(self, matrix: Matrix) -> int:

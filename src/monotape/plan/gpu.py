@@ -81,8 +81,10 @@ class Product:
     tiles_in_page: int  # short tiles share a page
     page_run: int  # blocks of a tile that are in one page; a long tile takes several pages
     together: int  # tiles that a warp multiplies at once
-    inputs: int = 1  # experts that have an input of their own, one after the other in shared memory
-    dealt: int = 1  # experts whose tiles follow each other
+    inputs: int = (
+        0  # experts that have an input of their own, one after the other in shared memory; 0: no experts
+    )
+    dealt: int = 0  # experts whose tiles follow each other
 
     @property
     def batch(self) -> int:
@@ -107,12 +109,12 @@ class MatrixStage:
     source: Source = Source.TAPE
     also: str | None = None  # the buffer of a router's logits, if it is the first stage that needs them
     routed: int = 0  # experts that a token passes
-    dealt: int = 1  # experts whose tiles are dealt out together
+    dealt: int = 0  # experts whose tiles are dealt out together
 
     @property
     def words(self) -> int:
         """Words that all workers publish: one a tile, one of a gate tile and its up tile, two of float32 values."""
-        tiles = self.dealt * self.tiles
+        tiles = max(1, self.dealt) * self.tiles
         return {Epilogue.GATED: tiles // 2, Epilogue.CHOICE: 2 * tiles}.get(self.epilogue, tiles)
 
 

@@ -57,7 +57,7 @@ def _kinds_share_matrices(rank: GpuRank) -> Iterator[str]:
 def _buffers_hold(rank: GpuRank) -> Iterator[str]:
     words = {buffer.name: buffer.words for buffer in rank.buffers}
     for stage in rank.matrices:
-        values = stage.k * rank.products[stage.product].inputs
+        values = stage.k * max(1, rank.products[stage.product].inputs)
         if words.get(stage.reads, 0) * WORD_VALUES < values:
             yield f"{stage.name}: {stage.reads} does not hold the {values} values that it reads"
         if stage.epilogue is not Epilogue.LOGITS and words.get(stage.writes, 0) < stage.words:
@@ -202,7 +202,7 @@ def _products_fit(rank: GpuRank) -> Iterator[str]:
         block = GPU_LAYOUTS[product.format].k
         if not 0 <= product.blocks * block - stage.k < block:
             yield f"{stage.name}: k {stage.k} is not its product's"
-        elif product.inputs * product.blocks * block > rank.input_blocks * BLOCK_K:
+        elif max(1, product.inputs) * product.blocks * block > rank.input_blocks * BLOCK_K:
             yield f"{stage.name}: its input does not fit the place of inputs"
 
 

@@ -131,8 +131,8 @@ def _stage(rank: GpuRank, stage: MatrixStage) -> tuple[str, ...]:
     more = [f"x {stage.gain}"] if stage.gain else []
     more += [f"+ {stage.bias}"] if stage.bias else []
     more += [f"from {stage.source.value} weights"] if stage.source.value == "published" else []
-    more += [f"of each of {stage.routed} experts"] if stage.routed and stage.dealt == 1 else []
-    more += [f"of {stage.dealt} experts, dealt out together"] if stage.dealt > 1 else []
+    more += [f"of each of {stage.routed} experts"] if stage.routed and not stage.dealt else []
+    more += [f"of {stage.dealt} experts, dealt out together"] if stage.dealt else []
     reads = " and ".join(filter(None, (stage.reads, stage.also)))
     return (
         stage.name, rank.products[stage.product].format.value, f"k {stage.k}", f"{stage.tiles} tiles",

@@ -25,8 +25,9 @@ def _one_owner(plan: Plan) -> Iterator[str]:
                 if span.first != end or span.count < 0:
                     yield f"{stage.name}: worker {worker} starts at tile {span.first}, the one before ends at {end}"
                 end = span.end
-            if end != stage.dealt * stage.tiles:
-                yield f"{stage.name}: {end} of {stage.dealt * stage.tiles} tiles have an owner"
+            tiles = max(1, stage.dealt) * stage.tiles
+            if end != tiles:
+                yield f"{stage.name}: {end} of {tiles} tiles have an owner"
 
 
 def _a_span_a_worker(plan: Plan) -> Iterator[str]:
@@ -118,7 +119,7 @@ def _library_holds_experts(plan: Plan) -> Iterator[str]:
                 yield f"library: {stage.name} takes {segment.bytes} bytes at {segment.offset}"
             if segment.offset % plan.machine.alignment:
                 yield f"library: {stage.name} is not aligned to {plan.machine.alignment} bytes"
-            if stage.routed != library.chosen or stage.dealt not in (1, library.chosen):
+            if stage.routed != library.chosen or stage.dealt not in (0, library.chosen):
                 yield f"{stage.name}: a token passes {stage.routed} experts, the router chooses {library.chosen}"
             end = segment.offset + segment.bytes
         if not end <= library.expert_bytes < end + plan.machine.alignment:
@@ -157,7 +158,7 @@ def _balanced(plan: Plan) -> Iterator[str]:
 
 def _experts_of_a_span(stage: Stage) -> int:
     """Experts of which a worker has all tiles of its span."""
-    return max(1, stage.routed // stage.dealt)
+    return 1 if stage.dealt else max(1, stage.routed)
 
 
 def _buffers_exist(plan: Plan) -> Iterator[str]:

@@ -67,7 +67,7 @@ class Stage:
         0  # experts that a token passes, each with tiles like these in the library; 0: they are on the tapes
     )
     dealt: int = (
-        1  # experts whose tiles are dealt out together, one's after the other's: spans count on through them
+        0  # experts whose tiles are dealt out together: spans count on from one to the next; 0: none are
     )
 
     @property
@@ -286,7 +286,7 @@ class Plan:
 
 #: Fields that plans have had since there are experts. A plan without experts keeps the digest that it always had.
 _WITHOUT_EXPERTS = {
-    "routed": 0, "dealt": 1, "library": None, "also": None, "inputs": 1, "routing": None, "gate": None, "sinks": None,
+    "routed": 0, "dealt": 0, "library": None, "also": None, "inputs": 0, "routing": None, "gate": None, "sinks": None,
     "partial_values": 0,
 }  # fmt: skip
 

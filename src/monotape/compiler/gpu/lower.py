@@ -183,7 +183,7 @@ class _Lowering:
         """kernels/worker/shared.h: the chosen experts, their weights, and the scales of their rows."""
         if self._spec.experts is None:
             return 0
-        scaled = any(stage.layout.row_scales and inputs_of(stage) > 1 for stage in self._rank.stages)
+        scaled = any(stage.layout.row_scales and inputs_of(stage) for stage in self._rank.stages)
         scales = 4 * BATCH_TILES * TILE_ROWS if scaled else 4
         return self._spec.experts.chosen * (8 + scales)
 

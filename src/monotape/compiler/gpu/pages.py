@@ -64,14 +64,14 @@ def blocks_of(stage: Stage) -> int:
 
 
 def inputs_of(stage: Stage) -> int:
-    """Inputs of a stage, one after the other: each expert has its own where a worker has the same tiles of all."""
-    return max(1, stage.routed // stage.dealt)
+    """Experts that have an input of their own, because a worker has the same tiles of all; 0 where there are none."""
+    return 0 if stage.dealt else stage.routed
 
 
 def input_blocks_of(stage: Stage, gpu: GpuMachine) -> int:
     """Blocks of all inputs of a stage: each begins with the first warp's block."""
     blocks = blocks_of(stage)
-    if inputs_of(stage) == 1:
+    if not inputs_of(stage):
         return blocks
     whole = gpu.parts * stage.layout.k // BLOCK_K
     return inputs_of(stage) * -(-blocks // whole) * whole
@@ -97,9 +97,7 @@ def product_of(stage: Stage, page: int, gpu: GpuMachine = HOPPER) -> Product:
         run = _whole_warps(blocks, pages, gpu)
     most = min(in_page, BATCH_TILES // 2, max(1, at_once // -(-run // gpu.parts)))
     fitting = [tiles for tiles in range(1, most + 1) if in_page % tiles == 0]
-    if (
-        stage.dealt > 1
-    ):  # an expert's tiles may begin anywhere in a batch, but a gate tile has an even number there
+    if stage.dealt:  # an expert's tiles may begin anywhere in a batch, but gate tiles have even numbers there
         fitting = [tiles for tiles in fitting if tiles == 1 or tiles % 2 == 0]
     return Product(stage.format, blocks, in_page, run, fitting[-1], inputs_of(stage), stage.dealt)
 
@@ -138,7 +136,7 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
 
 def _pages_and_steps(stage: Stage, page: int, gpu: GpuMachine) -> tuple[int, int]:
     """Pages that the tiles of a stage take in all workers, and the steps of their warps."""
-    product, experts = product_of(stage, page, gpu), inputs_of(stage)
+    product, experts = product_of(stage, page, gpu), max(1, inputs_of(stage))
     if product.page_run < product.blocks:
         pages = (stage.routed or 1) * stage.tiles * -(-product.blocks // product.page_run)
         return pages, pages

@@ -24,7 +24,7 @@ enum class Source : int { tape, published, library };
 struct Product {
   Format format;
   int blocks, tiles_in_page, page_run, together, batch;
-  int inputs, dealt;  // experts with an input of their own, or whose tiles follow each other; 1: none
+  int inputs, dealt;  // experts with an input of their own, or whose tiles follow each other; 0: none
 };
 
 struct StageRow {

@@ -57,7 +57,7 @@ __device__ __forceinline__ bool is_routed(Stage stage) {
   return kExperts > 0 && of_stage(stage, [](StageRow row) { return row.routed > 0; });
 }
 __device__ __forceinline__ bool is_dealt(Stage stage) {
-  return kExperts > 0 && of_stage(stage, [](StageRow row) { return product(row.product).dealt > 1; });
+  return kExperts > 0 && of_stage(stage, [](StageRow row) { return product(row.product).dealt > 0; });
 }
 __host__ __device__ constexpr Stage first_routed_stage() {
   for (int i = 0; i < kMatrixStages; i++)
@@ -81,7 +81,7 @@ constexpr Stage kRouter = router_stage();
 __host__ __device__ constexpr int input_stride(Product p) { return divide_up(p.blocks, kWarps * kSide) * kWarps * kSide; }
 __host__ __device__ constexpr bool scales_experts() {
   for (int i = 0; i < kMatrixStages; i++)
-    if (product(stage_row(i).product).inputs > 1 && stage_row(i).scale != kNoVector) return true;
+    if (product(stage_row(i).product).inputs > 0 && stage_row(i).scale != kNoVector) return true;
   return false;
 }
 // Whether rows of experts that a worker adds up have scales of their own.

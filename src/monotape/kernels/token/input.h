@@ -49,7 +49,7 @@ __device__ __forceinline__ int input_word(Consumer& c, Stage stage, int round) {
 // Experts have inputs of their own, one after the other in the exchange and, further apart, in shared memory. Where in the
 // exchange the word lies that goes to `at` in shared memory; -1: it is zero.
 __device__ __forceinline__ bool has_inputs(Stage stage) {
-  return kExperts > 0 && of_stage(stage, [](StageRow row) { return product(row.product).inputs > 1; });
+  return kExperts > 0 && of_stage(stage, [](StageRow row) { return product(row.product).inputs > 0; });
 }
 __device__ __forceinline__ int expert_word(const Matrix& matrix, int at) {
   const int stride = of_stage(matrix.stage, [](StageRow row) { return input_stride(product(row.product)) * format_of(row).sub * 4; });

@@ -110,7 +110,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static constexpr bool kWhole = kRun == kBlocks;  // a tile is never in two pages, and the input is the same for all
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
   static constexpr uint32_t kOnes = 0x01010101u;
-  static constexpr bool kAddsExperts = kProduct.inputs > 1, kRouted = kAddsExperts || kProduct.dealt > 1;
+  static constexpr bool kAddsExperts = kProduct.inputs > 0, kRouted = kAddsExperts || kProduct.dealt > 0;
   static constexpr int kInputStride = kAddsExperts ? input_stride(kProduct) : 0;
 
   template <class Meanwhile>
