@@ -6,6 +6,7 @@ Only calls whose arguments are numbers and pointers are used, so no structure of
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from typing import Any, NoReturn
@@ -57,15 +58,21 @@ class HipError(Exception):
         self.code = code
 
 
+def typed_calls(library: Any, calls: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Functions of a library that return a code, by name, with the types of their arguments."""
+    found = {}
+    for name, arguments in calls.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, c_int
+        found[name] = function
+    return found
+
+
 class HipLibrary:
     """The runtime's calls, each of which raises HipError unless it succeeds."""
 
     def __init__(self, library: Any) -> None:
-        self._calls: dict[str, Any] = {}
-        for name, arguments in CALLS.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, c_int
-            self._calls[name] = function
+        self._calls = typed_calls(library, CALLS)
         self._name_of = library.hipGetErrorName
         self._name_of.argtypes, self._name_of.restype = (c_int,), c_char_p
 

@@ -8,6 +8,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache
 from typing import Any
 
+from monotape.backends.hip.library import typed_calls
 from monotape.config import rocm_path
 
 NAMES = ("libhiprtc.so", "libhiprtc.so.7", "libhiprtc.so.6")
@@ -34,11 +35,7 @@ class Rtc:
     """The library's calls, each of which raises RtcError unless it succeeds."""
 
     def __init__(self, library: Any) -> None:
-        self._calls: dict[str, Any] = {}
-        for name, arguments in CALLS.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, c_int
-            self._calls[name] = function
+        self._calls = typed_calls(library, CALLS)
 
     def _call(self, name: str, *arguments: Any) -> None:
         if code := self._calls[name](*arguments):
