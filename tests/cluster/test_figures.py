@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,8 +32,8 @@ def values(text: bytes) -> dict[str, float]:
 
 def test_counters_and_histograms_add_up() -> None:
     figures = Figures()
-    figures.put("a", measured(2).samples())
-    figures.put("b", measured(1).samples())
+    figures.put("a", 0, measured(2).samples())
+    figures.put("b", 0, measured(1).samples())
     found = values(figures.text(measured(0, running=2)))
     assert found["vllm:prompt_tokens_total"] == 300
     assert found['vllm:request_success_total{finished_reason="stop"}'] == 3
@@ -47,20 +48,27 @@ def test_a_client_that_leaves_counts_once() -> None:
     figures, replica, front = Figures(), measured(1), measured(0)
     replica.cancelled.inc()
     front.cancelled.inc(2)  # one of them before a replica had its request
-    figures.put("a", replica.samples())
+    figures.put("a", 0, replica.samples())
     assert values(figures.text(front))["monotape_disconnects_total"] == 2
 
 
 def test_the_latest_figures_of_a_replica_take_the_place_of_earlier_ones() -> None:
     figures = Figures()
     for count in (1, 2, 3):
-        figures.put("a", measured(count).samples())
+        figures.put("a", count, measured(count).samples())
+    assert values(figures.text(measured(0)))["vllm:prompt_tokens_total"] == 300
+
+
+def test_figures_that_arrive_late_do_not_take_counters_back() -> None:
+    figures = Figures()
+    for count in (1, 3, 2):
+        figures.put("a", count, measured(count).samples())
     assert values(figures.text(measured(0)))["vllm:prompt_tokens_total"] == 300
 
 
 def test_every_series_of_a_single_server_is_there() -> None:
     figures = Figures()
-    figures.put("a", measured(1).samples())
+    figures.put("a", 0, measured(1).samples())
     single = {name for name in values(measured(1).text()) if "_created" not in name}
     assert single <= set(values(figures.text(measured(0))))
 
@@ -69,17 +77,17 @@ def test_a_replica_writes_no_text_for_a_request(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(service_metrics, "generate_latest", None)
     service: Any = SimpleNamespace(metrics=measured(3))
     replica = Replica.__new__(Replica)
-    replica._service, replica._name = service, "a"
+    replica._service, replica._name, replica._numbers = service, "a", itertools.count()
     figures = Figures()
     message = replica.figures()
-    figures.put(message["replica"], message["samples"])
+    figures.put(message["replica"], message["number"], message["samples"])
     assert values(figures.text(measured(0)))["vllm:prompt_tokens_total"] == 300
 
 
 def test_labels_and_kinds_stay() -> None:
     single, figures = measured(2), Figures()
     single.missed("nothing is kept yet")
-    figures.put("a", single.samples())
+    figures.put("a", 0, single.samples())
     alone = [line for line in single.text().decode().splitlines() if "_created" not in line]
     together = figures.text(measured(0)).decode().splitlines()
     assert [line for line in alone if line not in together] == [

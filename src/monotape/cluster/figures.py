@@ -18,16 +18,22 @@ class Figures:
     """The last figures of each replica, with those that are gone: counters must not go back."""
 
     def __init__(self) -> None:
-        self._replicas: dict[str, Samples] = {}
+        self._replicas: dict[str, tuple[int, Samples]] = {}
 
-    def put(self, replica: str, samples: Samples) -> None:
-        self._replicas.pop(replica, None)
-        self._replicas[replica] = samples  # the latest stands last
+    def put(self, replica: str, number: int, samples: Samples) -> None:
+        """`number` counts a replica's messages: each answer brings them by a way of its own, so a later one can
+        overtake an earlier one, which then holds less.
+        """
+        latest, _ = self._replicas.get(replica, (-1, {}))
+        if number > latest:
+            self._replicas.pop(replica, None)
+            self._replicas[replica] = number, samples  # the latest stands last
 
     def text(self, own: Metrics) -> bytes:
         """All of them together with the front's own."""
         registry = CollectorRegistry()
-        registry.register(_Combined(own, [*self._replicas.values(), own.samples()]))
+        replicas = [samples for _, samples in self._replicas.values()]
+        registry.register(_Combined(own, [*replicas, own.samples()]))
         return generate_latest(registry)
 
 

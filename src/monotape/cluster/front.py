@@ -139,7 +139,7 @@ class Passing:
             self.started = True
             await self._release()
         elif message["type"] == FIGURES:
-            self._figures.put(message["replica"], message["samples"])
+            self._figures.put(message["replica"], message["number"], message["samples"])
         elif message["type"] == "http.response.start":
             self._head = (
                 message  # sent with the first part of the body: a whole answer comes all or not at all

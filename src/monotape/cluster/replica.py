@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -30,6 +31,7 @@ class Replica:
         self._service, self._stack = service, stack
         self._app = routes(service)
         self._name = secrets.token_hex(8)
+        self._numbers = itertools.count()
 
     @classmethod
     async def start(cls, config: ServerConfig, engine: EngineConfig, source: str) -> Replica:
@@ -81,7 +83,8 @@ class Replica:
         return self._service.engine.startup
 
     def figures(self) -> Message:
-        return {"type": FIGURES, "replica": self._name, "samples": self._service.metrics.samples()}
+        samples = self._service.metrics.samples()
+        return {"type": FIGURES, "replica": self._name, "number": next(self._numbers), "samples": samples}
 
     async def _engine_is_back(self) -> None:
         """A request that comes while the engine is being restarted waits as those do that came before."""
