@@ -1,14 +1,16 @@
 """Races of the monokernel that the host's machine finds, each with the lines that prevent it.
 
 A seed finds a race only by chance, and with another kernel it may find it no more. So the orders are also run without
-the lines that they are about, and one of them must then go wrong. Where none does, look for other seeds.
+the lines that they are about, and one of them must then go wrong. Where none does, further seeds are tried, which
+takes minutes: put one that goes wrong in the place of the known ones.
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -80,9 +82,9 @@ RACES = {
     "a combined part over sums": Race(
         "many splits",
         slice(126, 131),
-        (
-            Schedule(1, stalls_per_million=500, stall_steps=400_000),
-            Schedule(11, stalls_per_million=1000, stall_steps=200_000, delay_steps=3000),
+        tuple(
+            Schedule(seed, stalls_per_million=1000, stall_steps=200_000, delay_steps=3000)
+            for seed in (14, 17, 18)
         ),
         "token/attention.h",
         "    if (!c.meet()) return false;  // no warp reads the sums of qkv any more, as in `attend`, or the parts"
@@ -163,7 +165,13 @@ def test_without_its_lines_an_order_goes_wrong(
     right = logits_in(Schedule(1), load(race.setup), race.tokens)
     take_out(race, monkeypatch, tmp_path)
     backend = load(race.setup)
-    assert any(goes_wrong(order, backend, race.tokens, right) for order in race.orders)
+    orders = itertools.chain(race.orders, further(race))
+    assert any(goes_wrong(order, backend, race.tokens, right) for order in orders)
+
+
+def further(race: Race) -> Iterator[Schedule]:
+    """Orders of the same kind, for a kernel that has changed since the known ones were found."""
+    return (replace(race.orders[-1], seed=seed) for seed in range(1000, 1040))
 
 
 def take_out(race: Race, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
