@@ -199,7 +199,7 @@ def test_words_that_come_late_never_change_a_bit(late: Late, longest_ns: int, se
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(**DELAYS)
 def test_words_that_come_late_never_change_a_bit_in_many_schedules(
     late: Late, longest_ns: int, seed: int
