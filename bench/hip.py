@@ -3,8 +3,8 @@
     python bench/hip.py --out hip-report.json
 
 No GPU of AMD has run this. Every step is tried whatever became of the ones before, and the report says what happened:
-the machine; logits of small random models beside the reference, rows and token by token; the same bits three times; a
-lost word that must end at the deadline; decode of two shapes, by the GPU's own clock.
+the machine; logits of small random models, one of them as INT4, beside the reference, rows and token by token; the same
+bits three times; a lost word that must end at the deadline; decode of two shapes, by the GPU's own clock.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from monotape.backends.hip.backend import HipBackend
 from monotape.backends.hip.compilation import code_usage, find_compiler
 from monotape.backends.protocol import Backend, Job
 from monotape.config import told_commit
+from monotape.engine.asked import Asked, formats_for
 from monotape.engine.loading import load_backend
 from monotape.errors import DeadlineFault, MonotapeError
 from monotape.models.registry import spec_from_config
+from monotape.weights.checkpoint import Checkpoint
 from shapes import RandomCheckpoint
 
 #: Small models with heads of 64 and of 128 values, with and without norms of q and k.
@@ -44,10 +46,18 @@ Facts = dict[str, Any]
 Models = Mapping[str, RandomCheckpoint]
 
 
-def load(checkpoint: RandomCheckpoint, backend: str = "hip") -> Backend:
+def load(checkpoint: Checkpoint, backend: str = "hip", dtype: str = "bf16") -> Backend:
     spec = spec_from_config(checkpoint.config)
-    dtype = "bf16" if backend == "hip" else "auto"
-    return load_backend(backend, spec, checkpoint, dtype=dtype, context=CONTEXT)
+    return load_backend(
+        backend, spec, checkpoint, dtype=dtype if backend == "hip" else "auto", context=CONTEXT
+    )
+
+
+def rounded(checkpoint: Checkpoint, dtype: str) -> Checkpoint:
+    """The numbers that its weights are as codes."""
+    return formats_for("hip", Asked(dtype, "auto", "auto"), spec_from_config(checkpoint.config), checkpoint)[
+        0
+    ]
 
 
 def distance(got: NDArray[np.float32], want: NDArray[np.float32]) -> float:
@@ -66,9 +76,9 @@ def machine() -> Facts:
     }  # fmt: skip
 
 
-def logits(checkpoint: RandomCheckpoint, rows: int = 70, tokens: int = 4) -> Facts:
+def logits(checkpoint: RandomCheckpoint, dtype: str = "bf16", rows: int = 70, tokens: int = 4) -> Facts:
     """Three times the same, and close to the reference: a prompt in rows, then one token at a time."""
-    backend, want = load(checkpoint), load(checkpoint, "reference")
+    backend, want = load(checkpoint, dtype=dtype), load(rounded(checkpoint, dtype), "reference")
     assert isinstance(backend, HipBackend)
     try:
         prompt = prompt_of(rows + tokens, backend.spec.vocab)
@@ -140,6 +150,7 @@ def steps(small: Models, decoded: Models) -> dict[str, Callable[[], Facts]]:
     return {
         "machine": machine,
         **{f"logits, {name}": partial(logits, model) for name, model in small.items()},
+        "logits, int4": partial(logits, next(iter(small.values())), "int4"),
         "a lost word": partial(faults, next(iter(small.values()))),
         **{f"kernel of {name}": partial(kernel, model) for name, model in decoded.items()},
         **{f"decode of {name}": partial(decode, model) for name, model in decoded.items()},

@@ -1,4 +1,4 @@
-"""Routers and experts in the reference: ties, weights, the order of sums, and backends that refuse them."""
+"""Routers and experts in the reference: ties, weights, and the order of sums."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ import pytest
 
 from backends.cpu_cases import PROMPT, reference
 from monotape.backends.reference.experts import choose, gated, weighted_sum
-from monotape.engine.loading import planned
-from monotape.errors import UnsupportedModel
 from monotape.models.experts import Experts, Gating, Softmax
-from monotape.models.registry import spec_from_config
-from monotape.weights.open import open_checkpoint
 
 Checkpoints = Callable[[str], Path]
 
@@ -65,15 +61,6 @@ def test_a_router_that_ties_everywhere_takes_the_first_experts(checkpoint: Check
         layer["gate"][2:] = np.nan  # type: ignore[index]  # never read
     assert np.array_equal(tied.logits(PROMPT[:9], tied.new_sequence()), got)
     assert not np.array_equal(backend.logits(PROMPT[:9], backend.new_sequence()), got)
-
-
-def test_hip_refuses_experts_in_one_sentence(checkpoint: Checkpoints) -> None:
-    opened = open_checkpoint(checkpoint("mixtral"))
-    spec = spec_from_config(opened.config)
-    words = "The HIP kernel does not run mixtures of experts yet, and MixtralForCausalLM is one."
-    with pytest.raises(UnsupportedModel) as refused:
-        planned("hip", spec, opened, context=160, workers=304)
-    assert (refused.value.message, refused.value.hint) == (words, "To run it, use --backend cpu.")
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe"])

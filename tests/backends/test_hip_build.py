@@ -12,7 +12,7 @@ import pytest
 from models.test_laneformer import LANEFORMER_2B
 from monotape.backends.cuda.compilation import KERNELS
 from monotape.backends.cuda.header import plan_header
-from monotape.backends.cuda.params import die_bytes, exchange_bytes
+from monotape.backends.cuda.params import die_bytes, exchange_bytes, sampler_bytes
 from monotape.backends.hip.compilation import (
     OPTIONS,
     code_usage,
@@ -23,6 +23,7 @@ from monotape.backends.hip.compilation import (
 from monotape.compiler.gpu import gpu_plan
 from monotape.errors import BackendUnavailable
 from monotape.models.registry import spec_from_config
+from monotape.plan.formats import Format
 from monotape.plan.gpu_machines import CDNA3
 from shapes import SHAPES
 
@@ -37,6 +38,14 @@ NAMED = {
     **{name: SHAPES[name] for name in ("llama-3.2-1b", "qwen3-0.6b", "dense-2b", "llama-3.1-8b")},
     "laneformer-2b": LANEFORMER_2B,
 }
+_LAYERS = ("qkv", "output", "gate_up", "down")
+#: llama-3.2-1b, its weights as codes.
+QUANTISED = {
+    "int4": {**dict.fromkeys(_LAYERS, Format.INT4_G128), "head": Format.Q8},
+    "K-quants": {**dict.fromkeys(_LAYERS, Format.Q4_K), "down": Format.Q6_K, "head": Format.Q6_K},
+}
+
+COMPILED = (*NAMED, *QUANTISED)
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +61,16 @@ def compiler() -> str:
 @pytest.fixture(scope="module")
 def codes(compiler: str) -> dict[str, bytes]:
     def compiled(shape: str) -> bytes:
-        plan = gpu_plan(spec_from_config(NAMED[shape]), MI300X_WORKERS, 4096, backend="hip")
+        spec, formats = spec_from_config(NAMED.get(shape, SHAPES["llama-3.2-1b"])), QUANTISED.get(shape)
+        plan = gpu_plan(spec, MI300X_WORKERS, 4096, stage_formats=formats, backend="hip")
         (header,) = {plan_header(plan, rank=rank) for rank in range(len(plan.ranks))}
         return compile_kernel(header)
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(NAMED, pool.map(compiled, NAMED), strict=True))
+        return dict(zip(COMPILED, pool.map(compiled, COMPILED), strict=True))
 
 
-@pytest.mark.parametrize("shape", NAMED)
+@pytest.mark.parametrize("shape", COMPILED)
 def test_a_kernel_fits_the_registers_of_a_compute_unit(codes: dict[str, bytes], shape: str) -> None:
     usage = code_usage(codes[shape])
     assert usage.vector_registers <= MOST_REGISTERS
@@ -78,6 +88,9 @@ def test_copies_of_dies_lie_where_the_host_has_them(compiler: str, tmp_path: Pat
         f"constexpr int kEnd = divide_up(sizeof(Exchange), kLineBytes) * kLineBytes + sizeof(Copies);\n"
         f'static_assert(sizeof(Exchange) == {exchange_bytes(own, workers)} && kEnd == {end}, "as the host has it");\n'
         f'static_assert(kDies == {plan.machine.dies} && kLanes == {plan.machine.lanes}, "the machine");\n'
+        "constexpr int kSampler = divide_up(3 * kWorkers * kSamplerWords * 16, kLineBytes) * kLineBytes;\n"
+        f"static_assert(kSampler + sizeof(SamplerCopies) == {sampler_bytes(plan.machine, own, workers)},"
+        ' "the sampler\'s words");\n'
     )
     command = [
         compiler,

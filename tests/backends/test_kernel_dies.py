@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from backends import host_kernel
-from backends.cpu_cases import distance, reference
-from backends.host_kernel import HostKernel, Schedule
+from backends.cpu_cases import distance, ids, reference
+from backends.host_kernel import HostKernel, MachineFault, Schedule
 from backends.host_setups import (
     CONTEXT,
     SETUPS,
@@ -29,6 +29,8 @@ from backends.host_setups import (
     make_checkpoints,
 )
 from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.cuda.generation import CudaGeneration
+from monotape.backends.protocol import Job, Sampling
 from monotape.errors import DeadlineFault, NumericalFault
 
 pytestmark = pytest.mark.long
@@ -80,6 +82,9 @@ LINES = {
         f"return __hip_atomic_load(const_cast<uint32_t*>(p), __ATOMIC_ACQUIRE, {_AGENT});",
         f"return __hip_atomic_load(const_cast<uint32_t*>(p), __ATOMIC_RELAXED, {_AGENT});",
     ),
+    "the wait for all waves of a worker": Line(
+        "machine/cdna3_meeting.h", "- (round + 1) * waves) < 0)", "- round * waves) < 0)"
+    ),
     "the number of a word in a die's copy": Line(
         "exchange/dies.h",
         "x >> 32 == copy.number && y >> 32 == copy.number && z >> 32 == copy.number && w >> 32 == copy.number;",
@@ -123,7 +128,7 @@ def logits_in(order: Schedule, backend: CudaBackend) -> Logits:
 def goes_wrong(order: Schedule, backend: CudaBackend, right: Logits) -> bool:
     try:
         return not np.array_equal(logits_in(order, backend), right)
-    except (DeadlineFault, NumericalFault):
+    except (DeadlineFault, NumericalFault, MachineFault):
         return True
 
 
@@ -160,6 +165,25 @@ def test_without_its_line_readers_cross_for_themselves(
     alone = crossings(load(SETUP), 1)
     print(f"{name}: {alone} words crossed instead of {together}")
     assert 4 * together < 3 * alone
+
+
+def test_the_samplers_words_are_brought_over_once_a_die(
+    load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without copies every worker loads all words of all workers from home: the same tokens, and more crossings."""
+    job = Job(TOKENS[:2], 0, 3, sampling=Sampling(seed=7, temperature=1.5, top_p=0.9))
+    line = Line("exchange/dies.h", "return word % kSamplerWords < kCopiedSamplerWords;", "return false;")
+    seen = []
+    for copies in (True, False):
+        if not copies:
+            without(line, tmp_path, monkeypatch)
+        backend = load(SETUP)
+        HostKernel.schedule = Schedule(1, dies=1)
+        tokens = ids(list(CudaGeneration(backend, job, backend.new_sequence(), chunk=0)))
+        seen.append((tokens, HostKernel.crossings))
+    print(f"{seen[1][1]} words crossed without copies of the sampler's words instead of {seen[0][1]}")
+    assert seen[0][0] == seen[1][0]
+    assert 5 * seen[0][1] < 4 * seen[1][1]
 
 
 def test_one_die_and_many_give_the_same_bits(load: Load, place: Path) -> None:

@@ -26,9 +26,12 @@ def test_the_report_has_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(hip, "kernel", lambda model: {"scratch_bytes": 0})
     with fake_hip(FakeHip(processors=2), tmp_path):
         found = json.loads(json.dumps(hip.report(SMALL, SMALL)))
-    assert list(found) == ["machine", "logits, tiny", "a lost word", "kernel of tiny", "decode of tiny"]
+    assert list(found) == [
+        "machine", "logits, tiny", "logits, int4", "a lost word", "kernel of tiny", "decode of tiny",
+    ]  # fmt: skip
     assert found["machine"]["gpu"] == "AMD Instinct MI300X" and found["machine"]["compute_units"] == 2
     assert found["logits, tiny"]["good"], found["logits, tiny"]
+    assert found["logits, int4"]["good"], found["logits, int4"]
     assert found["a lost word"]["good"] and "waited for" in found["a lost word"]["said"]
 
 

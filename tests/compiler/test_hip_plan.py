@@ -8,6 +8,7 @@ from monotape.compiler.gpu import gpu_plan
 from monotape.errors import PlanError
 from monotape.models.registry import spec_from_config
 from monotape.plan.formats import Format
+from monotape.plan.gpu_formats import GPU_FORMATS
 from monotape.plan.gpu_machines import CDNA3, HOPPER
 from shapes import SHAPES
 
@@ -29,6 +30,19 @@ def test_a_workers_memory_fits_the_lds(shape: str) -> None:
     assert rank.sampler_words == 1 + CDNA3.consumers // 2
 
 
-def test_codes_of_quantised_weights_are_refused_by_name() -> None:
-    with pytest.raises(PlanError, match="hip backend do not read int4-g128 weights"):
-        gpu_plan(SPEC, WORKERS, 4096, Format.INT4_G128, backend="hip")
+@pytest.mark.parametrize("fmt", [fmt for fmt in GPU_FORMATS if not fmt.is_half])
+def test_every_quantised_format_has_a_plan_and_the_tapes_of_nvidia(fmt: Format) -> None:
+    formats = dict.fromkeys(("qkv", "output", "gate_up", "down", "head"), fmt)
+    ours, theirs = (
+        gpu_plan(SPEC, WORKERS, 4096, stage_formats=formats, backend=name) for name in ("hip", "cuda")
+    )
+    assert ours.plan.ranks[0].tapes == theirs.plan.ranks[0].tapes
+    most = CDNA3.coded_words_at_once
+    for product in ours.ranks[0].products:  # what a lane has of the tiles that it multiplies at once
+        blocks = product.together * -(-product.page_run // CDNA3.parts)
+        assert blocks * GPU_FORMATS[product.format].words <= most
+
+
+def test_a_format_that_no_kernel_reads_is_refused_by_name() -> None:
+    with pytest.raises(PlanError, match="hip backend do not read f32 weights"):
+        gpu_plan(SPEC, WORKERS, 4096, Format.F32, backend="hip")

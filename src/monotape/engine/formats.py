@@ -33,7 +33,7 @@ class Chosen:
 
 def has_kernels(backend: str, fmt: Format) -> bool:
     """Do the backend's kernels read weights of this format?"""
-    return fmt in GPU_FORMATS if backend == "cuda" else fmt in LAYOUTS["hip" if backend == "hip" else "cpu"]
+    return fmt in (GPU_FORMATS if backend in ("cuda", "hip") else LAYOUTS["cpu"])
 
 
 def stage_tensors(spec: ModelSpec) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from monotape.backends.protocol import Backend
 from monotape.compiler.compile import compile_plan
-from monotape.compiler.gpu import check_family, gpu_plan
+from monotape.compiler.gpu import gpu_plan
 from monotape.compiler.split import lanes_for
 from monotape.engine.asked import Asked, dtype_format, formats_for, require_kernels
 from monotape.engine.config import may_use_gpu
@@ -101,8 +101,6 @@ def planned(
     """The plan that the named backend would run. With a number of workers it needs no GPU to be there."""
     asked = Asked(dtype, head_dtype, kv_dtype)
     backend = choose_backend(name, dtype, workers, lanes_for(spec, tp).count)
-    if backend in GPU_BACKENDS:
-        check_family(spec, backend)
     _, formats = formats_for(backend, asked, spec, checkpoint, tp)
     _say(formats.notes)
     if backend not in GPU_BACKENDS:
@@ -191,7 +189,6 @@ def _load_cuda(
         raise UsageError(
             "The CUDA backend runs on all multiprocessors.", "Leave out --workers, or use --backend cpu."
         )
-    check_family(spec, "cuda")
     source, formats = formats_for("cuda", asked, spec, checkpoint, ranks)
     _require_gpus(ranks, emulated)
     from monotape.backends.cuda.driver import processors
@@ -226,7 +223,6 @@ def _load_hip(
         raise UsageError(
             "The HIP backend runs on all compute units.", "Leave out --workers, or use --backend cpu."
         )
-    check_family(spec, "hip")
     from monotape.backends.hip.backend import HipBackend, RankedHipBackend, use_hip
 
     source, formats = formats_for("hip", asked, spec, checkpoint, ranks)

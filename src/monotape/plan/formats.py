@@ -109,7 +109,4 @@ GPU_LAYOUTS = {
     Format.WIDE: Layout(128, 128 + 64),
 }
 
-#: The kernel for AMD multiplies 16-bit weights; the codes of quantised formats are yet to be unpacked there.
-HIP_LAYOUTS = {fmt: GPU_LAYOUTS[fmt] for fmt in (Format.F16, Format.BF16)}
-
-LAYOUTS = {"cpu": CPU_LAYOUTS, "cuda": GPU_LAYOUTS, "hip": HIP_LAYOUTS}
+LAYOUTS = {"cpu": CPU_LAYOUTS, "cuda": GPU_LAYOUTS, "hip": GPU_LAYOUTS}

@@ -59,7 +59,7 @@ HOPPER = GpuMachine(
 NEVER_RUN = "compiled and simulated, never run on hardware"
 #: Of an MI300X.
 CDNA3 = GpuMachine(
-    "AMD CDNA3", "cdna3", 64, 64 * 1024 - 128, 8, 8, 24, 20, ((8, 16),), 34816, ring=False, standing=NEVER_RUN
+    "AMD CDNA3", "cdna3", 64, 64 * 1024 - 128, 8, 8, 24, 12, ((8, 16),), 34816, ring=False, standing=NEVER_RUN
 )
 #: By the backend that a plan is for.
 GPU_MACHINES = {"cuda": HOPPER, "hip": CDNA3}

@@ -1,4 +1,4 @@
-// The machine of the host: what clang's HIP mode offers to machine/cdna3_memory.h, which is compiled as it is. A scope is
+// The machine of the host: what clang's HIP mode offers to machine/cdna3_memory.h and cdna3_meeting.h, which are compiled as they are. A scope is
 // that of the GPU (agent) or more: the access passes the die's L2 by. One of less is served by it.
 #pragma once
 
@@ -19,6 +19,8 @@ inline void order_after(int order) {
 
 // The fences of one wave act for its whole worker: an L2 is written back, or dropped, as a whole.
 inline void __builtin_amdgcn_fence(int order, const char* scope) {
+  if (releases(order)) machine->release_to_block();
+  if (acquires(order)) machine->acquire_in_block();
   if (*scope && strcmp(scope, "agent")) return;
   order_before(order);
   order_after(order);
@@ -40,8 +42,34 @@ inline T through_l1(const T* p) {
   if (kept != l1.end() && !machine->once_in(64)) return static_cast<T>(kept->second);
   return static_cast<T>(l1[p] = static_cast<uint64_t>(*p));
 }
+// A fiber that finds the same count of the consumers' meeting again waits until it changes.
+inline bool of_meeting(const void* p) {
+  const auto& own = machine->block().header_memory;
+  return p >= own && p < own + 4;
+}
+inline uint32_t look_at_meeting(uint32_t* p) {
+  host::Fiber& fiber = *machine->current;
+  const uint32_t value = *p;
+  if (fiber.watched[0] == p && fiber.seen == value) {
+    machine->block().watching.push_back(&fiber);
+    machine->wait("waiting for the consumers");
+    machine->oversleep();
+  } else {
+    machine->did_something();
+    fiber.watched[0] = p, fiber.seen = value;
+    if (machine->once_in(8)) machine->yield();
+  }
+  return *p;
+}
+inline void wake_meeting() {
+  for (host::Fiber* fiber : machine->block().watching) machine->wake(*fiber);
+  machine->block().watching.clear();
+}
+
 template <class T>
 inline T __hip_atomic_load(T* p, int order, int scope) {
+  if constexpr (sizeof(T) == 4)
+    if (of_meeting(p)) return look_at_meeting(reinterpret_cast<uint32_t*>(p));
   machine->touch(p, sizeof(T), sizeof(T));
   T* all = machine->dies->past_cache(p);
   T* from = scope < __HIP_MEMORY_SCOPE_AGENT ? p : all;
@@ -70,6 +98,7 @@ inline T changed_at_once(T* p, int order, int scope, Change change) {
     if (machine->once_in(8)) machine->yield();
     const T before = *p;
     *p = change(before);
+    if (of_meeting(p)) machine->did_something(), wake_meeting();
     return before;
   }
   order_before(order);
@@ -102,6 +131,17 @@ inline T __hip_atomic_fetch_or(T* p, V value, int order, int scope) {
   looked(before, scope);
   return before;
 }
+// Of a whole wave.
+inline uint64_t __builtin_amdgcn_ballot_w64(bool says) {
+  const int slot = host::turn();
+  host::Warp& warp = machine->block().warp[machine->current->warp()];
+  warp.value[slot][machine->current->lane()] = says;
+  host::come_together(host::Collective::ballot, [](host::Warp&) {});
+  uint64_t votes = 0;
+  for (int lane = 0; lane < kLanes; lane++) votes |= static_cast<uint64_t>(warp.value[slot][lane]) << lane;
+  return votes;
+}
+inline int __builtin_amdgcn_readfirstlane(int value) { return lane_at(value, 0); }
 inline uint64_t hidden_zero() { return 0; }
 constexpr int kDies = MONOTAPE_DIES;
 #define MONOTAPE_DIE_COPIES
@@ -122,4 +162,14 @@ inline void __builtin_amdgcn_s_sleep(int turns) {
 
 }  // namespace monotape
 
+#include "machine/cdna3_meeting.h"
 #include "machine/cdna3_memory.h"
+
+namespace monotape {
+
+inline ConsumersMeeting& consumers_meeting() {
+  static_assert(sizeof(ConsumersMeeting) <= sizeof(host::Block::header_memory), "room for it");
+  return *reinterpret_cast<ConsumersMeeting*>(machine->block().header_memory);
+}
+
+}  // namespace monotape

@@ -4,6 +4,7 @@
 namespace monotape {
 
 #define MONOTAPE_UNIT "machine/cdna3_unit.h"
+#define MONOTAPE_GROUPS "machine/cdna3_groups.h"
 constexpr int kSharedMemory = 64 * 1024 - 128;
 constexpr bool kFewRegisters = true;
 

@@ -1,7 +1,16 @@
-// The machine of the host: the memory of machine/hopper.h. Words, copies in groups, fences and clocks.
+// The machine of the host: the memory of machine/hopper.h. Barriers, words, copies in groups, fences and clocks.
 #pragma once
 
 namespace monotape {
+
+inline void barrier_init(uint64_t* barrier, int arrivals) {
+  BarrierBits bits;
+  bits.phase = 0, bits.expected = bits.missing = static_cast<unsigned>(arrivals), bits.bytes = 0;
+  memcpy(static_cast<void*>(barrier), &bits, 8);
+}
+inline void barrier_init_fence() {}
+inline void consumers_meet(int threads) { host::meet(1, threads, true); }
+inline bool consumers_agree(int threads, bool good) { return host::meet(1, threads, good); }
 
 inline void fence_copies() {}
 inline void fence_shared_copies() {}

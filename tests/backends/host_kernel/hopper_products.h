@@ -26,6 +26,7 @@ __device__ __forceinline__ float largest_of_head(float value) {
 
 #define MONOTAPE_RING  // bulk copies fill a ring of pages: worker/ring.h
 #define MONOTAPE_UNIT "machine/hopper_unit.h"  // how a warp attends to a unit of KV
+#define MONOTAPE_GROUPS "machine/hopper_groups.h"
 constexpr int kSharedMemory = 227 * 1024;
 constexpr bool kFewRegisters = false;  // true: no address is kept over a barrier
 // A prefill's operands in shared memory: steps at least, and blocks of k in one step of so many tiles.

@@ -54,12 +54,6 @@ inline void change_barrier(void* at, int arrivals, int bytes) {
   if (bits.missing == 0 && bits.bytes == 0) bits.phase ^= 1, bits.missing = bits.expected;
   memcpy(at, &bits, 8);
 }
-inline void barrier_init(uint64_t* barrier, int arrivals) {
-  BarrierBits bits;
-  bits.phase = 0, bits.expected = bits.missing = static_cast<unsigned>(arrivals), bits.bytes = 0;
-  memcpy(static_cast<void*>(barrier), &bits, 8);
-}
-inline void barrier_init_fence() {}
 inline void barrier_expect(uint64_t* barrier, uint32_t bytes) {
   machine->did_something();
   change_barrier(barrier, 0, static_cast<int>(bytes));
@@ -126,8 +120,6 @@ template <int Count>
 inline void give_registers() {}
 inline int opaque(int value) { return __shfl_sync(~0u, value, lane_number()); }
 #define MONOTAPE_UNIFORM(value) (value)
-inline void consumers_meet(int threads) { host::meet(1, threads, true); }
-inline bool consumers_agree(int threads, bool good) { return host::meet(1, threads, good); }
 
 inline float from_half(uint16_t half) {
   const int exponent = half >> 10 & 31, fraction = half & 1023;
@@ -183,7 +175,7 @@ inline uint32_t pick_bytes(uint32_t first, uint32_t second) {
   return word;
 }
 inline uint32_t most_of_lanes(uint32_t value) {
-  for (int mask = 16; mask; mask >>= 1) {
+  for (int mask = kLanes / 2; mask; mask >>= 1) {
     const uint32_t other = __shfl_xor_sync(~0u, value, mask);
     value = value < other ? other : value;
   }

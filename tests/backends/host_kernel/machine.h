@@ -60,6 +60,7 @@ struct Fiber {
   int block, thread, polls = 0, collectives = 0;
   const char* doing = "starting";
   const void *watched[3] = {};  // what it looked at last, without doing anything else since
+  uint32_t seen = 0;            // there, where it is a count
   int copy_group = 0;
   std::vector<AsyncWord> copies;
   int product_group = 0;
@@ -68,7 +69,7 @@ struct Fiber {
   int lane() const { return thread % kLanes; }
 };
 
-enum class Collective { none, shuffle, shuffle_up, shuffle_down, shuffle_xor, sync, multiply };
+enum class Collective { none, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot, sync, multiply };
 
 struct Warp {
   int arrived = 0;
@@ -92,6 +93,7 @@ struct Store {  // on its way to where others see it
   unsigned parts;  // bit i: part i is in it
   int thread;
   bool met, met_warp;  // the block, or the warp, has met since: a fence of any of them covers it
+  bool released;       // to the block, whose other warps have yet to acquire it
 };
 
 struct Block {
@@ -102,6 +104,8 @@ struct Block {
   uint64_t stalled_until = 0;
   int rank = 0;
   std::map<const void*, uint64_t> l1;  // of a machine whose loads it may serve
+  uint32_t header_memory[4] = {7, 11, 13, 17};  // shared memory of the machine's header, not cleared
+  std::vector<Fiber*> watching;                 // fibers that wait for a change of it
 };
 
 struct Copy {
@@ -255,7 +259,7 @@ class Machine {
     Block& b = block();
     const bool torn = parts == 15 && once_in(4);  // a 16-byte store need not become visible at once
     for (int i = 0; i < (torn ? 4 : 1); i++) {
-      Store s = {now_ + below(options.delay_steps), at, {0, 0, 0, 0}, torn ? 1u << i : parts, current->thread, false, false};
+      Store s = {now_ + below(options.delay_steps), at, {0, 0, 0, 0}, torn ? 1u << i : parts, current->thread, false, false, false};
       for (int part = 0; part < 4; part++)
         if (s.parts >> part & 1) s.value[part] = value[part];
       for (const Store& before : b.stores)
@@ -284,6 +288,14 @@ class Machine {
       if (warp < 0) s.met = true;
       else if (s.thread / kLanes == warp) s.met_warp = true;
     }
+  }
+
+  // A fence of a warp waits for all stores of the warp.
+  void release_to_block() {
+    for (Store& s : block().stores) s.released |= s.thread / kLanes == current->thread / kLanes;
+  }
+  void acquire_in_block() {
+    for (Store& s : block().stores) s.met |= s.released;
   }
 
   void copy(const Copy& all) {

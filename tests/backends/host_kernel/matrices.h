@@ -45,6 +45,7 @@ extern "C" __global__ void monotape_request() {
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (thread_number() == 0) {
     for (int i = 0; i < kRingPages; i++) barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], kWarps);
+    barrier_init_fence();
     shared.done = shared.failed = shared.position = shared.head_first = shared.copied = shared.sample_turn = 0;
     shared.nan_place = -1;
     shared.swept = 1 << 30;  // nothing is published, so nothing is reset
@@ -52,9 +53,14 @@ extern "C" __global__ void monotape_request() {
   }
   if (thread_number() < kMatrixStages) shared.spans[thread_number()] = request.spans[worker_number() * kMatrixStages + thread_number()];
   block_meets();
+#ifdef MONOTAPE_RING
   if (thread_number() == kConsumers) Producer(shared, request).play(worker_number());
+#endif
   if (thread_number() >= kConsumers) return;
   Consumer c(request, shared);
+#ifdef MONOTAPE_DIE_COPIES
+  if (!find_die(c)) return;
+#endif
   multiply_all(c);
   if (!c.meet() || thread_number() != 0) return;
   shared.done = 1;

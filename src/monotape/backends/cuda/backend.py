@@ -80,7 +80,7 @@ class CudaBackend:
                 exchange_bytes(own, workers) + die_bytes(gpu_plan.machine, own, workers)
             ),
             "logits": DeviceMemory(4 * (spec.vocab + 8)),
-            "sampler_words": DeviceMemory(sampler_bytes(own, workers)),
+            "sampler_words": DeviceMemory(sampler_bytes(gpu_plan.machine, own, workers)),
         }
         self._params = ParamsStruct()
         for name, memory in self._memories.items():

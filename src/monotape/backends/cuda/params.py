@@ -18,6 +18,7 @@ from monotape.plan.types import Plan, RankPlan, Segment, Stage, Tape
 
 THREADS = HOPPER.threads
 _LINE_BYTES, _COPY_BYTES = 128, 32  # of an L2; of a word in a die's copy
+_COPIED_SAMPLER_WORDS = 16  # of each worker: kCopiedSamplerWords
 
 
 def _pointers(*names: str) -> tuple[tuple[str, type], ...]:
@@ -70,9 +71,13 @@ def die_bytes(machine: GpuMachine, rank: GpuRank, workers: int) -> int:
     return start + -(-size // _LINE_BYTES) * _LINE_BYTES
 
 
-def sampler_bytes(rank: GpuRank, workers: int) -> int:
-    """kernels/sampling/team.h: words of 16 bytes, for three turns."""
-    return 3 * WORD_BYTES * workers * rank.sampler_words
+def sampler_bytes(machine: GpuMachine, rank: GpuRank, workers: int) -> int:
+    """kernels/sampling/team.h: words of 16 bytes, for three turns; from the next line on, copies for each die."""
+    size = 3 * WORD_BYTES * workers * rank.sampler_words
+    if machine.dies == 1:
+        return size
+    copies = machine.dies * 3 * workers * _COPIED_SAMPLER_WORDS * _COPY_BYTES
+    return -(-size // _LINE_BYTES) * _LINE_BYTES + copies
 
 
 def span_table(plan: Plan) -> NDArray[Any]:

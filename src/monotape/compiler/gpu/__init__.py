@@ -1,6 +1,5 @@
 """Plan -> GpuPlan: a list of passes, one per file; lower.py runs them."""
 
-from monotape.compiler.gpu.limits import check_family
 from monotape.compiler.gpu.lower import Tuning, gpu_plan, lower
 
-__all__ = ["Tuning", "check_family", "gpu_plan", "lower"]
+__all__ = ["Tuning", "gpu_plan", "lower"]

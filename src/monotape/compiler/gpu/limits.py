@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from monotape.compiler.gpu.pages import BLOCK_BYTES, LEAST_PAGES, Room, page_blocks, prefill_ring
 from monotape.errors import UnsupportedModel
-from monotape.models.spec import ModelSpec
 from monotape.plan.gpu import BLOCK_K, HEAD_INPUTS, MOST_RANKS, Dimensions
 from monotape.plan.gpu_formats import GPU_FORMATS
 from monotape.plan.types import Plan, RankPlan
@@ -13,15 +12,6 @@ MOST_WIDTH = 8192  # a normalised input is held in registers: 4 words per lane o
 MOST_VOCAB = 1 << 18  # the sampler adds integer weights of all tokens, and the sum must fit 64 bits
 MOST_CHOSEN, MOST_EXPERTS = 32, 512  # a lane for each; their lists' lengths in shared memory
 _CPU = "use --backend cpu."
-
-
-def check_family(spec: ModelSpec, backend: str) -> None:
-    """What a machine's kernel has no stage for, whatever the sizes."""
-    if backend == "hip" and spec.experts is not None:
-        raise UnsupportedModel(
-            f"The HIP kernel does not run mixtures of experts yet, and {spec.architecture} is one.",
-            f"To run it, {_CPU}",
-        )
 
 
 def check_model(dimensions: Dimensions, workers: int) -> None:

@@ -15,7 +15,6 @@ from monotape.compiler.gpu.exchange import (
     with_attention,
 )
 from monotape.compiler.gpu.limits import (
-    check_family,
     check_model,
     check_plan,
     check_room,
@@ -75,7 +74,6 @@ def gpu_plan(
 
     `workers` are those of one rank.
     """
-    check_family(spec, backend)
     machine = Machine(backend, workers, alignment=128, whole_heads=False, levels=False)
     plan = compile_plan(spec, machine, fmt, context=context, ranks=tp, stage_formats=stage_formats)
     return lower(spec, plan, tuning)

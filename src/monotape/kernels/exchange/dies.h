@@ -16,7 +16,7 @@
 
 namespace monotape {
 
-// Parts of attention have one reader each: they have no copies.
+// Parts of attention have one reader each: it brings them over by itself, and they have no copies.
 __host__ __device__ constexpr int copied_words(int buffer) {
   return buffer == static_cast<int>(Buffer::partials) ? 0 : buffer_row(buffer).words * buffer_row(buffer).copies;
 }
@@ -44,6 +44,8 @@ __device__ __forceinline__ Copies& copies_of(const Params& params) {
 struct DieCopy {
   uint64_t* words;
   uint32_t number;
+  static __device__ __forceinline__ bool has(int) { return true; }
+  __device__ __forceinline__ uint64_t* at(int word) const { return words + word * 4; }
 };
 __device__ __forceinline__ DieCopy copy_of(Consumer& c, int start, int words, int copies, int turn) {
   uint64_t* own = copies_of(c.params).words[c.shared.role.die][0] + (start + turn % copies * words) * 4;
@@ -61,21 +63,23 @@ __device__ __forceinline__ DieCopy copy_of_input(Consumer& c, Stage stage) {
   return copy_of(c, start, words, copies, stage == Stage::head ? c.sample_turn() : c.turn);
 }
 
-__device__ __forceinline__ uint4 load_copy(const DieCopy& copy, int word) {
-  uint64_t* at = copy.words + word * 4;
+template <class Copy>
+__device__ __forceinline__ uint4 load_copy(const Copy& copy, int word) {
+  uint64_t* at = copy.at(word);
   const uint64_t x = load_from_die(at), y = load_from_die(at + 1), z = load_from_die(at + 2), w = load_from_die(at + 3);
   const bool there = x >> 32 == copy.number && y >> 32 == copy.number && z >> 32 == copy.number && w >> 32 == copy.number;
   return there ? make_uint4(static_cast<uint32_t>(x), static_cast<uint32_t>(y), static_cast<uint32_t>(z), static_cast<uint32_t>(w)) : not_yet();
 }
-__device__ __forceinline__ void store_copy(const DieCopy& copy, int word, uint4 v) {
-  uint64_t* at = copy.words + word * 4;
+template <class Copy>
+__device__ __forceinline__ void store_copy(const Copy& copy, int word, uint4 v) {
+  uint64_t* at = copy.at(word);
   const uint64_t number = static_cast<uint64_t>(copy.number) << 32;
   store_to_die(at, number | v.x), store_to_die(at + 1, number | v.y), store_to_die(at + 2, number | v.z), store_to_die(at + 3, number | v.w);
 }
 
 // As `poll` in exchange/words.h. brings(i): this lane brings word i over; all others come from the die's copy.
-template <int Count, class Brings>
-__device__ __forceinline__ void poll_on_die(const uint4* home, const DieCopy& copy, const int (&index)[Count], uint4 (&word)[Count],
+template <int Count, class Copy, class Brings>
+__device__ __forceinline__ void poll_on_die(const uint4* home, const Copy& copy, const int (&index)[Count], uint4 (&word)[Count],
                                             Patience& patience, Brings brings) {
 #pragma unroll
   for (int i = 0; i < Count; i++) word[i] = index[i] >= 0 ? not_yet() : make_uint4(0, 0, 0, 0);
@@ -86,7 +90,7 @@ __device__ __forceinline__ void poll_on_die(const uint4* home, const DieCopy& co
       if (arrived(word[i])) continue;
       if (brings(i) || round % kHomeRounds == 0) {
         word[i] = load_word(home + index[i]);
-        if (arrived(word[i])) store_copy(copy, index[i], word[i]);
+        if (arrived(word[i]) && copy.has(index[i])) store_copy(copy, index[i], word[i]);
       } else {
         word[i] = load_copy(copy, index[i]);
       }
@@ -97,8 +101,30 @@ __device__ __forceinline__ void poll_on_die(const uint4* home, const DieCopy& co
 }
 
 // Readers of a stage's input on this die take turns, a run of words each. kMatrixStages: the candidates, which all workers read.
+// A worker may read a router's logits without tiles of the stage that takes them: then it brings over only what no other does.
 __device__ __forceinline__ bool brings_over(const Consumer& c, int stage, int word) {
-  return static_cast<uint32_t>(word) / kRun % c.shared.role.readers[stage] == c.shared.role.place[stage];
+  const uint32_t readers = c.shared.role.readers[stage];
+  if (kExperts > 0 && readers == 0) return true;
+  return static_cast<uint32_t>(word) / kRun % readers == c.shared.role.place[stage];
+}
+
+// The sampler's words (sampling/team.h), of which all workers read all: copies of the first ones of each worker, which are in
+// use in every turn. The others are candidates of a worker that has many: they are read at home.
+constexpr int kCopiedSamplerWords = kBuckets;
+struct alignas(kLineBytes) SamplerCopies {  // after the sampler's words, from the next line on
+  uint64_t words[kDies][3][kWorkers * kCopiedSamplerWords][4];
+};
+struct SamplerCopy {
+  uint64_t* words;
+  uint32_t number;
+  static __device__ __forceinline__ bool has(int word) { return word % kSamplerWords < kCopiedSamplerWords; }
+  static __device__ __forceinline__ int place(int word) { return word / kSamplerWords * kCopiedSamplerWords + word % kSamplerWords; }
+  __device__ __forceinline__ uint64_t* at(int word) const { return words + place(word) * 4; }
+};
+__device__ __forceinline__ SamplerCopy copy_of_sampler(const Consumer& c, uint4* words, int turn) {
+  constexpr int kStart = divide_up(3 * kWorkers * kSamplerWords * 16, kLineBytes) * kLineBytes;
+  SamplerCopies& all = *reinterpret_cast<SamplerCopies*>(reinterpret_cast<uint8_t*>(words) + kStart);
+  return {MONOTAPE_UNIFORM(all.words[c.shared.role.die][turn % 3][0]), static_cast<uint32_t>(turn)};
 }
 
 // Whether this worker is the first on its die that attends to its KV head, whenever others there do.

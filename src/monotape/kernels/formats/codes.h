@@ -44,7 +44,7 @@ struct FourBits {
 // of a group follow each other, the second value's 16 bits above the first one's.
 template <int High>
 struct Nibbles {
-  static constexpr int kBytes = kTileRows * kBlockK * 2 + High * 4 * kLanes, kVectors = 1, kExtra = High, kExponent = 133, kInputExponent = 96;
+  static constexpr int kBytes = kTileRows * kBlockK * 2 + High * 4 * kBlockLanes, kVectors = 1, kExtra = High, kExponent = 133, kInputExponent = 96;
   static constexpr int kGroupsInWord = 4 / High;  // of further bits
   static constexpr bool kIntegers = false;
 

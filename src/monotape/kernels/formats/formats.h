@@ -13,6 +13,7 @@
 //   kInputExponent, kOutputExponent   of two: activations are multiplied by it before their product with operands of a token,
 //                   and the product by it
 //   kInteger        whether tokens' products are of integers: integers.h
+//   kSides          whether sums of blocks that lie side by side in a warp are apart: machine/cdna3_groups.h
 //   row_operand(block, lane, group)   the same for products of rows, scales included; not where kAsMultiplied
 //   value(block, row, k)         one value, for an embedding that is read off the head's tape
 //   values(block, row, k, out)   eight of them; k is a multiple of eight
@@ -28,7 +29,7 @@ struct Stored;
 // What all 16-bit floats have in common.
 template <bool Float16>
 struct StoredHalf {
-  static constexpr bool kFloat16 = Float16, kAsMultiplied = true, kGrouped = false, kShifts = false, kSlots = false, kInteger = false;
+  static constexpr bool kFloat16 = Float16, kAsMultiplied = true, kGrouped = false, kShifts = false, kSlots = false, kInteger = false, kSides = false;
   static constexpr int kSub = 1, kBlockBytes = kTileRows * kBlockK * 2, kInputExponent = 0, kOutputExponent = 0, kVectors = 1, kExtra = 0, kHalves = 1, kInputs = 1;
   static __device__ __forceinline__ float value(const uint8_t* block, int row, int k) {
     return widen<Float16>(reinterpret_cast<const uint16_t*>(block)[row * kBlockK + k]);
@@ -97,12 +98,14 @@ __host__ __device__ constexpr bool scales_inputs() {
   return false;
 }
 constexpr bool kScalesInputs = scales_inputs();
+// As `two_to`, for an exponent that is a constant only after inlining: that would stay a call in some compilers.
+__device__ __forceinline__ float power_of(int exponent) { return float_of(static_cast<uint32_t>(127 + exponent) << 23); }
 // What a stage's activations are multiplied by before its product.
 __device__ __forceinline__ float input_factor(Stage stage) {
-  return of_stage(stage, [](StageRow row) { return two_to(format_of(row).input_exponent); });
+  return of_stage(stage, [](StageRow row) { return power_of(format_of(row).input_exponent); });
 }
 __device__ __forceinline__ float output_factor(Stage stage) {
-  return of_stage(stage, [](StageRow row) { return two_to(format_of(row).output_exponent); });
+  return of_stage(stage, [](StageRow row) { return power_of(format_of(row).output_exponent); });
 }
 __host__ __device__ constexpr bool integer_products() {
   for (int i = 0; i < kProducts; i++)

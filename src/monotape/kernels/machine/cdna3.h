@@ -119,6 +119,7 @@ __device__ __forceinline__ float infinity() { return __builtin_huge_valf(); }
 
 // Registers are the same for all waves of a work-group: twelve of them, three to a SIMD.
 #define MONOTAPE_UNIT "machine/cdna3_unit.h"  // how a wave attends to a unit of KV
+#define MONOTAPE_GROUPS "machine/cdna3_groups.h"  // how a wave multiplies weights that are codes with scales
 constexpr int kSharedMemory = 64 * 1024 - 128;  // and the consumers' own barrier
 constexpr bool kFewRegisters = true;  // no address is kept over a barrier
 // A value that all lanes of a wave share, in a scalar register. An address is one of the GPU's memory: through an address
@@ -148,43 +149,6 @@ __device__ __forceinline__ const T& changeable(const T& object) {
   return *p;
 }
 
-// The hardware's barrier is one of all waves that still run, clerk and janitor included. The consumers' own is a count of
-// arrivals in shared memory that only grows. A wave knows the round by the count before its own arrival. Votes have two
-// places, used in turn: a wave that is a round ahead does not overwrite the vote that others have yet to read.
-struct ConsumersMeeting {
-  uint32_t arrived, lost[2];
-};
-__device__ __forceinline__ ConsumersMeeting& consumers_meeting() {
-  static __shared__ ConsumersMeeting meeting;
-  return meeting;
-}
-// Phases of a ring's pages, of which there are none.
-__device__ __forceinline__ void barrier_init(uint64_t*, int) {}
-__device__ __forceinline__ void barrier_init_fence() {
-  ConsumersMeeting& meeting = consumers_meeting();
-  meeting.arrived = meeting.lost[0] = meeting.lost[1] = 0;
-}
-__device__ __forceinline__ bool consumers_agree(int threads, bool good) {
-  ConsumersMeeting& meeting = consumers_meeting();
-  const uint32_t waves = static_cast<uint32_t>(threads / kLanes);
-  const bool lost = __builtin_amdgcn_ballot_w64(!good) != 0;
-  uint32_t before = 0;
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-  if (lane_number() == 0) {
-    if (lost) {
-      const uint32_t now = __hip_atomic_load(&meeting.arrived, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
-      __hip_atomic_store(&meeting.lost[now / waves & 1], 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
-      __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-    }
-    before = __hip_atomic_fetch_add(&meeting.arrived, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
-  }
-  const uint32_t round = static_cast<uint32_t>(__builtin_amdgcn_readfirstlane(static_cast<int>(before))) / waves;
-  while (static_cast<int>(__hip_atomic_load(&meeting.arrived, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP) - (round + 1) * waves) < 0) {
-  }
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
-  return __hip_atomic_load(&meeting.lost[round & 1], __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP) == 0;
-}
-__device__ __forceinline__ void consumers_meet(int threads) { consumers_agree(threads, true); }
 
 // c += a * b: see cdna3_products.h.
 typedef float Four __attribute__((ext_vector_type(4)));
@@ -232,5 +196,15 @@ __device__ __forceinline__ uint32_t scaled_pair(uint32_t pair, float factor) {
 
 }  // namespace monotape
 
+#include "machine/cdna3_meeting.h"
 #include "machine/cdna3_memory.h"
 #include "machine/cdna3_products.h"
+
+namespace monotape {
+
+__device__ __forceinline__ ConsumersMeeting& consumers_meeting() {
+  static __shared__ ConsumersMeeting meeting;
+  return meeting;
+}
+
+}  // namespace monotape

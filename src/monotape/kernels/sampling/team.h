@@ -3,6 +3,9 @@
 #include "worker/consumer.h"
 #include "ranks/choice.h"
 #include "sampling/cut.h"
+#ifdef MONOTAPE_DIE_COPIES
+#include "exchange/dies.h"
+#endif
 
 namespace monotape {
 
@@ -110,7 +113,24 @@ class Team {
   template <int Count>
   __device__ __forceinline__ void collect(const int (&index)[Count], uint4 (&word)[Count]) {
     Patience patience(c_.shared, c_.lost, Stage::sample, kLayers);
+#ifdef MONOTAPE_DIE_COPIES
+    constexpr int kPiece = smaller(Count, 4);  // words that are polled together: for more, registers do not suffice
+#pragma unroll
+    for (int first = 0; first < Count; first += kPiece) {
+      int some[kPiece];
+      uint4 found[kPiece];
+#pragma unroll
+      for (int i = 0; i < kPiece; i++) some[i] = first + i < Count ? index[first + i] : -1;
+      poll_on_die(slot(turn_), copy_of_sampler(c_, words_, turn_), some, found, patience, [&](int i) {
+        return !SamplerCopy::has(some[i]) || brings_over(c_, kMatrixStages, SamplerCopy::place(some[i]));
+      });
+#pragma unroll
+      for (int i = 0; i < kPiece; i++)
+        if (first + i < Count) word[first + i] = found[i];
+    }
+#else
     poll(slot(turn_), index, word, patience);
+#endif
   }
   __device__ __forceinline__ void end_turn() {
     if (c_.warp() == 0) {

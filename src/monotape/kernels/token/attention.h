@@ -3,6 +3,9 @@
 #pragma once
 #include "token/heads.h"
 #include "exchange/janitor.h"
+#ifdef MONOTAPE_DIE_COPIES
+#include "exchange/dies.h"
+#endif
 #include MONOTAPE_UNIT  // Running, look_at, keep_part
 
 namespace monotape {

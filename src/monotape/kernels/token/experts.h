@@ -61,7 +61,12 @@ class ExpertChoice {
 #pragma unroll
     for (int r = 0; r < kRounds; r++) index[r] = r * kLanes + c_.lane() < kWords ? r * kLanes + c_.lane() : -1;
     Patience patience(c_.shared, c_.lost, kFirstRouted, layer);
+#ifdef MONOTAPE_DIE_COPIES
+    poll_on_die(words_of<kChoice>(*c_.params.exchange, c_.turn), copy_of<kChoice>(c_, c_.turn), index, word, patience,
+                [&](int r) { return brings_over(c_, static_cast<int>(kFirstRouted), index[r]); });
+#else
     poll(words_of<kChoice>(*c_.params.exchange, c_.turn), index, word, patience);
+#endif
     warp_meets();
 #pragma unroll
     for (int r = 0; r < kRounds; r++) {

@@ -36,6 +36,10 @@ struct ExpertRuns {
   int left = 0, rest = 0, most = 0;     // tiles to be fetched of the run at hand, those after it, and those of the longest run
   int next_slot = 0, next_batch = 0;    // of what is fetched next
   int slot = 0, batch = 0, end = 0;     // of what is multiplied next
+#ifndef MONOTAPE_RING
+  const uint4* from = nullptr;          // the run at hand
+  int found = 0;                        // its tiles
+#endif
 };
 // A warp's position in its worker's tiles of a stage. A tile may take several pages.
 struct Progress : ExpertRuns {
@@ -79,6 +83,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         sums_out_(&c.shared.sums[c.buffer][token_pass(c.lane()) % kRows][0][token_row(c.lane())][c.warp()]) {}
 
   __device__ __forceinline__ void prepare() {
+    if constexpr (kRouted) find_run();
     fetch_next(at_.even);
     fetch_next(at_.odd);
     give_back();
@@ -181,6 +186,27 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   // for the one before costs more than all else.
   template <bool Adds>
   __device__ __forceinline__ void multiply_groups(Weights& weights) {
+    if constexpr (Weight::kSides) return multiply_sides<Adds>(weights);
+    else multiply_columns<Adds>(weights);
+  }
+  template <bool Adds>
+  __device__ __forceinline__ void multiply_sides(Weights& weights) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++)
+#pragma unroll
+      for (int half = 0; half < kHalves; half++) {
+        const TokenInput* x = x_ + i * kInputs + half * Weight::kInSum;
+        if constexpr (Adds) totals_[i * kHalves + half] = Weight::total(x, c_.lane());
+#pragma unroll
+        for (int t = 0; t < kTogether; t++) {
+          const int at = t * kAtOnce + i;
+          const float sum = Weight::multiplied(weights.block + at * Weight::kVectors, weights.extra_of(at * kExtra), half, x, c_.lane());
+          sums_[t][0][0] += Weight::scaled(sum, weights.extra_of(at * kExtra), half, totals_[i * kHalves + half]);
+        }
+      }
+  }
+  template <bool Adds>
+  __device__ __forceinline__ void multiply_columns(Weights& weights) {
 #pragma unroll
     for (int half = 0; half < kHalves; half++) {
       float sums[kTogether][kAtOnce][4] = {}, totals[kAtOnce][4] = {};
@@ -229,6 +255,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   }
   __device__ __forceinline__ float finished(int t) const {
     if constexpr (Weight::kGrouped) {
+      if constexpr (Weight::kSides) return Weight::whole(sums_[t][0][0]);
       if constexpr (!Weight::kSlots && !Weight::kInteger) return sums_[t][0][0];
       const float two = sums_[t][0][0] + lane_across(sums_[t][0][0], 1);  // each lane of a row has the sum of its slots
       return two + lane_across(two, 2);
@@ -272,11 +299,12 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   }
   // What the lane's columns of a product are of: see formats/groups.h.
   __device__ __forceinline__ int own_group() const {
-    if constexpr (Weight::kGrouped && Weight::kSlots) return Weight::own_group(c_.row());
+    if constexpr (Weight::kGrouped && Weight::kSlots && !Weight::kSides) return Weight::own_group(c_.row());
     else return 0;
   }
   __device__ __forceinline__ bool has_slot() const {
-    if constexpr (Weight::kGrouped && Weight::kSlots) return Weight::has_slot(c_.row(), c_.column());
+    if constexpr (Weight::kSides) return Weight::takes_group(c_.lane());
+    else if constexpr (Weight::kGrouped && Weight::kSlots) return Weight::has_slot(c_.row(), c_.column());
     else return takes_input(c_.lane());
   }
 
@@ -297,6 +325,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         const uint4* block = page + (t * kBlocks + i * kWarps * kSide) * kBlockWords;
         if (there(at_.next_k, i) && is_mine(t)) fetch_block(to, t * kAtOnce + i, block);
         else if (!kWhole) to.block[i * Weight::kVectors] = make_uint4(0, 0, 0, 0);  // for whole tiles it has been zero from the start
+        if constexpr (Weight::kSides && kExtra > 0) fetch_scales(to, t, i, block);
       }
     at_.page_ends = kInPage == kTogether || at_.in_page == kInPage - kTogether || run_ends();
     at_.in_page = at_.page_ends ? 0 : at_.in_page + kTogether;
@@ -325,6 +354,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     } else {
       at_.left = smaller(at_.rest, at_.most), at_.rest -= at_.left;
     }
+    if (at_.left > 0) find_run();
     return at_.left > 0;
   }
 
@@ -334,22 +364,48 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     return c_.pages.take(c_.lost) + (kInPage == kTogether ? 0 : at_.in_page * kBlocks) * kBlockWords;
   }
   static __device__ __forceinline__ bool is_mine(int) { return true; }
+  static __device__ __forceinline__ void find_run() {}
 #else
-  // On the tape itself, past whose end nothing may be read.
+  // On the tape itself, past whose end nothing may be read. Runs of experts lie in the library.
   __device__ __forceinline__ const uint4* next_page() const {
-    return c_.pages.at() + (static_cast<int64_t>(at_.next_tile) * kBlocks + at_.next_k) * kBlockWords;
+    if constexpr (kRouted) return at_.from + (static_cast<int64_t>(at_.found - at_.left) * kBlocks + at_.next_k) * kBlockWords;
+    else return c_.pages.at() + (static_cast<int64_t>(at_.next_tile) * kBlocks + at_.next_k) * kBlockWords;
   }
-  __device__ __forceinline__ bool is_mine(int t) const { return at_.next_tile + t < count_; }
+  __device__ __forceinline__ bool is_mine(int t) const {
+    if constexpr (kRouted) return t < at_.left;
+    else return at_.next_tile + t < count_;
+  }
+  // The tiles of an expert that are fetched next.
+  __device__ __forceinline__ void find_run() {
+    constexpr Stage kStage = kAddsExperts ? kLastStage : kFirstRouted;
+    const Span& span = c_.span(kStage);
+    const int dealt = span.first + span.count - at_.rest - at_.left;  // counted on from expert to expert
+    const int slot = kAddsExperts ? at_.next_slot : dealt / at_.most;
+    const int tile = kAddsExperts ? span.first + at_.next_batch : dealt % at_.most;
+    const int64_t expert = static_cast<int64_t>(c_.shared.chosen_expert[slot]) * (kExpertBytes / 16);
+    at_.from = MONOTAPE_UNIFORM(c_.pages.at() + expert + static_cast<int64_t>(tile) * kBlocks * kBlockWords);
+    at_.found = at_.left;
+  }
 #endif
 
   // `block` is where the lane's first words lie.
   __device__ __forceinline__ void fetch_block(Weights& to, int at, const uint4* block) {
 #pragma unroll
     for (int v = 0; v < Weight::kVectors; v++) to.block[at * Weight::kVectors + v] = load_weights(block + v * kBlockLanes);
-    if constexpr (kExtra > 0) Weight::read_extra(reinterpret_cast<const uint8_t*>(block - c_.word()), c_.lane(), to.extra_of(at * kExtra));
+    const uint8_t* first = reinterpret_cast<const uint8_t*>(block - c_.word());
+    if constexpr (Weight::kSides) Weight::read_codes(first, c_.lane(), to.extra_of(at * kExtra));
+    else if constexpr (kExtra > 0) Weight::read_extra(first, c_.lane(), to.extra_of(at * kExtra));
+  }
+  // The scales of a lane's sums may be of the block beside the one that it multiplies.
+  __device__ __forceinline__ void fetch_scales(Weights& to, int t, int i, const uint4* block) const {
+    const int side = Weight::own_side(c_.lane());
+    if (!there(at_.next_k, i, side) || !is_mine(t)) return;
+    const uint4* first = block - c_.word() + (side - c_.side()) * kBlockWords;
+    Weight::read_scales(reinterpret_cast<const uint8_t*>(first), c_.lane(), to.extra_of((t * kAtOnce + i) * kExtra));
   }
 
-  __device__ __forceinline__ bool there(int k, int i) const { return i < kSure || k + i * kWarps * kSide + c_.warp() * kSide + c_.side() < kBlocks; }
+  __device__ __forceinline__ bool there(int k, int i) const { return there(k, i, c_.side()); }
+  __device__ __forceinline__ bool there(int k, int i, int side) const { return i < kSure || k + i * kWarps * kSide + c_.warp() * kSide + side < kBlocks; }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll

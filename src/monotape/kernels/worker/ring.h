@@ -305,12 +305,14 @@ class PageReader {
   __device__ __forceinline__ void begin_token(int thread) {
     if (thread == 0) acquire_device();
   }
-  // The first of this worker's tiles of a stage.
+  // The first of this worker's tiles of a stage; of a routed one, the first tile of the layer's first expert.
   template <class Consumer>
   __device__ __forceinline__ void go_to(Consumer& c, Stage stage, int layer) {
     const Params& params = c.params;
     const int64_t run = stage == Stage::head ? 0 : layer * params.layer_bytes[worker_number()];
     const uint8_t* from = params.tapes + params.tape_start[worker_number()] + run + c.span(stage).offset;
+    if constexpr (kExperts > 0)
+      if (is_routed(stage)) from = params.tapes + kLibraryStart + static_cast<int64_t>(layer) * kExperts * kExpertBytes + c.span(stage).offset;
     if constexpr (kChoices > 1)
       if (is_published(stage)) from += published(c) * params.choice_stride;
     at_ = MONOTAPE_UNIFORM(reinterpret_cast<const uint4*>(from));
