@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from backends.host_kernel import host_gpu
@@ -32,6 +34,8 @@ CASES["deep"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_
 CASES["long"] = replace(
     CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": 1300, "vocab_size": 300}
 )
+# More tokens than a worker of AMD's has threads.
+CASES["words"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "vocab_size": 600})
 # Four query heads share one KV head.
 CASES["one head"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_key_value_heads": 1})
 # gpt-oss in small: biases of experts, a clamped gate, sinks and windows.
@@ -53,6 +57,7 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     "two left out": ("deep", 5, 8),
     "many splits": ("deep", 12, 1),  # up to five of a KV head, and room for a sixth
     "long tiles": ("long", 2, 8),
+    "many words": ("words", 2, 8),
     # Three workers share a KV head, and one of them combines the parts of two of its query heads.
     "fewer workers than heads": ("one head", 3, 1),
     # 30 tiles of q, k and v each: more than a batch.
@@ -72,6 +77,22 @@ def make_checkpoints(folder: Path) -> Path:
     for name, case in CASES.items():
         make_checkpoint(case, folder / name)
     return folder
+
+
+def on_machines(
+    names: str = "", cases: Sequence[Any] = ((),), *, hip: Sequence[int] = (0,), fixture: str = "load"
+) -> pytest.MarkDecorator:
+    """Every case with NVIDIA's fragments, warps and ring; those numbered in `hip` also with AMD's fragments, waves,
+    dies and no ring. The machine goes to the fixture `load`, or to the argument of another name."""
+    argnames = (fixture, *(name.strip() for name in names.split(",") if name.strip()))
+
+    def values(case: Any) -> tuple[Any, ...]:
+        given = case.values if hasattr(case, "marks") else case  # of a pytest.param
+        return given if isinstance(given, tuple) and len(given) == len(argnames) - 1 else (given,)
+
+    both = [pytest.param("cuda", *values(case), marks=getattr(case, "marks", ())) for case in cases]
+    both += [pytest.param("hip", *values(cases[number]), marks=pytest.mark.long) for number in hip]
+    return pytest.mark.parametrize(argnames, both, indirect=[fixture] if fixture == "load" else False)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from backends.cpu_cases import distance
 from backends.host_kernel import HostKernel, Schedule, host_gpu
-from backends.host_setups import CONTEXT, DEADLINE_NS, Logits
+from backends.host_setups import CONTEXT, DEADLINE_NS, Logits, on_machines
 from families import Case, make_checkpoint
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.ranked import RankedCudaBackend
@@ -71,6 +71,7 @@ CASES = {
 TOKENS = np.random.default_rng(11).integers(3, VOCAB, 70).tolist()
 SCHEDULES = (Schedule(1), Schedule(2, stalls_per_million=1000, stall_steps=100_000, delay_steps=2000))
 TOLERANCE = 0.04
+COUNT = {"cuda": 30, "hip": 5}  # tokens; waves of 64 lanes take the host twice as long
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +120,9 @@ def rows_and_tokens(backend: CudaBackend, tokens: Sequence[int]) -> tuple[Logits
     return found[0], found[1]
 
 
-def agrees(folder: Path, workers: int, count: int = 30) -> tuple[Logits, Logits]:
+def agrees(folder: Path, workers: int, count: int, gpu: str) -> tuple[Logits, Logits]:
     spec, source = opened(folder)
-    plan = gpu_plan(spec, workers, CONTEXT, tuning=Tuning(units_per_split=1))
+    plan = gpu_plan(spec, workers, CONTEXT, tuning=Tuning(units_per_split=1), backend=gpu)
     exact = reference_logits(spec, source, TOKENS[:count])
     with on_host(folder, spec, plan, source) as backend:
         rows, tokens = rows_and_tokens(backend, TOKENS[:count])
@@ -130,22 +131,24 @@ def agrees(folder: Path, workers: int, count: int = 30) -> tuple[Logits, Logits]
     return rows, exact
 
 
-def test_sinks_biases_windows_and_a_clamped_gate(folders: dict[str, Path]) -> None:
-    agrees(folders["gpt-oss"], 5)
+@on_machines(fixture="gpu")
+def test_sinks_biases_windows_and_a_clamped_gate(folders: dict[str, Path], gpu: str) -> None:
+    agrees(folders["gpt-oss"], 5, COUNT[gpu], gpu)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "workers"),
+@on_machines(
+    "name, workers",
     [
         ("gpt-oss", 20), ("qwen3-moe", 5), ("single", 2), ("single", 5),
         ("qwen3-moe", 2), ("plain softmax", 20), ("mixtral", 2), ("broad", 2),
         ("broad", 5),
     ],
+    hip=(7,), fixture="gpu",
 )  # fmt: skip
-def test_the_numbers_of_the_reference(folders: dict[str, Path], name: str, workers: int) -> None:
+def test_the_numbers_of_the_reference(folders: dict[str, Path], gpu: str, name: str, workers: int) -> None:
     """With 20 workers some have no tiles of experts, or of the second stage alone."""
-    agrees(folders[name], workers, 70 if workers == 5 else 20)
+    agrees(folders[name], workers, 70 if workers == 5 else min(20, COUNT[gpu]), gpu)
 
 
 def change_routers(folder: Path, change: str) -> None:
@@ -161,64 +164,70 @@ def change_routers(folder: Path, change: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "change"), [("mixtral", "all alike"), ("qwen3-moe", "pairs alike")])
-def test_ties_go_to_the_lower_expert(tmp_path: Path, name: str, change: str) -> None:
+@on_machines(
+    "name, change", [("mixtral", "all alike"), ("qwen3-moe", "pairs alike")], hip=(1,), fixture="gpu"
+)
+def test_ties_go_to_the_lower_expert(tmp_path: Path, gpu: str, name: str, change: str) -> None:
     """With all logits equal every row chooses the same experts: the longest lists that there can be."""
     folder = make_checkpoint(CASES[name], tmp_path / name, "bfloat16")
-    before = reference_logits(*opened(folder), TOKENS[:30])
+    before = reference_logits(*opened(folder), TOKENS[: COUNT[gpu]])
     change_routers(folder, change)
-    rows, exact = agrees(folder, 5)
+    rows, exact = agrees(folder, 5, COUNT[gpu], gpu)
     assert distance(rows, exact) < TOLERANCE or change != "all alike"  # nothing nearly ties: every row agrees
     assert distance(before, exact) > 2 * TOLERANCE
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("qwen3-moe", "int4"), ("broad", "int4"), ("broad", "fp8"), ("qwen3-moe", "q8")]
+@on_machines(
+    "name, dtype",
+    [("qwen3-moe", "int4"), ("broad", "int4"), ("broad", "fp8"), ("qwen3-moe", "q8")],
+    hip=(0,),
+    fixture="gpu",
 )
-def test_rounded_experts(folders: dict[str, Path], name: str, dtype: str) -> None:
+def test_rounded_experts(folders: dict[str, Path], gpu: str, name: str, dtype: str) -> None:
     """Scales of rows, of groups along k, and integer products: experts with all of them are added up."""
     spec, checkpoint = opened(folders[name])
-    source, formats = formats_for("cuda", Asked(dtype, "auto", "auto"), spec, checkpoint)
+    source, formats = formats_for(gpu, Asked(dtype, "auto", "auto"), spec, checkpoint)
     assert formats.default is Format.BF16 and "router" not in formats.of_stages
-    plan = gpu_plan(spec, 3, CONTEXT, formats.default, stage_formats=formats.of_stages)
+    plan = gpu_plan(spec, 3, CONTEXT, formats.default, stage_formats=formats.of_stages, backend=gpu)
     assert not plan.ranks[0].products_of_stages[-2].format.is_half
-    exact = reference_logits(spec, source, TOKENS[:30])
+    exact = reference_logits(spec, source, TOKENS[: COUNT[gpu]])
     with on_host(folders[name], spec, plan, source) as backend:
-        rows, tokens = rows_and_tokens(backend, TOKENS[:30])
+        rows, tokens = rows_and_tokens(backend, TOKENS[: COUNT[gpu]])
     assert middle(rows, exact) < TOLERANCE
     assert middle(tokens, exact) < TOLERANCE
 
 
 @pytest.mark.long
-def test_experts_as_gpt_oss_stores_them(tmp_path: Path) -> None:
+@on_machines(fixture="gpu")
+def test_experts_as_gpt_oss_stores_them(tmp_path: Path, gpu: str) -> None:
     case = Case("stored", "gpt_oss", {**CASES["gpt-oss"].fields, "hidden_size": 96, "intermediate_size": 160})
     folder = to_mxfp4(make_checkpoint(case, tmp_path / "stored"))
     spec, checkpoint = opened(folder)
-    source, formats = formats_for("cuda", Asked("auto", "auto", "auto"), spec, checkpoint)
+    source, formats = formats_for(gpu, Asked("auto", "auto", "auto"), spec, checkpoint)
     assert formats.of_stages == dict.fromkeys(("gate_up", "down"), Format.MXFP4)
-    plan = gpu_plan(spec, 5, CONTEXT, formats.default, stage_formats=formats.of_stages)
-    exact = reference_logits(spec, source, TOKENS[:30])
+    plan = gpu_plan(spec, 5, CONTEXT, formats.default, stage_formats=formats.of_stages, backend=gpu)
+    exact = reference_logits(spec, source, TOKENS[: COUNT[gpu]])
     with on_host(folder, spec, plan, source) as backend:
-        rows, tokens = rows_and_tokens(backend, TOKENS[:30])
+        rows, tokens = rows_and_tokens(backend, TOKENS[: COUNT[gpu]])
     assert middle(rows, exact) < TOLERANCE
     assert middle(tokens, exact) < TOLERANCE
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gpt-oss", "mixtral"])
-def test_ranks_share_the_columns_of_experts(tmp_path: Path, name: str) -> None:
+@on_machines("name", ["gpt-oss", "mixtral"], fixture="gpu")
+def test_ranks_share_the_columns_of_experts(tmp_path: Path, gpu: str, name: str) -> None:
     case = Case(name, CASES[name].family, {**CASES[name].fields, "intermediate_size": 64, "vocab_size": 64})
     folder = make_checkpoint(case, tmp_path / name, "bfloat16")
     spec, source = opened(folder)
-    plan = gpu_plan(spec, 3, 96, tp=2)
-    exact = reference_logits(spec, source, TOKENS[:30])
+    plan = gpu_plan(spec, 3, 96, tp=2, backend=gpu)
+    exact = reference_logits(spec, source, TOKENS[: COUNT[gpu]])
     with host_gpu(tmp_path / "libraries"):
         backend = RankedCudaBackend.load(spec, plan, source, devices=[0, 0])
         for rank in backend.ranks:
             rank._params.deadline_ns = DEADLINE_NS
-        rows = backend.logits(TOKENS[:30], backend.new_sequence())
-        tokens = backend.logits(TOKENS[:30], backend.new_sequence(), 0)
+        rows = backend.logits(TOKENS[: COUNT[gpu]], backend.new_sequence())
+        tokens = backend.logits(TOKENS[: COUNT[gpu]], backend.new_sequence(), 0)
         backend.close()
     assert middle(rows, exact) < TOLERANCE
     assert middle(tokens, exact) < TOLERANCE

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from backends.cpu_cases import distance
-from backends.host_setups import CONTEXT
+from backends.host_setups import CONTEXT, on_machines
 from backends.quantised_rows import ENCODERS, decoded, encoded_run, whole_blocks
 from backends.test_kernel_seams import NARROW, TOKENS, TOLERANCE, logits_of, on_host, reference_logits
 from families import Case, make_checkpoint
@@ -68,13 +68,15 @@ def made_for(setup: str, folder: Path) -> tuple[Path, ModelSpec, dict[str, Forma
     return made, spec_from_config(open_checkpoint(made).config), formats
 
 
-@pytest.mark.parametrize("setup", [*SETUPS, pytest.param("one format", marks=pytest.mark.long)])
+@on_machines(
+    "setup", [*SETUPS, pytest.param("one format", marks=pytest.mark.long)], hip=(0, 2, 3), fixture="gpu"
+)
 def test_a_format_is_as_good_as_its_values(
-    tmp_path: Path, setup: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gpu: str, setup: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "coded_run", encoded_run)
     folder, spec, formats = made_for(setup, tmp_path / "model")
-    plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats)
+    plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats, backend=gpu)
     with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
         rows, tokens = logits_of(backend, TOKENS[:20], None), logits_of(backend, TOKENS[:7], 0)
     plain = reference_logits(folder, spec, TOKENS[:20])
@@ -88,18 +90,20 @@ def test_a_format_is_as_good_as_its_values(
 
 
 @pytest.mark.long
+@on_machines(fixture="gpu")
 def test_an_input_that_a_warp_polls_in_several_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each round has a scale of its own where activations become integers."""
     monkeypatch.setattr(packing, "coded_run", encoded_run)
+    count = 3 if gpu == "cuda" else 1
     fields = {**NARROW, "hidden_size": 2176, "intermediate_size": 2200, "num_hidden_layers": 1}
     folder = make_checkpoint(Case("wide", "qwen2", fields), tmp_path / "model")
     spec = spec_from_config(open_checkpoint(folder).config)
     kinds = (Format.INT4_G128, Format.INT8, Format.Q4_K, Format.Q8, Format.INT4_G32Z)
     formats = dict(zip(STAGES, kinds, strict=True))
-    plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats)
+    plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats, backend=gpu)
     with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
-        seen = logits_of(backend, TOKENS[:3], 0)
+        seen = logits_of(backend, TOKENS[:count], 0)
     as_stored(folder, spec, formats)
-    assert distance(seen[0], reference_logits(folder, spec, TOKENS[:3])) < TOLERANCE
+    assert distance(seen[0], reference_logits(folder, spec, TOKENS[:count])) < TOLERANCE

@@ -13,12 +13,22 @@ import pytest
 from backends.cpu_cases import distance, ids, reference
 from backends.host_kernel import HostKernel, Schedule
 from backends.host_sampling import check_sampling_in_any_order, drawn_in_any_order
-from backends.host_setups import CONTEXT, SETUPS, TOLERANCE, VOCAB, Load, loading_from, make_checkpoints
+from backends.host_setups import (
+    CONTEXT,
+    SETUPS,
+    TOLERANCE,
+    VOCAB,
+    Load,
+    loading_from,
+    make_checkpoints,
+    on_machines,
+)
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.params import place_table
 from monotape.backends.protocol import Job, KvSequence, Sampling
 from monotape.errors import DeadlineFault, NumericalFault
+from monotape.plan.gpu import BATCH_TILES
 
 pytestmark = pytest.mark.slow
 
@@ -28,8 +38,11 @@ SCHEDULES = (
     Schedule(seed=3, stalls_per_million=40, stall_steps=100_000, delay_steps=3000, favour_steps=200_000),
 )
 PATHS = {"rows": None, "token by token": 0}  # how the prompt is taken: the chunk
-# About as many tokens survive as a worker can gather.
-SOME_ELECTED = {"temperature": 1.0, "top_p": 0.995}
+# About as many tokens survive as a worker can gather: one a thread, of which AMD's has twice as many.
+SOME_ELECTED = {
+    "cuda": ("long tiles", {"temperature": 1.0, "top_p": 0.995}),
+    "hip": ("many words", {"temperature": 1.0, "top_p": 0.99}),
+}
 TOKENS = tuple(np.random.default_rng(5).integers(3, VOCAB, 80).tolist())
 
 
@@ -39,13 +52,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def load(place: Path) -> Iterator[Load]:
-    with loading_from(place) as load:
+def load(place: Path, request: pytest.FixtureRequest) -> Iterator[Load]:
+    with loading_from(place, request.param) as load:
         yield load
 
 
-@pytest.mark.parametrize(
-    ("setup", "ahead", "count", "schedules"),  # ahead: positions that the prefill takes first
+@on_machines(
+    "setup, ahead, count, schedules",  # ahead: positions that the prefill takes first
     [
         ("two workers", 0, 38, 1),
         ("two workers", 29, 6, 3),
@@ -54,6 +67,7 @@ def load(place: Path) -> Iterator[Load]:
         ("splits", 62, 5, 3),
         ("two batches", 0, 3, 1),
     ],
+    hip=(2, 4),
 )
 def test_token_by_token_in_any_order(
     load: Load, place: Path, setup: str, ahead: int, count: int, schedules: int
@@ -72,6 +86,7 @@ def test_token_by_token_in_any_order(
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
+@on_machines()
 def test_tiles_that_take_several_pages(load: Load, place: Path) -> None:
     backend, want = load("long tiles", 16), reference(place / "long", CONTEXT)
     exact = want.logits(TOKENS[:4], want.new_sequence())
@@ -83,9 +98,12 @@ def test_tiles_that_take_several_pages(load: Load, place: Path) -> None:
     assert np.array_equal(*seen)
 
 
-@pytest.mark.parametrize(
-    ("size", "batch"),
-    [(24, 12), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((20, 10), (28, 14)))],
+@on_machines(
+    "size, batch",
+    [
+        (24, 12),
+        *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((20, 10), (28, 14))),
+    ],
 )
 def test_batches_of_any_length(load: Load, place: Path, size: int, batch: int) -> None:
     """Tiles of two blocks: half of a page's are multiplied together, and a batch is as many twice.
@@ -93,6 +111,8 @@ def test_batches_of_any_length(load: Load, place: Path, size: int, batch: int) -
     Every batch assigns tiles to other threads, which shows a bias or a row that belongs to another tile.
     """
     backend, want = load("two batches", size), reference(place / "broad", CONTEXT)
+    if not backend.gpu_plan.machine.ring:  # no pages: a batch is as long as it can be
+        batch = BATCH_TILES
     assert batch in {product.batch for product in backend.gpu_rank.products if product.blocks == 2}
     exact = want.logits(TOKENS[:3], want.new_sequence())
     seen = []
@@ -103,8 +123,8 @@ def test_batches_of_any_length(load: Load, place: Path, size: int, batch: int) -
     assert np.array_equal(*seen)
 
 
-@pytest.mark.parametrize(
-    ("setup", "ends"),  # of turns: the second begins in the middle of a unit
+@on_machines(
+    "setup, ends",  # of turns: the second begins in the middle of a unit
     [
         ("two workers", (41, 70)),
         ("odd heads", (41, 70)),
@@ -113,6 +133,7 @@ def test_batches_of_any_length(load: Load, place: Path, size: int, batch: int) -
         ("splits", (30, 80)),
         ("shapes", (70,)),
     ],
+    hip=(1, 4),
 )
 def test_rows_in_any_order(load: Load, place: Path, setup: str, ends: tuple[int, ...]) -> None:
     backend, want = load(setup), reference(place / SETUPS[setup][0], CONTEXT)
@@ -129,7 +150,7 @@ def test_rows_in_any_order(load: Load, place: Path, setup: str, ends: tuple[int,
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-@pytest.mark.parametrize("setup", ["two workers", "odd heads", "splits"])
+@on_machines("setup", ["two workers", "odd heads", "splits"])
 def test_greedy_tokens_in_any_order(load: Load, place: Path, setup: str) -> None:
     """A prompt by rows, then decoding over the edge of a unit; each token is the best, or as good as that."""
     backend, want = load(setup), reference(place / SETUPS[setup][0], CONTEXT)
@@ -145,8 +166,8 @@ def test_greedy_tokens_in_any_order(load: Load, place: Path, setup: str) -> None
     assert (behind <= TOLERANCE * np.linalg.norm(logits, axis=1)).all()
 
 
-@pytest.mark.parametrize(
-    ("setup", "settings"),
+@on_machines(
+    "setup, settings",
     [
         ("two workers", {"temperature": 0.9, "top_k": 7, "top_p": 0.9}),
         (
@@ -157,6 +178,7 @@ def test_greedy_tokens_in_any_order(load: Load, place: Path, setup: str) -> None
         ("splits", {"temperature": 2.0, "top_p": 0.95}),
         ("splits", {"temperature": 1.5, "top_k": 3, "min_p": 0.01, "presence_penalty": 0.5}),
     ],
+    hip=(1, 4),
 )
 def test_sampling_in_any_order(load: Load, setup: str, settings: dict[str, Any]) -> None:
     """What the reference draws from the kernel's own logits, and their log-probabilities."""
@@ -164,13 +186,15 @@ def test_sampling_in_any_order(load: Load, setup: str, settings: dict[str, Any])
     check_sampling_in_any_order(load(setup), job, SCHEDULES)
 
 
-@pytest.mark.parametrize(
-    ("setup", "settings"),
+@on_machines(
+    "setup, settings",
     [
         ("two workers", {"temperature": 0.9, "top_k": 7, "top_p": 0.9}),
         ("splits", {"temperature": 1.5, "top_k": 3}),
-        ("long tiles", SOME_ELECTED),
+        SOME_ELECTED["cuda"],
+        pytest.param(*SOME_ELECTED["hip"], marks=pytest.mark.long),
     ],
+    hip=(3,),
 )
 def test_tokens_that_everybody_knows_without_an_election(
     load: Load, setup: str, settings: dict[str, Any]
@@ -180,11 +204,13 @@ def test_tokens_that_everybody_knows_without_an_election(
         assert len(tokens) == 12
 
 
-def test_some_tokens_need_an_election_and_others_do_not(load: Load) -> None:
+@on_machines()
+def test_some_tokens_need_an_election_and_others_do_not(load: Load, request: pytest.FixtureRequest) -> None:
     """Of the request above: else it would not show that both kinds can follow each other."""
-    backend, seen = load("long tiles"), set()
+    setup, settings = SOME_ELECTED[request.node.callspec.params["load"]]
+    backend, seen = load(setup), set()
     for tokens in range(1, 8):
-        job = Job((5, 9, 5), 0, tokens, sampling=Sampling(seed=7, **SOME_ELECTED))
+        job = Job((5, 9, 5), 0, tokens, sampling=Sampling(seed=7, **settings))
         list(CudaGeneration(backend, job, backend.new_sequence(), chunk=0))
         seen.add(ended_with_an_election(backend))
     assert seen == {True, False}
@@ -197,12 +223,10 @@ def ended_with_an_election(backend: CudaBackend) -> bool:
     return bool((words[buffer.start : buffer.start + buffer.copies * buffer.words] != 0xFFFFFFFF).any())
 
 
-@pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=1.0, top_k=5)], ids=["greedy", "sampled"]
-)
-@pytest.mark.parametrize("path", PATHS)
-def test_cancel(load: Load, path: str, sampling: Sampling) -> None:
+@on_machines("path, sampled", [(path, sampled) for path in PATHS for sampled in (False, True)], hip=(3,))
+def test_cancel(load: Load, path: str, sampled: bool) -> None:
     """At any time: the kernel ends, and what it says fits."""
+    sampling = Sampling(temperature=1.0, top_k=5) if sampled else Sampling()
     backend, chunk = load("two workers"), PATHS[path]
     prompt = TOKENS[:12]
     job = Job(prompt, 0, 6, sampling=sampling)
@@ -219,7 +243,7 @@ def test_cancel(load: Load, path: str, sampling: Sampling) -> None:
     assert reasons[:3] == ["cancelled"] * 3
 
 
-@pytest.mark.parametrize("cached", [0, 7])
+@on_machines("cached", [0, 7], hip=(1,))
 def test_a_cancelled_prefill_keeps_whole_chunks(load: Load, cached: int) -> None:
     """A retry continues there, and the answer is that of a job that was never cancelled, bit for bit."""
     backend, prompt, chunk = load("two workers"), TOKENS[:60], 16
@@ -249,8 +273,7 @@ def test_a_cancelled_prefill_keeps_whole_chunks(load: Load, cached: int) -> None
     assert min(kept) == cached < max(kept)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("stage", ["qkv", "gate_up"])
+@on_machines("path, stage", [(path, stage) for path in PATHS for stage in ("qkv", "gate_up")], hip=(0, 3))
 def test_a_missing_word_ends_in_a_deadline(load: Load, path: str, stage: str) -> None:
     """Of the path of decoding: a prefill does not look at the spans of the stages."""
     backend = load("two workers")
@@ -263,7 +286,7 @@ def test_a_missing_word_ends_in_a_deadline(load: Load, path: str, stage: str) ->
         list(CudaGeneration(backend, Job(TOKENS[:5], 0, 5), backend.new_sequence(), PATHS[path]))
 
 
-@pytest.mark.parametrize(("stage", "layer"), [("down", 1), ("head", 2)])
+@on_machines("stage, layer", [("down", 1), ("head", 2)])
 def test_a_nan_in_the_weights_is_a_fault_that_says_where(load: Load, stage: str, layer: int) -> None:
     backend = load("odd heads")
     places, first = place_table(backend.plan)
@@ -279,6 +302,7 @@ def test_a_nan_in_the_weights_is_a_fault_that_says_where(load: Load, stage: str,
     assert sequence.length == 0
 
 
+@on_machines()
 def test_a_run_that_does_not_end_is_called_off(load: Load) -> None:
     """And the message says what every fiber was doing."""
     backend = load("two workers")

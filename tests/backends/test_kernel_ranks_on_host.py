@@ -27,6 +27,7 @@ from backends.host_ranks import (
     loader,
 )
 from backends.host_sampling import check_sampling_in_any_order
+from backends.host_setups import on_machines
 from lane_models import make_laneformer
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.generation import CudaGeneration
@@ -49,8 +50,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def load(place: Path) -> Iterator[Load]:
-    with loader(place) as load:
+def load(place: Path, request: pytest.FixtureRequest) -> Iterator[Load]:
+    with loader(place, request.param) as load:
         yield load
 
 
@@ -64,7 +65,7 @@ def agrees(backend: RankedCudaBackend, exact: Logits, count: int) -> None:
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-@pytest.mark.parametrize(("name", "ranks", "workers"), [("llama", 2, 2), ("qwen2", 2, 2), ("qwen2", 4, 1)])
+@on_machines("name, ranks, workers", [("llama", 2, 2), ("qwen2", 2, 2), ("qwen2", 4, 1)], hip=(2,))
 def test_tensor_parallelism_in_any_order(
     load: Load, place: Path, name: str, ranks: int, workers: int
 ) -> None:
@@ -73,14 +74,14 @@ def test_tensor_parallelism_in_any_order(
     agrees(load(name, workers, ranks), exact, 5)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@on_machines("name", list(SETTINGS), hip=(2,))
 def test_every_way_to_share_in_any_order(load: Load, place: Path, name: str) -> None:
     want = reference(place / name, CONTEXT)
     exact = want.logits(TOKENS[:4], want.new_sequence())
     agrees(load(name, SETTINGS[name][1]), exact, 4)
 
 
-@pytest.mark.parametrize(("name", "tp"), [("llama", 2), ("delay 2", None)])
+@on_machines("name, tp", [("llama", 2), ("delay 2", None)], hip=(1,))
 def test_greedy_tokens_cancelling_and_a_second_turn(
     load: Load, place: Path, name: str, tp: int | None
 ) -> None:
@@ -107,7 +108,7 @@ def test_greedy_tokens_cancelling_and_a_second_turn(
     assert tokens + ids(list(again)) == runs[0]
 
 
-@pytest.mark.parametrize(
+@on_machines(
     "settings",
     [
         {"temperature": 0.9, "top_k": 7, "top_p": 0.9},
@@ -121,8 +122,8 @@ def test_sampling_in_any_order(load: Load, settings: dict[str, Any]) -> None:
     check_sampling_in_any_order(load("qwen2", 2, 2), job, SCHEDULES)
 
 
-@pytest.mark.parametrize(
-    ("name", "tp", "stage"), [("qwen2", 2, "output"), ("delay 2", None, r"\w+"), ("silent", None, "head")]
+@on_machines(
+    "name, tp, stage", [("qwen2", 2, "output"), ("delay 2", None, r"\w+"), ("silent", None, "head")]
 )  # fmt: skip
 def test_a_rank_that_stops_is_named(load: Load, name: str, tp: int | None, stage: str) -> None:
     """Before the first token of the prompt and after two of the output; what comes next is not harmed."""
@@ -139,6 +140,7 @@ def test_a_rank_that_stops_is_named(load: Load, name: str, tp: int | None, stage
     assert ids(list(backend.start(Job(TOKENS[:3], 0, 4), backend.new_sequence()))) == healthy
 
 
+@on_machines()
 def test_a_worker_that_stops_is_named_with_its_rank(load: Load) -> None:
     """Its peers give up first but are not blamed: the rank's own report names the cause."""
     backend = load("qwen2", 2, 2)
@@ -147,6 +149,7 @@ def test_a_worker_that_stops_is_named_with_its_rank(load: Load) -> None:
         list(backend.start(Job(TOKENS[:3], 0, 4), backend.new_sequence()))
 
 
+@on_machines()
 def test_a_nan_of_one_rank_ends_all(load: Load) -> None:
     backend = load("qwen2", 2, 2)
     tapes = backend.ranks[1].memories_of(["tapes"])["tapes"]
@@ -155,6 +158,7 @@ def test_a_nan_of_one_rank_ends_all(load: Load) -> None:
         list(backend.start(Job(TOKENS[:3], 0, 4), backend.new_sequence()))
 
 
+@on_machines()
 def test_late_words_change_no_bit(load: Load) -> None:
     backend = load("delay 2", 2, link_delay=True)
     expected = backend.logits(TOKENS[:4], backend.new_sequence(), chunk=0)
@@ -164,6 +168,7 @@ def test_late_words_change_no_bit(load: Load) -> None:
     assert HostKernel.steps != steps  # they were late
 
 
+@on_machines()
 def test_with_fewer_slots_a_word_is_overwritten_and_noticed(load: Load) -> None:
     """The tests above can fail: the rank that still needed it waits for ever."""
     backend = load("qwen2", 2, 2, fewer_slots=1)
@@ -177,14 +182,14 @@ def test_with_fewer_slots_a_word_is_overwritten_and_noticed(load: Load) -> None:
         many_schedules()
 
 
-def test_a_rank_alone_hears_itself(place: Path) -> None:
+@on_machines(fixture="gpu")
+def test_a_rank_alone_hears_itself(place: Path, gpu: str) -> None:
     """The share of one rank, looped back: what an experiment runs. The numbers mean nothing, but are repeatable."""
     with host_gpu(place / "libraries"):
         checkpoint = open_checkpoint(place / "delay 2")
         spec = spec_from_config(checkpoint.config)
-        backend = CudaBackend.load(
-            spec, gpu_plan(spec, 2, CONTEXT, tuning=Tuning(link_delay=True)), checkpoint
-        )
+        plan = gpu_plan(spec, 2, CONTEXT, tuning=Tuning(link_delay=True), backend=gpu)
+        backend = CudaBackend.load(spec, plan, checkpoint)
         backend.loop_back()
         backend._params.deadline_ns = DEADLINE_NS
         runs = []
@@ -197,6 +202,7 @@ def test_a_rank_alone_hears_itself(place: Path) -> None:
         backend.close()
 
 
+@on_machines()
 def test_numbers_start_again_before_they_run_out(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monotape.backends.cuda.links._LAST_NUMBER", 600)
     backend = load("qwen2", 2, 2)

@@ -23,6 +23,7 @@ from backends.host_ranks import (
     checkpoints,
     loader,
 )
+from backends.host_setups import on_machines
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job
@@ -48,8 +49,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def load(place: Path) -> Iterator[Load]:
-    with loader(place) as load:
+def load(place: Path, request: pytest.FixtureRequest) -> Iterator[Load]:
+    with loader(place, request.param) as load:
         yield load
 
 
@@ -59,7 +60,7 @@ def in_two_turns(backend: RankedCudaBackend, chunk: int | None) -> Logits:
     return np.concatenate([backend.logits(part, sequence, chunk) for part in (TOKENS[:7], TOKENS[7:COUNT])])
 
 
-@pytest.mark.parametrize(("name", "tp", "workers"), MODELS)
+@on_machines("name, tp, workers", MODELS, hip=(6, 7))
 def test_logits_of_all_rows_in_any_order(
     load: Load, place: Path, name: str, tp: int | None, workers: int
 ) -> None:
@@ -76,9 +77,7 @@ def test_logits_of_all_rows_in_any_order(
         assert np.array_equal(first, second)
 
 
-@pytest.mark.parametrize(
-    ("name", "tp", "workers"), [("llama", 2, 3), ("delay 2", None, 2), ("silent", None, 2)]
-)
+@on_machines("name, tp, workers", [("llama", 2, 3), ("delay 2", None, 2), ("silent", None, 2)], hip=(1,))
 def test_tokens_after_a_prompt_in_any_order(
     load: Load, place: Path, name: str, tp: int | None, workers: int
 ) -> None:
@@ -95,7 +94,7 @@ def test_tokens_after_a_prompt_in_any_order(
     assert (behind <= TOLERANCE * np.linalg.norm(logits, axis=1)).all()
 
 
-@pytest.mark.parametrize("name", ["ladder of three, summed head", "silent"])
+@on_machines("name", ["ladder of three, summed head", "silent"])
 def test_the_first_token_is_of_what_all_lanes_say(load: Load, place: Path, name: str) -> None:
     """Their sum, or mean: the log-probabilities of the last row are the reference's."""
     backend, want = load(name, 2), reference(place / name, CONTEXT)
@@ -108,7 +107,7 @@ def test_the_first_token_is_of_what_all_lanes_say(load: Load, place: Path, name:
             assert value == pytest.approx(logprobs(exact, id, 1)[0], abs=0.01 * float(np.linalg.norm(exact)))
 
 
-@pytest.mark.parametrize(("name", "tp"), [("qwen2", 2), ("delay 2", None), ("silent", None)])
+@on_machines("name, tp", [("qwen2", 2), ("delay 2", None), ("silent", None)])
 def test_a_cancelled_prefill_ends_in_all_ranks_at_once(load: Load, name: str, tp: int | None) -> None:
     """At any time. If ranks did not stop at the same meeting, one of them would wait for another."""
     backend, job = load(name, 2, tp), Job(TOKENS[:COUNT], 0, 2)
@@ -133,7 +132,7 @@ def test_a_cancelled_prefill_ends_in_all_ranks_at_once(load: Load, name: str, tp
     assert ids(list(CudaGeneration(backend, job, backend.new_sequence(), CHUNK))) == whole
 
 
-@pytest.mark.parametrize(("name", "tp"), [("qwen2", 4), ("silent", None)])
+@on_machines("name, tp", [("qwen2", 4), ("silent", None)], hip=(1,))
 def test_a_rank_that_does_not_start_is_named(load: Load, name: str, tp: int | None) -> None:
     backend, job = load(name, 2, tp), Job(TOKENS[:COUNT], 0, 2)
     healthy = ids(list(backend.start(job, backend.new_sequence())))
@@ -150,6 +149,7 @@ def test_a_rank_that_does_not_start_is_named(load: Load, name: str, tp: int | No
     assert ids(list(backend.start(job, backend.new_sequence()))) == healthy
 
 
+@on_machines()
 def test_a_rank_that_stops_later_is_named_with_the_position(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +165,7 @@ def test_a_rank_that_stops_later_is_named_with_the_position(
         list(CudaGeneration(backend, Job(TOKENS[:COUNT], 0, 2), backend.new_sequence(), CHUNK))
 
 
+@on_machines()
 def test_a_nan_of_one_rank_ends_all(load: Load) -> None:
     backend = load("delay 2", 2)
     tapes = backend.ranks[1].memories_of(["tapes"])["tapes"]
@@ -175,6 +176,7 @@ def test_a_nan_of_one_rank_ends_all(load: Load) -> None:
     assert sequence.length == 0
 
 
+@on_machines()
 def test_late_meetings_change_no_bit(load: Load) -> None:
     backend = load("delay 2", 2, link_delay=True)
     expected = backend.logits(TOKENS[:COUNT], backend.new_sequence(), CHUNK)
@@ -184,7 +186,7 @@ def test_late_meetings_change_no_bit(load: Load) -> None:
     assert HostKernel.steps != steps  # they were late
 
 
-@pytest.mark.parametrize(("name", "tp"), [("qwen2", 2), ("ladder of three, summed head", None)])
+@on_machines("name, tp", [("qwen2", 2), ("ladder of three, summed head", None)])
 def test_with_fewer_slots_rows_are_overwritten(
     load: Load, monkeypatch: pytest.MonkeyPatch, name: str, tp: int | None
 ) -> None:
@@ -200,6 +202,7 @@ def test_with_fewer_slots_rows_are_overwritten(
     pytest.fail("one slot fewer makes no difference")
 
 
+@on_machines()
 def test_rows_stay_within_the_memory_that_was_planned(load: Load, place: Path) -> None:
     """A full chunk, in an inbox that ends at a guard page."""
     backend = load("llama", 2, 2, context=129)

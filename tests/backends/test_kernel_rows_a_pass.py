@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from backends.host_kernel import HostKernel, Schedule, host_gpu
-from backends.host_setups import CASES, CONTEXT
+from backends.host_setups import CASES, CONTEXT, on_machines
 from families import make_checkpoint
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.driver import DeviceMemory
@@ -48,12 +48,13 @@ def fill_exchange(backend: CudaBackend, rows: Values) -> None:
     memory.write(words.view(np.uint8).reshape(-1))
 
 
-def products(folder: Path, libraries: Path, setup: str, rows: Values, schedule: Schedule) -> Values:
+def products(folder: Path, libraries: Path, setup: str, rows: Values, schedule: Schedule, gpu: str) -> Values:
     """What every matrix stage of a token gives: [steps, outputs, rows]."""
     _, workers, page_blocks = SETUPS[setup]
     checkpoint = open_checkpoint(folder)
     spec = spec_from_config(checkpoint.config)
-    plan = gpu_plan(spec, workers, CONTEXT, tuning=Tuning(page_blocks=page_blocks, rows=len(rows)))
+    tuning = Tuning(page_blocks=page_blocks, rows=len(rows))
+    plan = gpu_plan(spec, workers, CONTEXT, tuning=tuning, backend=gpu)
     with host_gpu(libraries, "matrices.h"):
         backend = CudaBackend.load(spec, plan, checkpoint)
         out = DeviceMemory.of(np.zeros((steps(plan.ranks[0]), outputs(plan.ranks[0]), len(rows)), np.float32))
@@ -81,18 +82,27 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("libraries")
 
 
-@pytest.mark.parametrize(
-    ("setup", "count"), [("narrow", 2), ("narrow", 4), ("biases and two batches", 3), ("long tiles", 4)]
+@on_machines(
+    "setup, count",
+    [
+        ("narrow", 2),
+        ("narrow", 4),
+        ("biases and two batches", 3),
+        ("long tiles", 4),
+        pytest.param("long tiles", 2, marks=pytest.mark.long),
+    ],
+    hip=(0, 4),  # a product of CDNA3 has columns for two rows
+    fixture="gpu",
 )
 def test_a_row_has_the_bits_of_a_pass_of_its_own(
-    setup: str, count: int, tmp_path: Path, libraries: Path
+    gpu: str, setup: str, count: int, tmp_path: Path, libraries: Path
 ) -> None:
     folder = make_checkpoint(CASES[SETUPS[setup][0]], tmp_path)
     values = np.random.default_rng(count).standard_normal((count, 2048)).astype(np.float32)
     rows = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
-    alone = [products(folder, libraries, setup, row[None], SCHEDULES[0])[..., 0] for row in rows]
+    alone = [products(folder, libraries, setup, row[None], SCHEDULES[0], gpu)[..., 0] for row in rows]
     for schedule in SCHEDULES:
-        together = products(folder, libraries, setup, rows, schedule)
+        together = products(folder, libraries, setup, rows, schedule, gpu)
         for number, expected in enumerate(alone):
             np.testing.assert_array_equal(together[..., number], expected)
     assert (alone[0][:, :TILE_ROWS] != 0).all()  # of every stage

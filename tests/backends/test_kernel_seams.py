@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from backends.cpu_cases import distance
 from backends.host_kernel import HostKernel, Schedule, host_gpu
-from backends.host_setups import CONTEXT, DEADLINE_NS, SMALL, TOLERANCE, VOCAB, Logits
+from backends.host_setups import CONTEXT, DEADLINE_NS, SMALL, TOLERANCE, VOCAB, Logits, on_machines
 from families import Case, make_checkpoint
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.driver import DeviceMemory
@@ -73,9 +73,15 @@ def store_as(folder: Path, dtype: str, *names: str) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("chunk", [None, 0])
-def test_a_head_of_another_format_than_the_layers(tmp_path: Path, chunk: int | None, tied: bool) -> None:
+@on_machines(
+    "chunk, tied",
+    [(chunk, tied) for chunk in (None, 0) for tied in (False, True)],
+    hip=(1,),
+    fixture="gpu",
+)
+def test_a_head_of_another_format_than_the_layers(
+    tmp_path: Path, gpu: str, chunk: int | None, tied: bool
+) -> None:
     """fp16 in the head, bf16 in the layers, each exactly as stored; a tied embedding is read off the fp16 head."""
     case = Case("mixed", "llama", {**NARROW, "tie_word_embeddings": tied})
     folder = make_checkpoint(case, tmp_path / "mixed", "bfloat16")
@@ -84,7 +90,7 @@ def test_a_head_of_another_format_than_the_layers(tmp_path: Path, chunk: int | N
     spec = spec_from_config(checkpoint.config)
     formats = gpu_formats(spec, checkpoint)
     assert (formats.default, formats.of_stages) == (Format.BF16, {"head": Format.F16})
-    plan = gpu_plan(spec, 3, CONTEXT, formats.default, stage_formats=formats.of_stages)
+    plan = gpu_plan(spec, 3, CONTEXT, formats.default, stage_formats=formats.of_stages, backend=gpu)
     tokens = TOKENS[:12]
     exact = reference_logits(folder, spec, tokens)
     with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
@@ -93,11 +99,13 @@ def test_a_head_of_another_format_than_the_layers(tmp_path: Path, chunk: int | N
     assert np.array_equal(*seen)
 
 
-@pytest.mark.parametrize("formats", [{"output": Format.F16}, {"qkv": Format.F16, "down": Format.F16}])
-def test_any_stage_may_have_a_format_of_its_own(tmp_path: Path, formats: dict[str, Format]) -> None:
+@on_machines(
+    "formats", [{"output": Format.F16}, {"qkv": Format.F16, "down": Format.F16}], hip=(1,), fixture="gpu"
+)
+def test_any_stage_may_have_a_format_of_its_own(tmp_path: Path, gpu: str, formats: dict[str, Format]) -> None:
     folder = make_checkpoint(Case("stages", "llama", NARROW), tmp_path / "stages")
     spec = spec_from_config(open_checkpoint(folder).config)
-    plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats)
+    plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats, backend=gpu)
     exact = reference_logits(folder, spec, TOKENS[:10])
     with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
         rows, tokens = (backend.logits(TOKENS[:10], backend.new_sequence(), chunk) for chunk in (None, 0))
@@ -117,10 +125,10 @@ def windows_of(name: str, folder: Path) -> tuple[Path, ModelSpec]:
     return made, replace(spec, windows=(33, None) * 2)
 
 
-@pytest.mark.parametrize("name", ["upper layers", "every other layer"])
-def test_layers_of_several_kinds(tmp_path: Path, name: str) -> None:
+@on_machines("name", ["upper layers", "every other layer"], hip=(1,), fixture="gpu")
+def test_layers_of_several_kinds(tmp_path: Path, gpu: str, name: str) -> None:
     folder, spec = windows_of(name, tmp_path / "model")
-    plan = gpu_plan(spec, 5, CONTEXT, tuning=Tuning(units_per_split=1))
+    plan = gpu_plan(spec, 5, CONTEXT, tuning=Tuning(units_per_split=1), backend=gpu)
     kinds = plan.ranks[0].layer_kinds
     assert kinds == ((0, 0, 1, 1) if name == "upper layers" else (0, 1, 0, 1))
     exact = reference_logits(folder, spec, TOKENS)
@@ -136,13 +144,15 @@ def test_layers_of_several_kinds(tmp_path: Path, name: str) -> None:
     assert distance(rows, blind) > 2 * TOLERANCE  # the windows make a difference
 
 
-def test_a_layer_of_five_matrices(tmp_path: Path) -> None:
+@on_machines(fixture="gpu")
+def test_a_layer_of_five_matrices(tmp_path: Path, gpu: str) -> None:
     """A third module, a matrix with a norm of its own: an entry in the spec's table, and nothing else."""
     import torch
 
+    tokens_in = TOKENS[:40] if gpu == "cuda" else TOKENS[:9]
     folder = make_checkpoint(Case("five", "llama", NARROW), tmp_path / "five")
     four = spec_from_config(open_checkpoint(folder).config)
-    without, path = reference_logits(folder, four, TOKENS[:40]), folder / "model.safetensors"
+    without, path = reference_logits(folder, four, tokens_in), folder / "model.safetensors"
     tensors, generator = load_file(path), torch.Generator().manual_seed(5)
     for layer in range(SMALL["num_hidden_layers"]):
         tensors[f"model.layers.{layer}.mix.weight"] = torch.randn(20, 20, generator=generator) / 4
@@ -151,11 +161,11 @@ def test_a_layer_of_five_matrices(tmp_path: Path) -> None:
     mix = Matrix("mix", ("mix",), "residual", "residual", gain="mix_norm")
     sources = {role: TensorSource(f"{LAYER}{role}.weight") for role in ("mix", "mix_norm")}
     spec = replace(four, layer=(*four.layer, mix), layer_tensors=four.layer_tensors | sources)
-    plan = gpu_plan(spec, 5, CONTEXT, tuning=Tuning(units_per_split=1))
-    exact = reference_logits(folder, spec, TOKENS[:40])
+    plan = gpu_plan(spec, 5, CONTEXT, tuning=Tuning(units_per_split=1), backend=gpu)
+    exact = reference_logits(folder, spec, tokens_in)
     with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
-        rows = logits_of(backend, TOKENS[:40], None)
-        tokens = logits_of(backend, TOKENS[:40], 0)
+        rows = logits_of(backend, tokens_in, None)
+        tokens = logits_of(backend, tokens_in, 0)
     for seen in (rows, tokens):
         assert distance(seen[0], exact) < TOLERANCE
         assert distance(seen[0], without) > 2 * TOLERANCE
@@ -167,7 +177,8 @@ def test_a_layer_of_five_matrices(tmp_path: Path) -> None:
         load_backend("cpu", spec, open_checkpoint(folder), context=CONTEXT)
 
 
-def test_weights_whose_address_is_published_at_run_time(tmp_path: Path) -> None:
+@on_machines(fixture="gpu")
+def test_weights_whose_address_is_published_at_run_time(tmp_path: Path, gpu: str) -> None:
     """Hash routing: the token decides which of two `down` matrices the last layer takes.
 
     The two models differ in nothing else, so a token's logits are those of the model that its id chooses: what the last
@@ -180,7 +191,7 @@ def test_weights_whose_address_is_published_at_run_time(tmp_path: Path) -> None:
     tensors["model.layers.1.mlp.down_proj.weight"] *= -0.7
     save_file(tensors, path, {"format": "pt"})
     spec = spec_from_config(open_checkpoint(folders[0]).config)
-    plan = gpu_plan(spec, 3, CONTEXT, tuning=Tuning(published=("down",)))
+    plan = gpu_plan(spec, 3, CONTEXT, tuning=Tuning(published=("down",)), backend=gpu)
     tokens = TOKENS[:14]
     exact = [reference_logits(folder, spec, tokens) for folder in folders]
     with (
