@@ -33,6 +33,9 @@ LONGEST = (
     "tests/bench/test_scaling.py",
 )
 
+#: Ranks on a CPU meet at every step, and beside another process they take ten times as long: after all others.
+LAST = "tests/backends/test_cpu_ranks.py::test_words_that_come_late_never_change_a_bit_in_many_schedules"
+
 
 class SharedFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types here
     """Gives each process a file at a time, or a folder of LONGEST, so that a fixture of a module is made once."""
@@ -49,7 +52,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def rank(path: str) -> int:
-    """Where a file stands in the order: its place in LONGEST, or after all of them."""
+    """Where a test stands in the order: its file's place in LONGEST, or after all of them."""
+    if path == LAST:
+        return len(LONGEST) + 1
     return next((place for place, part in enumerate(LONGEST) if path.startswith(part)), len(LONGEST))
 
 

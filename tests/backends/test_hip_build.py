@@ -35,7 +35,7 @@ _POLLS_ON_DIE = ("global_atomic_or_x2", "flat_atomic_or_x2")
 REQUIRED = "MONOTAPE_REQUIRE_CLANG"  # set in CI: these tests fail without the compiler
 #: laneformer is on eight ranks, which have the same kernel.
 NAMED = {
-    **{name: SHAPES[name] for name in ("llama-3.2-1b", "qwen3-0.6b", "dense-2b", "llama-3.1-8b")},
+    **SHAPES,
     "laneformer-2b": LANEFORMER_2B,
 }
 _LAYERS = ("qkv", "output", "gate_up", "down")

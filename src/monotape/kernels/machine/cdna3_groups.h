@@ -6,8 +6,8 @@
 // of the four words of that row in a group (cdna3_products.h). Every group has a product of its own where it has a scale. The
 // four lanes of a row then exchange sums, so that each has the whole sum of one slot, and applies that slot's scale.
 //
-// Operands of integers are subnormal numbers of bf16 (formats/codes.h), which MFMA of CDNA3 takes as they are; that of CDNA2
-// took them for zeros.
+// Operands of integers are subnormal numbers of bf16 (formats/codes.h). MFMA of CDNA2 took those for zeros; that of CDNA3 should
+// not, and the self-test shows it (docs/amd.md).
 #pragma once
 
 namespace monotape {

@@ -21,9 +21,11 @@ enum class Source : int { tape, published, library };
 
 // How warps multiply tiles of one length and format. Short tiles share a page; a long one takes several pages, with
 // `page_run` blocks in each but the last.
-struct Product {
+struct TileLayout {
   Format format;
   int blocks, tiles_in_page, page_run, together, batch;
+};
+struct Product : TileLayout {
   int inputs, dealt;  // experts with an input of their own, or whose tiles follow each other; 0: none
 };
 

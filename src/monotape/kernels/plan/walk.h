@@ -78,7 +78,7 @@ __host__ __device__ constexpr Stage router_stage() {
 }
 constexpr Stage kRouter = router_stage();
 // The inputs of experts lie in shared memory one after the other, each from the first warp's block on: so many blocks apart.
-__host__ __device__ constexpr int input_stride(Product p) { return divide_up(p.blocks, kWarps * kSide) * kWarps * kSide; }
+__host__ __device__ constexpr int input_stride(TileLayout p) { return divide_up(p.blocks, kWarps * kSide) * kWarps * kSide; }
 __host__ __device__ constexpr bool scales_experts() {
   for (int i = 0; i < kMatrixStages; i++)
     if (product(stage_row(i).product).inputs > 0 && stage_row(i).scale != kNoVector) return true;

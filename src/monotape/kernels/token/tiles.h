@@ -73,7 +73,8 @@ struct InputScales<0> {
 template <int Number>
 class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divide_up(product(Number).page_run, kWarps) : 0> {
  public:
-  static constexpr Product kProduct = product(Number);
+  static constexpr TileLayout kProduct = product(Number);
+  static constexpr int kExpertInputs = product(Number).inputs, kDealt = product(Number).dealt;
   static constexpr int kTogether = kProduct.together;
 
   __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
@@ -115,7 +116,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static constexpr bool kWhole = kRun == kBlocks;  // a tile is never in two pages, and the input is the same for all
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
   static constexpr uint32_t kOnes = 0x01010101u;
-  static constexpr bool kAddsExperts = kProduct.inputs > 0, kRouted = kAddsExperts || kProduct.dealt > 0;
+  static constexpr bool kAddsExperts = kExpertInputs > 0, kRouted = kAddsExperts || kDealt > 0;
   static constexpr int kInputStride = kAddsExperts ? input_stride(kProduct) : 0;
 
   template <class Meanwhile>
@@ -124,9 +125,9 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     step<true>(at_.even);
     meanwhile();
 #pragma unroll 1
-    while (at_.slot < kProduct.inputs) {
+    while (at_.slot < kExpertInputs) {
       step<true>(at_.odd);
-      if (at_.slot == kProduct.inputs) break;
+      if (at_.slot == kExpertInputs) break;
       step<true>(at_.even);
     }
     at_.tile = end;
@@ -349,7 +350,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   // As the producer copies them: `experts` in worker/ring.h.
   __device__ __forceinline__ bool next_run() {
     if constexpr (kAddsExperts) {
-      if (++at_.next_slot == kProduct.inputs) at_.next_slot = 0, at_.next_batch += kProduct.batch;
+      if (++at_.next_slot == kExpertInputs) at_.next_slot = 0, at_.next_batch += kProduct.batch;
       at_.left = smaller(count_ - at_.next_batch, kProduct.batch);
     } else {
       at_.left = smaller(at_.rest, at_.most), at_.rest -= at_.left;
