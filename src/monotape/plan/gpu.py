@@ -77,13 +77,11 @@ class Product:
     """How warps multiply tiles of one length and format: stages that are alike share the code."""
 
     format: Format
-    blocks: int  # of k, in a tile
+    blocks: int  # of k, in a tile; where experts are added up, of all of them
     tiles_in_page: int  # short tiles share a page
     page_run: int  # blocks of a tile that are in one page; a long tile takes several pages
     together: int  # tiles that a warp multiplies at once
-    inputs: int = (
-        0  # experts that have an input of their own, one after the other in shared memory; 0: no experts
-    )
+    inputs: int = 0  # experts that have an input of their own and are added up; 0: none
     dealt: int = 0  # experts whose tiles follow each other
 
     @property

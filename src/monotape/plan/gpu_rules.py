@@ -199,10 +199,10 @@ def _products_fit(rank: GpuRank) -> Iterator[str]:
             yield f"{stage.name}: there is no product {stage.product}"
             continue
         product = rank.products[stage.product]
-        block = GPU_LAYOUTS[product.format].k
-        if not 0 <= product.blocks * block - stage.k < block:
+        block, inputs = GPU_LAYOUTS[product.format].k, max(1, product.inputs)
+        if product.blocks != inputs * -(-stage.k // block):
             yield f"{stage.name}: k {stage.k} is not its product's"
-        elif max(1, product.inputs) * product.blocks * block > rank.input_blocks * BLOCK_K:
+        elif product.blocks * block > rank.input_blocks * BLOCK_K:
             yield f"{stage.name}: its input does not fit the place of inputs"
 
 

@@ -83,6 +83,7 @@ class Barriers {
   Barriers(uint64_t* first, uint32_t) : first_(first) {}
   bool passed(int i, uint32_t parity) const { return barrier_passed(first_ + i, parity); }
   void arrive(int i) const { barrier_arrive(first_ + i); }
+  void expect(int i, uint32_t bytes) const { barrier_expect(first_ + i, bytes); }
   uint64_t* at(int i) const { return first_ + i; }
 
  private:
@@ -107,8 +108,11 @@ class Pages {
  public:
   Pages(void* first, uint32_t) : first_(static_cast<uint8_t*>(first)) {}
   void copy(int i, const void* from, uint32_t bytes, const Barriers& full, uint64_t policy) const {
-    barrier_expect(full.at(i), bytes);
-    copy_page(first_ + i * PageBytes, from, bytes, full.at(i), policy);
+    full.expect(i, bytes);
+    add(i, 0, from, bytes, full, policy);
+  }
+  void add(int i, int at, const void* from, uint32_t bytes, const Barriers& full, uint64_t policy) const {
+    copy_page(first_ + i * PageBytes + at, from, bytes, full.at(i), policy);
   }
 
  private:

@@ -109,7 +109,7 @@ class _Lowering:
         exchange = exchange_of(d, layer, workers, splits, tuning.rows)
         residual = next(stage for stage in rank.layer_stages if stage.writes == "residual")
         room = Room(
-            d, input_blocks=max(input_blocks_of(stage, self._gpu) for stage in rank.stages),
+            d, input_blocks=max(input_blocks_of(stage) for stage in rank.stages),
             own_words=own_words(rank, d, exchange), residual_tiles=max(1, *(span.count for span in residual.spans)),
             steps=len(self._plan.steps), rows=tuning.rows, gpu=self._gpu, choice=self._choice_bytes(),
             codes=not all(stage.format.is_half for stage in rank.stages),

@@ -16,6 +16,8 @@ _FAIR_BYTES_PER_TICK = 21.8  # one worker's share of the bandwidth, of an H200's
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes per worker
 #: Blocks of codes of a whole tile in a warp: their inputs stay in registers, eight words each, four of integers.
 _WHOLE_CODED, _WHOLE_INTEGERS = 6, 8
+#: Blocks of a page at most. Of experts nothing is copied before the choice, so more and smaller pages follow it sooner.
+_LARGEST_PAGE, _LARGEST_WITH_EXPERTS = 96, 52
 _PREFILL_BLOCKS = 8  # in units of which shared memory is given to a prefill, where there is no ring
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 
@@ -68,20 +70,16 @@ def inputs_of(stage: Stage) -> int:
     return 0 if stage.dealt else stage.routed
 
 
-def input_blocks_of(stage: Stage, gpu: GpuMachine) -> int:
-    """Blocks of all inputs of a stage: each begins with the first warp's block."""
-    blocks = blocks_of(stage)
-    if not inputs_of(stage):
-        return blocks
-    whole = gpu.parts * stage.layout.k // BLOCK_K
-    return inputs_of(stage) * -(-blocks // whole) * whole
+def input_blocks_of(stage: Stage) -> int:
+    """Blocks of all inputs of a stage."""
+    return blocks_of(stage) * max(1, inputs_of(stage))
 
 
 def product_of(stage: Stage, page: int, gpu: GpuMachine = HOPPER) -> Product:
     """How tiles of a stage lie in pages of `page` blocks, and how many a warp multiplies together."""
     k = stage.layout.k
     size = page * BLOCK_BYTES // stage.layout.block_bytes
-    blocks = stage.padded_k // k
+    blocks = stage.padded_k // k * max(1, inputs_of(stage))
     half, words = stage.format.is_half, GPU_FORMATS[stage.format].words
     # Blocks in a warp's registers.
     at_once = (gpu.words_at_once if half else gpu.coded_words_at_once) // words
@@ -128,7 +126,8 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
 
     unit = _unit_blocks(room.dimensions.head_dim)
     finest = 8 if all(stage.format.is_half for stage in stages) else 2
-    sizes = [size for size in range(24, 97, finest) if size >= unit]
+    largest = _LARGEST_WITH_EXPERTS if rank.library else _LARGEST_PAGE
+    sizes = [size for size in range(24, largest + 1, finest) if size >= unit] or [unit]
     enough = prefill_ring(room)
     roomy = [size for size in sizes if room.pages(size) * size * BLOCK_BYTES >= enough]
     return max(roomy or sizes, key=worth)
@@ -136,13 +135,13 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
 
 def _pages_and_steps(stage: Stage, page: int, gpu: GpuMachine) -> tuple[int, int]:
     """Pages that the tiles of a stage take in all workers, and the steps of their warps."""
-    product, experts = product_of(stage, page, gpu), max(1, inputs_of(stage))
+    product = product_of(stage, page, gpu)
     if product.page_run < product.blocks:
-        pages = (stage.routed or 1) * stage.tiles * -(-product.blocks // product.page_run)
+        pages = (stage.dealt or 1) * stage.tiles * -(-product.blocks // product.page_run)
         return pages, pages
     shares = [span.count for span in stage.spans]
-    pages = experts * sum(-(-share // product.tiles_in_page) for share in shares)
-    return pages, experts * sum(-(-share // product.together) for share in shares)
+    pages = sum(-(-share // product.tiles_in_page) for share in shares)
+    return pages, sum(-(-share // product.together) for share in shares)
 
 
 def _unit_blocks(head_dim: int) -> int:

@@ -172,7 +172,11 @@ class Pages {
   __device__ Pages(const void* first, uint32_t lanes) : first_(kept_address(first, lanes)) {}
   __device__ __forceinline__ void copy(int i, const void* from, uint32_t bytes, const Barriers& full, uint64_t policy) const {
     full.expect(i, bytes);
-    copy_page(first_ + i * PageBytes, from, bytes, full.at(i), policy);
+    add(i, 0, from, bytes, full, policy);
+  }
+  // A part of a page whose bytes the barrier expects already.
+  __device__ __forceinline__ void add(int i, int at, const void* from, uint32_t bytes, const Barriers& full, uint64_t policy) const {
+    copy_page(first_ + i * PageBytes + at, from, bytes, full.at(i), policy);
   }
 
  private:

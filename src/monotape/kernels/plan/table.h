@@ -20,13 +20,13 @@ enum class Epilogue : int {
 enum class Source : int { tape, published, library };
 
 // How warps multiply tiles of one length and format. Short tiles share a page; a long one takes several pages, with
-// `page_run` blocks in each but the last.
+// `page_run` blocks in each but the last. Where experts are added up, a tile has the blocks of all of them, in their order.
 struct TileLayout {
   Format format;
   int blocks, tiles_in_page, page_run, together, batch;
 };
 struct Product : TileLayout {
-  int inputs, dealt;  // experts with an input of their own, or whose tiles follow each other; 0: none
+  int inputs, dealt;  // experts that are added up, each with an input of its own, or whose tiles follow each other; 0: none
 };
 
 struct StageRow {

@@ -77,8 +77,8 @@ __host__ __device__ constexpr Stage router_stage() {
   return Stage::head;
 }
 constexpr Stage kRouter = router_stage();
-// The inputs of experts lie in shared memory one after the other, each from the first warp's block on: so many blocks apart.
-__host__ __device__ constexpr int input_stride(TileLayout p) { return divide_up(p.blocks, kWarps * kSide) * kWarps * kSide; }
+// Blocks of one expert in a tile, and of its input.
+__host__ __device__ constexpr int expert_blocks(Product p) { return p.blocks / larger(1, p.inputs); }
 __host__ __device__ constexpr bool scales_experts() {
   for (int i = 0; i < kMatrixStages; i++)
     if (product(stage_row(i).product).inputs > 0 && stage_row(i).scale != kNoVector) return true;

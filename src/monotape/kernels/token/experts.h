@@ -3,7 +3,7 @@
 // Each worker chooses for itself: all have the same logits, so all choose alike. The first routed stage waits for the choice,
 // and the producer with it. That stage's tiles are dealt out one expert's after the other's, and its epilogue multiplies each
 // activation by the weight of its expert. In the second stage, which adds to the residual, a worker has the same tiles of every
-// expert: it adds up their products, the lowest expert first.
+// expert: they are one long product, the lowest expert's values of k first.
 #pragma once
 #include "token/input.h"
 
@@ -97,18 +97,20 @@ class ExpertChoice {
 #pragma unroll
       for (int i = 0; i < 4; i++) key[r][i] = expert_of(r, i) < kExperts ? static_cast<uint32_t>(key_of(logit_[r][i], 0) >> 32) : 0;
 #pragma unroll 1
-    for (int n = 0; n < kChosen; n++) {
-      uint32_t best = 0;
-      int at = 0;
-      float value = 0;
+    for (int n = 0; n < kChosen; n++) {  // its length is time that all workers wait: few steps that wait for each other
+      uint32_t best = 0, first = 0;  // first: all ones less the lowest expert that has it
+#pragma unroll
+      for (int r = 0; r < kRounds; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) best = key[r][i] > best ? key[r][i] : best;
+      const uint32_t most = most_of_lanes(best);
 #pragma unroll
       for (int r = kRounds - 1; r >= 0; r--)
 #pragma unroll
         for (int i = 3; i >= 0; i--)
-          if (key[r][i] >= best) best = key[r][i], at = expert_of(r, i), value = logit_[r][i];
-      const uint32_t most = most_of_lanes(best);
-      const int found = static_cast<int>(~most_of_lanes(best == most ? ~static_cast<uint32_t>(at) : 0u));
-      const float its = lane_at(value, found / 4 % kLanes);
+          if (key[r][i] == most) first = ~static_cast<uint32_t>(expert_of(r, i));
+      const int found = static_cast<int>(~most_of_lanes(first));
+      const float its = value_of(static_cast<uint64_t>(most) << 32);
       if (n == 0) peak = its;
       if (c_.lane() == n) mine = its, expert = found;
 #pragma unroll
@@ -120,7 +122,7 @@ class ExpertChoice {
     mine = exponential(mine - peak);
     int slot = 0;
     float total = 0;
-#pragma unroll 1
+#pragma unroll
     for (int n = 0; n < kChosen; n++) {
       slot += lane_at(expert, n) < expert;
       total += lane_at(mine, n);
@@ -144,6 +146,29 @@ class ExpertChoice {
   float logit_[kRounds][4];
 };
 
+// The scales of a batch's rows in the stage that adds experts up, of each of them, on their way into shared memory. Of the first
+// batch they come while the experts' first stage is computed: that hides the way from memory, which begins with the choice.
+__device__ __forceinline__ void fetch_expert_scales(Consumer& c, int layer, int first) {
+  if constexpr (kScalesExperts) {
+    constexpr StageRow kRow = row_of(kLastStage);
+    constexpr int kWords = kTileRows / 4;
+    const Span& span = c.span(kLastStage);
+    const uint4* scales = reinterpret_cast<const uint4*>(c.params.vectors[static_cast<int>(kRow.scale)]);
+#pragma unroll 1
+    for (int i = c.thread; i < kChosen * kBatchTiles * kWords; i += kConsumers) {
+      const int word = i % kWords, tile = first + i / kWords % kBatchTiles, slot = i / (kWords * kBatchTiles);
+      if (tile >= span.count) continue;
+      const int64_t expert = static_cast<int64_t>(layer) * kExperts + c.shared.chosen_expert[slot];
+      copy_word(c.shared.expert_scale + 4 * i, scales + (expert * kRow.tiles + span.first + tile) * kWords + word, 16);
+    }
+    end_copy_group();
+  }
+}
+__device__ __forceinline__ bool have_expert_scales(Consumer& c) {
+  wait_copy_groups<0>();
+  return c.meet();
+}
+
 // Chooses the experts of a layer for all warps of the worker, and for its producer.
 __device__ __forceinline__ bool choose_experts(Consumer& c, int layer) {
   if (c.warp() == 0) {
@@ -155,7 +180,9 @@ __device__ __forceinline__ bool choose_experts(Consumer& c, int layer) {
     fence_block();
     if (c.thread == 0 && !c.lost) c.shared.chosen_step = step_of(c, kFirstRouted, layer);
   }
-  return c.meet();  // all warps read the choice
+  if (!c.meet()) return false;  // all warps read the choice
+  fetch_expert_scales(c, layer, 0);
+  return true;
 }
 // Whether the worker needs the choice though it has no tiles of the stage that waits for it.
 __device__ __forceinline__ bool needs_choice(const Consumer& c, Stage stage) {
@@ -175,15 +202,6 @@ __device__ __forceinline__ float expert_values(const Consumer& c, const float* v
 #pragma unroll
   for (int slot = 0; slot < kChosen; slot++) sum += c.shared.chosen_weight[slot] * expert_value(c, values, stage, slot, tile);
   return sum;
-}
-
-// The scales of a batch's rows, for each chosen expert; `first` is the batch's first tile.
-__device__ __forceinline__ void keep_expert_scales(Consumer& c, const Matrix& matrix, int first, int count) {
-  if (c.thread >= kBatchTiles * kTileRows || static_cast<int>(c.part(kTileRows)) >= count - first) return;
-#pragma unroll
-  for (int slot = 0; slot < kChosen; slot++)
-    c.shared.expert_scale[(slot * kBatchTiles) * kTileRows + c.thread] =
-        expert_value(c, matrix.scale, matrix.stage, slot, c.span(matrix.stage).first + first + c.part(kTileRows));
 }
 
 }  // namespace monotape

@@ -46,13 +46,13 @@ __device__ __forceinline__ int input_word(Consumer& c, Stage stage, int round) {
   return static_cast<int>((((block * kWarps + c.warp()) * kSide + c.side()) * groups + at % groups) * 4 + c.column());
 }
 
-// Experts have inputs of their own, one after the other in the exchange and, further apart, in shared memory. Where in the
-// exchange the word lies that goes to `at` in shared memory; -1: it is zero.
+// Experts have inputs of their own, one after the other in the exchange and, each in whole blocks, in shared memory. Where in
+// the exchange the word lies that goes to `at` in shared memory; -1: it is zero.
 __device__ __forceinline__ bool has_inputs(Stage stage) {
   return kExperts > 0 && of_stage(stage, [](StageRow row) { return product(row.product).inputs > 0; });
 }
 __device__ __forceinline__ int expert_word(const Matrix& matrix, int at) {
-  const int stride = of_stage(matrix.stage, [](StageRow row) { return input_stride(product(row.product)) * format_of(row).sub * 4; });
+  const int stride = of_stage(matrix.stage, [](StageRow row) { return expert_blocks(product(row.product)) * format_of(row).sub * 4; });
   const int input = at / stride, word = at % stride;
   return word < matrix.words && input < kChosen ? input * matrix.words + word : -1;
 }

@@ -88,8 +88,8 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, En
     const int mine = own_tile(c, first), row = c.within(kTileRows);  // the element that this thread finishes
     if constexpr (kScalesExperts)
       if (is_routed(matrix.stage) && !is_dealt(matrix.stage)) {
-        keep_expert_scales(c, matrix, first, count);
-        if (!c.meet()) return false;
+        if (first > 0) fetch_expert_scales(c, matrix.layer, first);
+        if (!have_expert_scales(c)) return false;
       }
     multiply_tiles(c, progress, number, count, first + batch, [&] {
       if (first == 0 && matrix.gain) sum_squares(squares);

@@ -57,8 +57,7 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   if constexpr (I + 1 < kMatrixStages)
     if (stage != kStage) return matrix_of<I + 1>(c, stage, layer);
   Exchange& exchange = *c.params.exchange;
-  constexpr int kGroups = format_of(kRow).sub, kInputs = product(kRow.product).inputs;
-  constexpr int kBlocks = (kInputs > 0 ? kInputs * input_stride(product(kRow.product)) : divide_up(kRow.k, kBlockK * kGroups)) * kGroups;
+  constexpr int kBlocks = product(kRow.product).blocks * format_of(kRow).sub;
   Matrix matrix = {kStage, layer, kBlocks, divide_up(kRow.k, 8), nullptr, nullptr, nullptr, nullptr, nullptr};
   const int first = own_first(c.span(kStage), kStage);
   matrix.input = words_of<kRow.reads>(exchange, kRow.reads == Buffer::final_residual ? c.sample_turn() : c.turn);

@@ -30,12 +30,10 @@ struct Weights : ExtraWords<most_extra_at_once()> {
   uint4 block[most_vectors_at_once()] = {};
 };
 
-// Runs of experts' tiles. Where a worker has the same tiles of every expert, a batch of tiles is multiplied for one expert after
-// the other, and their sums are added up.
+// Tiles that are dealt out come in runs, each of one expert.
 struct ExpertRuns {
   int left = 0, rest = 0, most = 0;     // tiles to be fetched of the run at hand, those after it, and those of the longest run
-  int next_slot = 0, next_batch = 0;    // of what is fetched next
-  int slot = 0, batch = 0, end = 0;     // of what is multiplied next
+  int batch = 0;                        // where experts are added up: the first tile whose scales are in shared memory
 #ifndef MONOTAPE_RING
   const uint4* from = nullptr;          // the run at hand
   int found = 0;                        // its tiles
@@ -74,7 +72,7 @@ template <int Number>
 class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divide_up(product(Number).page_run, kWarps) : 0> {
  public:
   static constexpr TileLayout kProduct = product(Number);
-  static constexpr int kExpertInputs = product(Number).inputs, kDealt = product(Number).dealt;
+  static constexpr int kAdded = product(Number).inputs, kExpertBlocks = expert_blocks(product(Number));
   static constexpr int kTogether = kProduct.together;
 
   __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
@@ -84,7 +82,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         sums_out_(&c.shared.sums[c.buffer][token_pass(c.lane()) % kRows][0][token_row(c.lane())][c.warp()]) {}
 
   __device__ __forceinline__ void prepare() {
-    if constexpr (kRouted) find_run();
+    if constexpr (kDealt) find_run();
     fetch_next(at_.even);
     fetch_next(at_.odd);
     give_back();
@@ -93,7 +91,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   // The tiles from the next one on, up to `end`; `meanwhile` is called once loads are in flight.
   template <class Meanwhile>
   __device__ __forceinline__ void run(int end, Meanwhile meanwhile) {
-    if constexpr (kAddsExperts) return run_experts(end, meanwhile);
+    if constexpr (kScalesBlocks) at_.batch = at_.tile;
     if constexpr (kFewRegisters && !kWhole) clear();  // sums without a value would take registers of the whole token
     if (kWhole) read_input();
     step<true>(at_.even);
@@ -116,30 +114,14 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static constexpr bool kWhole = kRun == kBlocks;  // a tile is never in two pages, and the input is the same for all
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
   static constexpr uint32_t kOnes = 0x01010101u;
-  static constexpr bool kAddsExperts = kExpertInputs > 0, kRouted = kAddsExperts || kDealt > 0;
-  static constexpr int kInputStride = kAddsExperts ? input_stride(kProduct) : 0;
-
-  template <class Meanwhile>
-  __device__ __forceinline__ void run_experts(int end, Meanwhile meanwhile) {
-    at_.batch = at_.tile, at_.end = end, at_.slot = 0;
-    step<true>(at_.even);
-    meanwhile();
-#pragma unroll 1
-    while (at_.slot < kExpertInputs) {
-      step<true>(at_.odd);
-      if (at_.slot == kExpertInputs) break;
-      step<true>(at_.even);
-    }
-    at_.tile = end;
-  }
+  static constexpr bool kAddsExperts = kAdded > 0, kDealt = product(Number).dealt > 0;
+  static constexpr bool kScalesBlocks = kAddsExperts && kScalesExperts;  // their rows have scales, one of each expert
 
   // Multiplies a page's tiles, some of them, or a part of one. Data past the last tile is multiplied too, and ignored.
   // `Adds`: the input is new, and its sums are taken along.
   template <bool Adds>
   __device__ __forceinline__ void step(Weights& weights) {
     if (!kWhole) read_input();
-    if constexpr (kAddsExperts)
-      if (kWhole && at_.tile == at_.batch) read_input();
     if (kWhole || at_.k == 0) clear();
     if constexpr (Weight::kInteger) multiply_integers<Adds && Weight::kShifts>(weights);
     else if constexpr (Weight::kGrouped) multiply_groups<Adds && Weight::kShifts>(weights);
@@ -150,27 +132,24 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 #pragma unroll
     for (int t = 0; t < kTogether; t++) {
       const float y = finished(t);
-      if constexpr (kAddsExperts) add_expert(t, y);
-      else if (token_pass(c_.lane()) < kRows) sums_out_[t * kTileRows * kWarps] = y;
+      if (token_pass(c_.lane()) < kRows) sums_out_[t * kTileRows * kWarps] = y;
     }
     sums_out_ += kTogether * kTileRows * kWarps;
     at_.k = 0, at_.tile += kTogether;
-    if constexpr (kAddsExperts)
-      if (at_.tile >= at_.end) {
-        sums_out_ -= (at_.tile - at_.batch) * kTileRows * kWarps;
-        at_.tile = at_.batch, at_.slot++;
-      }
   }
 
-  // Only this lane touches the sum of its row and warp.
-  __device__ __forceinline__ void add_expert(int t, float y) {
-    if (token_pass(c_.lane()) >= kRows) return;
-    float& sum = sums_out_[t * kTileRows * kWarps];
-    if constexpr (kScalesExperts) {
-      const int tile = at_.slot * kBatchTiles + at_.tile - at_.batch + t;
-      y *= c_.shared.expert_scale[tile * kTileRows + token_row(c_.lane())];
+  // Adds the sum of block i of tile t: times its expert's scale of the lane's row, if there is one.
+  __device__ __forceinline__ void add_block(int t, int i, float sum) {
+    if constexpr (kScalesBlocks) {
+      const int side = own_side(), block = at_.k + (i * kWarps + c_.warp()) * kSide + side;
+      const int slot = smaller(block / kExpertBlocks, kAdded - 1);  // blocks past the last are zeros
+      sum *= c_.shared.expert_scale[(slot * kBatchTiles + at_.tile - at_.batch + t) * kTileRows + token_row(c_.lane())];
     }
-    sum = at_.slot == 0 ? y : sum + y;
+    sums_[t][0][0] += sum;
+  }
+  __device__ __forceinline__ int own_side() const {
+    if constexpr (Weight::kSides) return Weight::own_side(c_.lane());
+    else return c_.side();
   }
 
   // 16-bit floats: the products of a tile add up in the tensor cores.
@@ -202,7 +181,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         for (int t = 0; t < kTogether; t++) {
           const int at = t * kAtOnce + i;
           const float sum = Weight::multiplied(weights.block + at * Weight::kVectors, weights.extra_of(at * kExtra), half, x, c_.lane());
-          sums_[t][0][0] += Weight::scaled(sum, weights.extra_of(at * kExtra), half, totals_[i * kHalves + half]);
+          add_block(t, i, Weight::scaled(sum, weights.extra_of(at * kExtra), half, totals_[i * kHalves + half]));
         }
       }
   }
@@ -228,7 +207,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         if constexpr (Adds) totals_[i * kHalves + half] = totals[i][0] + totals[i][3];
 #pragma unroll
         for (int t = 0; t < kTogether; t++)
-          sums_[t][0][0] += Weight::scaled(sums[t][i], weights.extra_of((t * kAtOnce + i) * kExtra), half, totals_[i * kHalves + half]);
+          add_block(t, i, Weight::scaled(sums[t][i], weights.extra_of((t * kAtOnce + i) * kExtra), half, totals_[i * kHalves + half]));
       }
     }
   }
@@ -251,7 +230,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
       const float scale = Weight::lane_scale(this->scales_[i], c_.column());
 #pragma unroll
       for (int t = 0; t < kTogether; t++)
-        sums_[t][0][0] += Weight::scaled(sums[t][i], weights.extra_of((t * kAtOnce + i) * kExtra), c_.column(), scale, totals_[i]);
+        add_block(t, i, Weight::scaled(sums[t][i], weights.extra_of((t * kAtOnce + i) * kExtra), c_.column(), scale, totals_[i]));
     }
   }
   __device__ __forceinline__ float finished(int t) const {
@@ -276,7 +255,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
       for (int i = 0; i < kAtOnce; i++)
 #pragma unroll
         for (int n = 0; n < kInputs; n++) {
-          const int group = (expert_input() + at_.k + i * kWarps * kSide) * kSub + n * (kSub / kInputs) + own_group();
+          const int group = (at_.k + i * kWarps * kSide) * kSub + n * (kSub / kInputs) + own_group();
           x_[i * kInputs + n] = there(at_.k, i) && has_slot() ? input_[group * kGroupInputs] : no_input();
         }
     }
@@ -286,17 +265,12 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++) {
       const bool real = there(at_.k, i);
-      const int block = expert_input() + at_.k + i * kWarps + c_.warp();
+      const int block = at_.k + i * kWarps + c_.warp();
       const uint2 x = real ? reinterpret_cast<const uint2*>(c_.shared.x[0])[(block * 16 + c_.row() / 2 * 4 + c_.column()) * 2 + c_.row() % 2] : make_uint2(0, 0);
       this->scales_[i] = real ? c_.shared.input_scale[block] : 0;
 #pragma unroll
       for (int pair = 0; pair < 2; pair++) x_[i * kInputs + pair] = c_.row() / 4 == pair ? x : make_uint2(0, 0);
     }
-  }
-  // Where the input of the expert at hand begins, in blocks.
-  __device__ __forceinline__ int expert_input() const {
-    if constexpr (kAddsExperts) return at_.slot * kInputStride;
-    else return 0;
   }
   // What the lane's columns of a product are of: see formats/groups.h.
   __device__ __forceinline__ int own_group() const {
@@ -324,6 +298,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++) {
         const uint4* block = page + (t * kBlocks + i * kWarps * kSide) * kBlockWords;
+        if constexpr (kInLibrary) block = library_block(t, i, c_.side()) + c_.word();
         if (there(at_.next_k, i) && is_mine(t)) fetch_block(to, t * kAtOnce + i, block);
         else if (!kWhole) to.block[i * Weight::kVectors] = make_uint4(0, 0, 0, 0);  // for whole tiles it has been zero from the start
         if constexpr (Weight::kSides && kExtra > 0) fetch_scales(to, t, i, block);
@@ -333,59 +308,61 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     at_.next_k += kRun;
     if (kWhole || at_.next_k >= kBlocks) {
       at_.next_k = 0;
-      if constexpr (kRouted) at_.left -= kTogether;
+      if constexpr (kDealt) at_.left -= kTogether;
       else at_.next_tile += kTogether;
     }
   }
   __device__ __forceinline__ bool more_to_fetch() {
-    if constexpr (!kRouted) return at_.next_tile < count_;
+    if constexpr (!kDealt) return at_.next_tile < count_;
     else if (at_.left > 0) return true;
     else return next_run();
   }
   // A page does not go on from one run to the next.
   __device__ __forceinline__ bool run_ends() const {
-    if constexpr (kRouted) return at_.left <= kTogether;
+    if constexpr (kDealt) return at_.left <= kTogether;
     else return at_.next_tile + kTogether >= count_;
   }
-  // As the producer copies them: `experts` in worker/ring.h.
+  // As the producer copies them: `dealt_tiles` in worker/ring.h.
   __device__ __forceinline__ bool next_run() {
-    if constexpr (kAddsExperts) {
-      if (++at_.next_slot == kExpertInputs) at_.next_slot = 0, at_.next_batch += kProduct.batch;
-      at_.left = smaller(count_ - at_.next_batch, kProduct.batch);
-    } else {
-      at_.left = smaller(at_.rest, at_.most), at_.rest -= at_.left;
-    }
+    at_.left = smaller(at_.rest, at_.most), at_.rest -= at_.left;
     if (at_.left > 0) find_run();
     return at_.left > 0;
   }
 
 #ifdef MONOTAPE_RING
+  static constexpr bool kInLibrary = false;  // pages have the blocks in their order
   // The next tiles, in a page that has landed; past the last tile there is more of the ring.
   __device__ __forceinline__ const uint4* next_page() {
     return c_.pages.take(c_.lost) + (kInPage == kTogether ? 0 : at_.in_page * kBlocks) * kBlockWords;
   }
   static __device__ __forceinline__ bool is_mine(int) { return true; }
   static __device__ __forceinline__ void find_run() {}
+  static __device__ __forceinline__ const uint4* library_block(int, int, int) { return nullptr; }
 #else
+  static constexpr bool kInLibrary = kAddsExperts;
   // On the tape itself, past whose end nothing may be read. Runs of experts lie in the library.
   __device__ __forceinline__ const uint4* next_page() const {
-    if constexpr (kRouted) return at_.from + (static_cast<int64_t>(at_.found - at_.left) * kBlocks + at_.next_k) * kBlockWords;
+    if constexpr (kDealt) return at_.from + (static_cast<int64_t>(at_.found - at_.left) * kBlocks + at_.next_k) * kBlockWords;
     else return c_.pages.at() + (static_cast<int64_t>(at_.next_tile) * kBlocks + at_.next_k) * kBlockWords;
   }
   __device__ __forceinline__ bool is_mine(int t) const {
-    if constexpr (kRouted) return t < at_.left;
+    if constexpr (kDealt) return t < at_.left;
     else return at_.next_tile + t < count_;
   }
   // The tiles of an expert that are fetched next.
   __device__ __forceinline__ void find_run() {
-    constexpr Stage kStage = kAddsExperts ? kLastStage : kFirstRouted;
-    const Span& span = c_.span(kStage);
+    const Span& span = c_.span(kFirstRouted);
     const int dealt = span.first + span.count - at_.rest - at_.left;  // counted on from expert to expert
-    const int slot = kAddsExperts ? at_.next_slot : dealt / at_.most;
-    const int tile = kAddsExperts ? span.first + at_.next_batch : dealt % at_.most;
-    const int64_t expert = static_cast<int64_t>(c_.shared.chosen_expert[slot]) * (kExpertBytes / 16);
-    at_.from = MONOTAPE_UNIFORM(c_.pages.at() + expert + static_cast<int64_t>(tile) * kBlocks * kBlockWords);
+    const int64_t expert = static_cast<int64_t>(c_.shared.chosen_expert[dealt / at_.most]) * (kExpertBytes / 16);
+    at_.from = MONOTAPE_UNIFORM(c_.pages.at() + expert + static_cast<int64_t>(dealt % at_.most) * kBlocks * kBlockWords);
     at_.found = at_.left;
+  }
+  // Of experts that are added up: a block of the tile that is fetched next, the warp's i-th.
+  __device__ __forceinline__ const uint4* library_block(int t, int i, int side) const {
+    const int block = at_.next_k + (i * kWarps + c_.warp()) * kSide + side, slot = smaller(block / kExpertBlocks, kAdded - 1);
+    const int64_t expert = static_cast<int64_t>(c_.shared.chosen_expert[slot]) * (kExpertBytes / 16);
+    const int tile = c_.span(kLastStage).first + at_.next_tile + t;
+    return c_.pages.at() + expert + (static_cast<int64_t>(tile) * kExpertBlocks + block % kExpertBlocks) * kBlockWords;
   }
 #endif
 
@@ -401,7 +378,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   __device__ __forceinline__ void fetch_scales(Weights& to, int t, int i, const uint4* block) const {
     const int side = Weight::own_side(c_.lane());
     if (!there(at_.next_k, i, side) || !is_mine(t)) return;
-    const uint4* first = block - c_.word() + (side - c_.side()) * kBlockWords;
+    const uint4* first = kInLibrary ? library_block(t, i, side) : block - c_.word() + (side - c_.side()) * kBlockWords;
     Weight::read_scales(reinterpret_cast<const uint8_t*>(first), c_.lane(), to.extra_of((t * kAtOnce + i) * kExtra));
   }
 
@@ -427,14 +404,11 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   float sums_[kTogether][kChains][kTokenSums];
 };
 
-// The runs of a routed stage, from the first on.
+// The runs of a stage whose tiles are dealt out, from the first on.
 __device__ __forceinline__ void begin_runs(const Consumer& c, Progress& progress, Stage stage) {
   if constexpr (kExperts > 0) {
     const Dealing dealing = dealing_of(c, stage);
-    const bool dealt = is_dealt(stage);
-    const int batch = of_stage(stage, [](StageRow row) { return product(row.product).batch; });
-    progress.left = dealt ? dealing.lead() : smaller(batch, dealing.count);
-    progress.rest = dealt ? dealing.count - dealing.lead() : 0, progress.most = dealing.all;
+    progress.left = dealing.lead(), progress.rest = dealing.count - progress.left, progress.most = dealing.all;
   }
 }
 

@@ -124,30 +124,56 @@ class Producer {
     return true;
   }
 
-  // The tiles of the chosen experts, in the order of TileProduct (token/tiles.h): runs that lie together in the library.
+  // The tiles of the chosen experts, as TileProduct (token/tiles.h) takes them.
   __device__ bool experts(Stage stage, int layer) {
     if (stage == kFirstRouted && has_experts(shared_) && !await_choice()) return false;
+    return is_dealt(stage) ? dealt_tiles(stage, layer) : added_tiles(layer);
+  }
+  // One expert's after the other's: runs that lie together in the library.
+  __device__ bool dealt_tiles(Stage stage, int layer) {
     const Span& span = shared_.spans[static_cast<int>(stage)];
     const int all = of_stage(stage, [](StageRow row) { return row.tiles; });
-    if (is_dealt(stage)) {
-      for (int done = 0, run; done < span.count; done += run) {
-        const int slot = (span.first + done) / all, tile = (span.first + done) % all;
-        run = smaller(all - tile, span.count - done);
-        if (!expert_tiles(stage, layer, slot, tile, run)) return false;
-      }
-      return true;
+    const int tile_bytes = of_stage(stage, [](StageRow row) { return product(row.product).blocks * block_bytes(product(row.product)); });
+    for (int done = 0, run; done < span.count; done += run) {
+      const int slot = (span.first + done) / all, tile = (span.first + done) % all;
+      run = smaller(all - tile, span.count - done);
+      if (!segment(chosen(layer, slot), stage, {tile, run, span.offset + static_cast<int64_t>(tile) * tile_bytes})) return false;
     }
-    const int batch = of_stage(stage, [](StageRow row) { return product(row.product).batch; });
-    for (int first = 0; first < span.count; first += batch)
-      for (int slot = 0; slot < kChosen; slot++)
-        if (!expert_tiles(stage, layer, slot, span.first + first, smaller(batch, span.count - first))) return false;
     return true;
   }
-  __device__ bool expert_tiles(Stage stage, int layer, int slot, int tile, int count) {
+  // A tile of all experts is put together from as many places of the library. Pages are filled as those of other tiles are.
+  __device__ bool added_tiles(int layer) {
+    constexpr Product kTiles = product(row_of(kLastStage).product);
+    constexpr bool kWhole = kTiles.page_run == kTiles.blocks;
+    constexpr int kStep = kWhole ? kTiles.tiles_in_page : 1, kMost = kTiles.tiles_in_page * kTiles.page_run;
+    const int count = shared_.spans[static_cast<int>(kLastStage)].count;
+    for (int tile = 0; tile < count; tile += kStep) {
+      const int blocks = smaller(kStep, count - tile) * kTiles.blocks;
+      for (int at = 0; at < blocks; at += kMost)
+        if (!added_page(layer, tile, at, smaller(kMost, blocks - at))) return false;
+    }
+    return true;
+  }
+  // `count` blocks from block `at` on, counted from the first of a tile.
+  __device__ bool added_page(int layer, int tile, int at, int count) {
+    constexpr Product kTiles = product(row_of(kLastStage).product);
+    constexpr int kEach = expert_blocks(kTiles), kBytes = block_bytes(kTiles);
+    const Span& span = shared_.spans[static_cast<int>(kLastStage)];
+    if (!room()) return false;
+    full_.expect(next_.slot, count * kBytes);
+    for (int done = 0, run; done < count; done += run) {
+      const int block = at + done, within = block % kEach, its = span.first + tile + block / kTiles.blocks;
+      run = smaller(kEach - within, count - done);
+      const int64_t offset = span.offset + (static_cast<int64_t>(its) * kEach + within) * kBytes;
+      pages_.add(next_.slot, done * kBytes, chosen(layer, block % kTiles.blocks / kEach) + offset, run * kBytes, full_, policy_);
+    }
+    issued();
+    return true;
+  }
+  // Where the weights of a chosen expert begin.
+  __device__ const uint8_t* chosen(int layer, int slot) const {
     const int64_t expert = static_cast<int64_t>(layer) * kExperts + shared_.chosen_expert[slot];
-    const int tile_bytes = of_stage(stage, [](StageRow row) { return product(row.product).blocks * block_bytes(product(row.product)); });
-    const int64_t offset = shared_.spans[static_cast<int>(stage)].offset + static_cast<int64_t>(tile) * tile_bytes;
-    return segment(params_.tapes + kLibraryStart + expert * kExpertBytes, stage, {tile, count, offset});
+    return params_.tapes + kLibraryStart + expert * kExpertBytes;
   }
   // The consumers choose. Pages before these land meanwhile.
   __device__ bool await_choice() {
@@ -198,9 +224,12 @@ class Producer {
   __device__ bool page(const uint8_t* from, uint32_t bytes) {
     if (!room()) return false;
     pages_.copy(next_.slot, from, bytes, full_, policy_);
+    issued();
+    return true;
+  }
+  __device__ __forceinline__ void issued() {
     next_.advance();
     issued_++;
-    return true;
   }
 
   // Waits until the slot is free and it is time for the next copy. False: the request has ended.

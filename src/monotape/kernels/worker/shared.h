@@ -78,7 +78,7 @@ struct alignas(128) Shared {
 #endif
   volatile int chosen_expert[larger(1, kChosen)];           // of the current layer, the lowest first: see token/experts.h
   float chosen_weight[larger(1, kChosen)];
-  float expert_scale[kScalesExperts ? kChosen * kBatchTiles * kTileRows : 1];  // of the rows of a batch, expert after expert
+  alignas(kScalesExperts ? 16 : 4) float expert_scale[kScalesExperts ? kChosen * kBatchTiles * kTileRows : 1];  // of the rows of a batch, expert after expert
   volatile int chosen_step;                                 // the number of the matrix for which they have been chosen
 };
 
