@@ -26,7 +26,8 @@ struct Splits {
 
 __device__ __forceinline__ int attention_blocks(Chunk chunk) { return divide_up(chunk.count * kGroup, kBlockRows); }
 
-// As many splits as there are workers for, each with enough units to be worth its cost.
+// As many splits as there are workers for, each with enough units to be worth its cost. Where one row is left of a chunk, they
+// are those of the whole chunk, so that its bits are the same.
 __device__ __forceinline__ Splits splits_of(Consumer& c) {
   const Chunk chunk = rows_state(c).chunk;
   const int window = window_of(c.shared, rows_state(c).layer), positions = chunk.start + chunk.count;
@@ -242,7 +243,7 @@ class RowAttention {
     for (int half = 0; half < kLaneRows; half++) {
       const float sum = sum_of_head(sum_[half]);
       const Row row = row_of(half);
-      if (!row.real) continue;
+      if (!row.real || row.row < rows_state(c_).first_row()) continue;
       if (splits_.count > 1) leave(row, split, half, sum);
       else attended(row, half, 1 / with_sink(c_.params, layer_, row.head, peak_[half], sum));
     }
@@ -286,10 +287,11 @@ __device__ __forceinline__ void attend_rows(Consumer& c) {
   for (int round = 0;; round++) {
     c.refresh();
     const Splits splits = splits_of(c);
-    const int blocks = attention_blocks(rows_state(c).chunk), items = blocks * kKvHeads * splits.count;
+    const int all = attention_blocks(rows_state(c).chunk), blocks = all - rows_state(c).first_row() * kGroup / kBlockRows;
+    const int items = blocks * kKvHeads * splits.count;
     if (round * kWorkers >= items) return;
     const int item = round * kWorkers + (round % 2 ? kWorkers - 1 - worker_number() : worker_number());
-    if (item < items) RowAttention(c, splits).run(item % kKvHeads, blocks - 1 - item / kKvHeads % blocks, item / kKvHeads / blocks);
+    if (item < items) RowAttention(c, splits).run(item % kKvHeads, all - 1 - item / kKvHeads % blocks, item / kKvHeads / blocks);
   }
 }
 
@@ -297,8 +299,9 @@ __device__ __forceinline__ void attend_rows(Consumer& c) {
 __device__ __forceinline__ void combine_splits(Consumer& c) {
   constexpr int kAtOnce = 8;
   const Splits splits = splits_of(c);
+  const int first = rows_state(c).first_row() * kAttendedWords;
 #pragma unroll 1
-  for (int i = c.thread * kWorkers + worker_number(); i < splits.rows * kAttendedWords; i += kConsumers * kWorkers) {
+  for (int i = first + c.thread * kWorkers + worker_number(); i < splits.rows * kAttendedWords; i += kConsumers * kWorkers) {
     const int row = i / kAttendedWords, word = i % kAttendedWords, head = word / kHeadWords;
     float top = -infinity(), sum = 0, value[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll 1

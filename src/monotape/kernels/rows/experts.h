@@ -29,7 +29,9 @@ __device__ __forceinline__ int load_row_number(const int* from) {
 // A warp a row. The router's product left logits as it leaves other sums.
 __device__ inline void choose_rows(Consumer& c, Pieces pieces) {
   const ExpertRows out = expert_rows(c.params);
-  for_each_item(c, pieces.rows, [&](int row) {
+  const int first = rows_state(c).first_row();
+  for_each_item(c, pieces.rows - first, [&](int item) {
+    const int row = first + item;
     ExpertChoice choice(c);
     choice.load([&](int word, float (&logit)[4]) {
 #pragma unroll 1
@@ -64,11 +66,13 @@ __device__ __forceinline__ int warp_running(int value, int lane) {
 // have counted, it writes.
 __device__ inline void group_rows(Consumer& c) {
   const ExpertRows out = expert_rows(c.params);
-  const int pairs = rows_state(c).chunk.count * kChosen, each = whole_warps(divide_up(pairs, kWarps)), first = c.warp() * each;
+  const int all_rows = rows_state(c).chunk.count, first_row = rows_state(c).first_row(), rows = all_rows - first_row;
+  const int pairs = rows * kChosen, each = whole_warps(divide_up(pairs, kWarps)), first = c.warp() * each;
+  const auto pair_at = [&](int place) { return place / rows * all_rows + first_row + place % rows; };
   int* found = reinterpret_cast<int*>(c.shared.sums[0]);
 #pragma unroll 1
   for (int expert = worker_number(); expert < kExperts; expert += kWorkers) {
-    const auto is_its = [&](int pair) { return pair < pairs && load_row_number(out.experts + pair) == expert; };
+    const auto is_its = [&](int place) { return place < pairs && load_row_number(out.experts + pair_at(place)) == expert; };
     int count = 0;
     for (int at = 0; at < each; at += kLanes) count += is_its(first + at + c.lane());
     count = warp_total(count);
@@ -77,8 +81,8 @@ __device__ inline void group_rows(Consumer& c) {
     int before = 0, all = 0;
     for (int w = 0; w < kWarps; w++) before += w < c.warp() ? found[w] : 0, all += found[w];
     for (int at = 0; at < each; at += kLanes) {
-      const int pair = first + at + c.lane(), its = is_its(pair), upto = warp_running(its, c.lane());
-      if (its) out.lists[expert * kChunkRows + before + upto - 1] = pair;
+      const int place = first + at + c.lane(), its = is_its(place), upto = warp_running(its, c.lane());
+      if (its) out.lists[expert * kChunkRows + before + upto - 1] = pair_at(place);
       before += lane_at(upto, kLanes - 1);
     }
     if (c.thread == 0) out.counts[expert] = all;

@@ -11,7 +11,8 @@ class RowHead {
  public:
   __device__ RowHead(Consumer& c, Pieces pieces, int head, int row)
       : c_(c), pieces_(pieces), layer_(rows_state(c).layer), head_(head), row_(row),
-        position_(rows_state(c).chunk.start + row), real_(row < rows_state(c).chunk.count) {}
+        position_(rows_state(c).chunk.start + row),
+        real_(row < rows_state(c).chunk.count && (head >= kHeads || row >= rows_state(c).first_query())) {}
 
   __device__ __forceinline__ void keep_value() {
     int number[kHeadBlocks];
@@ -79,10 +80,15 @@ class RowHead {
 };
 
 __device__ inline void finish_heads(Consumer& c, Pieces pieces) {
-  constexpr int kAll = kHeads + 2 * kKvHeads;  // keys follow the queries, values the keys
-  for_each_item(c, divide_up(pieces.rows, kHeadLanes) * kAll, [&](int item) {
-    RowHead head(c, pieces, item % kAll, item / kAll * kHeadLanes + head_row(c.lane()));
-    if (item % kAll >= kHeads + kKvHeads) head.keep_value();
+  constexpr int kStored = 2 * kKvHeads;  // keys follow the queries, values the keys
+  const int groups = divide_up(pieces.rows, kHeadLanes), first_group = rows_state(c).first_query() / kHeadLanes;
+  const int stored = groups * kStored, asking = pieces.rows > rows_state(c).first_query() ? groups - first_group : 0;
+  for_each_item(c, stored + asking * kHeads, [&](int item) {
+    const bool is_stored = item < stored;
+    const int number = is_stored ? kHeads + item % kStored : (item - stored) % kHeads;
+    const int group = is_stored ? item / kStored : first_group + (item - stored) / kHeads;
+    RowHead head(c, pieces, number, group * kHeadLanes + head_row(c.lane()));
+    if (number >= kHeads + kKvHeads) head.keep_value();
     else head.finish();
   });
 }

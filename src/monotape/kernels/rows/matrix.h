@@ -22,7 +22,8 @@ __device__ __forceinline__ bool begin_chunk(Consumer& c, int start) {
   if (!c.meet()) return false;  // no thread reads the state of the chunk before any more
   RowsState& state = rows_state(c);
   const Chunk chunk = {start, smaller(c.params.chunk, c.params.prompt_length - start)};
-  if (c.thread == 0) state.chunk = chunk, state.go_to(0, 0);
+  const int read = c.params.logits_out ? chunk.count : end_of(chunk) == c.params.prompt_length ? 1 : 0;  // rows, the last ones
+  if (c.thread == 0) state.chunk = chunk, state.read_from = chunk.count - read, state.go_to(0, 0);
   if (c.thread < kMatrixStages) state.cuts[c.thread] = cut_of(c.thread, chunk.count);
   return c.meet();
 }
@@ -48,7 +49,18 @@ struct RowProduct {
   Pieces pieces;
   int shape;
   Format format;
+  int narrow_tiles, first_row;  // the first so many tiles are computed from that row on only
 };
+
+// One row is read by the shape that reads least beside it. The pieces of k stay those of the whole chunk, because bits depend
+// on them and not on the shape.
+constexpr int kOneRowShape = 0;
+static_assert(shape_row(kOneRowShape).row_tiles <= shape_row(kShapes - 1).row_tiles, "shapes begin with the smallest");
+__device__ __forceinline__ int narrow_tiles_of(const RowsState& state) {
+  if (is_routed(state.part.stage)) return 0;  // the lists have the rows
+  if (state.first_row() > 0) return tiles_of(state.part.stage);
+  return state.part.stage == kAttends && state.first_query() > 0 ? kHeads * kHeadDim / kTileRows : 0;
+}
 
 __device__ __forceinline__ RowProduct product_of(Consumer& c) {
   const RowsState& state = rows_state(c);
@@ -58,8 +70,9 @@ __device__ __forceinline__ RowProduct product_of(Consumer& c) {
   const uint4* input = reads == Buffer::attended ? rows.attended : reads == Buffer::activation ? rows.activation : rows.normed;
   const int layer = stage == Stage::head ? 0 : state.layer;
   const int blocks = of_stage(stage, [](StageRow row) { return divide_up(row.k, kBlockK); });
-  return {state.chunk, stage, layer, tiles_of(stage), blocks, input, cut_pieces(c, stage), state.cuts[static_cast<int>(stage)].shape,
-          of_stage(stage, [](StageRow row) { return monotape::product(row.product).format; })};
+  const int shape = state.first_row() > 0 ? kOneRowShape : state.cuts[static_cast<int>(stage)].shape;
+  return {state.chunk, stage, layer, tiles_of(stage), blocks, input, cut_pieces(c, stage), shape,
+          of_stage(stage, [](StageRow row) { return monotape::product(row.product).format; }), narrow_tiles_of(state), state.first_query()};
 }
 
 // The shape of its blocks, chosen among constants.
@@ -75,6 +88,16 @@ struct Block {
   int row_tile, column_tile, piece;
   int expert = 0;  // of a routed stage
 };
+
+// The blocks of output: in the first `narrow` columns only the last `few` blocks of rows are computed.
+struct Grid {
+  int rows, columns, few, narrow;
+};
+__device__ __forceinline__ Grid grid_of(const RowProduct& product, Shape shape) {
+  const int each = shape.row_tiles * kTileRows, rows = divide_up(product.chunk.count, each), columns = divide_up(product.tiles, shape.column_tiles);
+  const int few = product.first_row < product.chunk.count ? rows - product.first_row / each : 0;
+  return {rows, columns, few, product.narrow_tiles == product.tiles ? columns : product.narrow_tiles / shape.column_tiles};
+}
 
 // Numbers of 16-byte words of a lane's rows, where rows do not follow each other.
 template <int Count>
@@ -335,15 +358,18 @@ __host__ __device__ constexpr bool adds_biases() {
 // Stores the finished block from shared memory, without rows and tiles past the end.
 __device__ __forceinline__ void finish_block(Consumer& c, const RowProduct& product, Block at) {
   const Shape shape = shape_of(product);
-  const int rows = smaller(shape.row_tiles * kTileRows, row_count(c, product, at) - at.row_tile * kTileRows);
+  const bool narrow = at.column_tile + shape.column_tiles <= product.narrow_tiles || product.narrow_tiles == product.tiles;
+  const int first = narrow ? larger(0, product.first_row - at.row_tile * kTileRows) : 0;  // row of the block that is read
+  const int rows = smaller(shape.row_tiles * kTileRows, row_count(c, product, at) - at.row_tile * kTileRows) - first;
   const bool paired = is_gated(product.stage);  // gate tiles are even, their up tiles follow
   const int each = paired ? 2 : 1, across = shape.column_tiles / each;
   bool nan = false;
 #pragma unroll 1
   for (int i = c.thread; i < rows * across; i += kConsumers) {
-    const int row = output_row(c, product, at, at.row_tile * kTileRows + i / across), tile = at.column_tile + i % across * each;
+    const int in_block = first + i / across, tile = at.column_tile + i % across * each;
+    const int row = output_row(c, product, at, at.row_tile * kTileRows + in_block);
     if (tile >= product.tiles) continue;
-    const float* from = finished_row(c, i / across, shape.column_tiles) + i % across * each * kTileRows;
+    const float* from = finished_row(c, in_block, shape.column_tiles) + i % across * each * kTileRows;
     float value[8];
     nan |= take(from, value);
     scale_rows(c, product, at.expert, tile, value);
@@ -391,7 +417,8 @@ __device__ __forceinline__ int blocks_of(Consumer& c, const RowProduct& product)
   const Shape shape = shape_of(product);
   if constexpr (kExperts > 0)
     if (is_routed(product.stage)) return rows_state(c).expert_blocks[kExperts] * divide_up(product.tiles, shape.column_tiles);
-  return divide_up(product.chunk.count, shape.row_tiles * kTileRows) * divide_up(product.tiles, shape.column_tiles) * product.pieces.count;
+  const Grid grid = grid_of(product, shape);
+  return ((grid.columns - grid.narrow) * grid.rows + grid.narrow * grid.few) * product.pieces.count;
 }
 // The i-th block of output. Blocks of the same weights are neighbours in time, so that the weights are read from memory
 // once.
@@ -404,8 +431,13 @@ __device__ __forceinline__ Block block_of(Consumer& c, const RowProduct& product
       const int at = i - before * columns;
       return {at % blocks * shape.row_tiles, at / blocks * shape.column_tiles, 0, expert};
     }
-  const int rows = divide_up(product.chunk.count, shape.row_tiles * kTileRows);
-  return {i % rows * shape.row_tiles, i / rows / product.pieces.count * shape.column_tiles, i / rows % product.pieces.count};
+  const Grid grid = grid_of(product, shape);
+  const int whole = (grid.columns - grid.narrow) * grid.rows * product.pieces.count;  // blocks of columns that have all rows
+  const bool narrow = i >= whole;
+  const int rows = narrow ? grid.few : grid.rows, at = narrow ? i - whole : i;
+  const int first_row = narrow ? grid.rows - grid.few : 0, first_column = narrow ? 0 : grid.narrow;
+  return {(first_row + at % rows) * shape.row_tiles, (first_column + at / rows / product.pieces.count) * shape.column_tiles,
+          at / rows % product.pieces.count};
 }
 
 __device__ __forceinline__ void multiply_rows(Consumer& c) {

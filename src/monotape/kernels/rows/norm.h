@@ -21,7 +21,7 @@ class RowNorm {
 #pragma unroll
       for (int i = 0; i < 8; i++) gain[w][i] = word(w) * 8 + i < kWidth ? gain_[word(w) * 8 + i] : 0;
 #pragma unroll 1
-    for (int row = worker_number(); row < chunk_.count; row += Rows * kWorkers) {
+    for (int row = rows_state(c_).first_row() + worker_number(); row < chunk_.count; row += Rows * kWorkers) {
       float value[kPlaces][8];
       read(row, value);
 #pragma unroll

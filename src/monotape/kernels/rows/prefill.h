@@ -16,7 +16,7 @@ __device__ __forceinline__ void normalise_rows(Consumer& c) {
   const float* gain = p.vectors[vector] + (stage == Stage::head ? 0 : static_cast<int64_t>(state.layer) * kWidth);
   Pieces pieces = pieces_of(c, residual_before(stage));
   if (first) pieces.count = 0;
-  if (state.chunk.count <= kWorkers) RowNorm<1>(c, pieces, gain, first).run();
+  if (state.chunk.count - state.first_row() <= kWorkers) RowNorm<1>(c, pieces, gain, first).run();
   else RowNorm<RowNorm<1>::kWords == 1 ? 4 : 2>(c, pieces, gain, first).run();
 }
 
@@ -45,7 +45,7 @@ __device__ __forceinline__ Prefilled run_chunk(Consumer& c) {
     if (state.layer == kLayers && state.number == (p.logits_out ? 2 : 0)) return Prefilled::done;
     if constexpr (kRanks == 1) {
       // Worker 0 sets the stop flag before a layer's last barrier, and all workers read it after the barrier.
-      const bool begins = state.number == 0, ends = state.number == kParts - 1;
+      const bool begins = state.number == 0, ends = state.ends_layer();
       if (begins && read_counter(&p.exchange->going_on) == 0) return Prefilled::cancelled;
       if (ends && worker_number() == 0 && c.thread == 0 && c.shared.cancel) mark_unhealthy(&p.exchange->going_on);
     }

@@ -45,6 +45,13 @@ __device__ __forceinline__ Part part_at(int number) {
   else return number == I ? kPart : part_at<I + 1>(number);
 }
 
+__host__ __device__ constexpr int heads_part() {
+  int number = 0;
+  while (part_row(number).kind != PartKind::heads) number++;
+  return number;
+}
+constexpr int kHeadsPart = heads_part();  // after it a layer's keys and values are complete
+
 // How a product is cut into blocks of work: their shape, and the number of pieces of k; in plan.h for every chunk size.
 struct Cut {
   int shape, pieces;
@@ -53,6 +60,7 @@ struct Cut {
 // The state of a prefill. It is in shared memory, where decode has its sums, because a part needs all registers.
 struct RowsState {
   Chunk chunk;
+  int read_from;      // the first row whose output of the last layer is read; chunk.count: of no row
   int layer, number;  // number of the part in its layer
   Part part;
   Cut cuts[kMatrixStages];
@@ -65,7 +73,17 @@ struct RowsState {
     part = part_at(number);
     if (layer == kLayers) part.stage = Stage::head;
   }
-  __device__ __forceinline__ void go_on(int parts) { go_to(layer, number + parts); }
+  __device__ __forceinline__ void go_on(int parts) { go_to(layer, ends_with_kv() ? kParts : number + parts); }
+
+  // In the last layer keys and values of all rows are kept, and of the rest only what is read: the output of the prompt's
+  // last row. A chunk before the last one ends with its keys and values. Several ranks compute all rows: their sends and
+  // meetings are counted by chunk, so every chunk must have the same ones (see count_in_request).
+  __device__ __forceinline__ bool narrows() const { return kRanks == 1 && layer == kLayers - 1; }
+  __device__ __forceinline__ bool ends_with_kv() const { return narrows() && number == kHeadsPart && read_from == chunk.count; }
+  __device__ __forceinline__ bool ends_layer() const { return number == kParts - 1 || ends_with_kv(); }
+  // The first row that has queries, and the first that the current part computes; a chunk's rows end at its last one.
+  __device__ __forceinline__ int first_query() const { return narrows() ? read_from : 0; }
+  __device__ __forceinline__ int first_row() const { return number > kHeadsPart ? first_query() : 0; }
 };
 static_assert(sizeof(RowsState) <= sizeof(Shared::sums) / 2, "it lies in half of the sums");
 __device__ __forceinline__ RowsState& rows_state(Consumer& c) { return *reinterpret_cast<RowsState*>(c.shared.sums[1]); }
