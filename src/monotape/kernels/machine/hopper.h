@@ -395,18 +395,28 @@ __device__ __forceinline__ uint64_t operand_at(const void* block, int half) {
   return kRows64Bytes | kTileStride | kUnused | (shared_address(block) + 32 * half) >> 4;
 }
 
-// With 64 or 128 columns; `io` is the constraint of the sums ("+f", or "=f" where they are not read), `add` whether to add.
+// With 64 columns for every 32 of a lane's sums; `io` is the constraint of the sums ("+f", or "=f" where they are not read),
+// `add` whether to add.
 #define MONOTAPE_TILE(io, t) io(c[t][0]), io(c[t][1]), io(c[t][2]), io(c[t][3])
 #define MONOTAPE_TILES_8(io, t)                                                                               \
   MONOTAPE_TILE(io, t), MONOTAPE_TILE(io, t + 1), MONOTAPE_TILE(io, t + 2), MONOTAPE_TILE(io, t + 3),         \
       MONOTAPE_TILE(io, t + 4), MONOTAPE_TILE(io, t + 5), MONOTAPE_TILE(io, t + 6), MONOTAPE_TILE(io, t + 7)
-#define MONOTAPE_SUMS_64                                                                                      \
-  " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"  \
-  "%28,%29,%30,%31}, "
-#define MONOTAPE_SUMS_128                                                                                     \
-  " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"  \
-  "%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,"  \
-  "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+#define MONOTAPE_SUMS_0                                                                                       \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"        \
+  "%27,%28,%29,%30,%31"
+#define MONOTAPE_SUMS_1                                                                                       \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,"      \
+  "%57,%58,%59,%60,%61,%62,%63"
+#define MONOTAPE_SUMS_2                                                                                       \
+  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,"      \
+  "%89,%90,%91,%92,%93,%94,%95"
+#define MONOTAPE_SUMS_3                                                                                       \
+  "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,"          \
+  "%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define MONOTAPE_SUMS_64 " {" MONOTAPE_SUMS_0 "}, "
+#define MONOTAPE_SUMS_128 " {" MONOTAPE_SUMS_0 "," MONOTAPE_SUMS_1 "}, "
+#define MONOTAPE_SUMS_192 " {" MONOTAPE_SUMS_0 "," MONOTAPE_SUMS_1 "," MONOTAPE_SUMS_2 "}, "
+#define MONOTAPE_SUMS_256 " {" MONOTAPE_SUMS_0 "," MONOTAPE_SUMS_1 "," MONOTAPE_SUMS_2 "," MONOTAPE_SUMS_3 "}, "
 #define MONOTAPE_PRODUCT_64(type, io, add)                                                                    \
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type MONOTAPE_SUMS_64                   \
                "%32, %33, " add ", 1, 1, 0, 0;"                                                               \
@@ -416,6 +426,17 @@ __device__ __forceinline__ uint64_t operand_at(const void* block, int half) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type MONOTAPE_SUMS_128                 \
                "%64, %65, " add ", 1, 1, 0, 0;"                                                               \
                : MONOTAPE_TILES_8(io, 0), MONOTAPE_TILES_8(io, 8)                                             \
+               : "l"(operand_at(first, half)), "l"(operand_at(second, half)))
+#define MONOTAPE_PRODUCT_192(type, io, add)                                                                   \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type MONOTAPE_SUMS_192                 \
+               "%96, %97, " add ", 1, 1, 0, 0;"                                                               \
+               : MONOTAPE_TILES_8(io, 0), MONOTAPE_TILES_8(io, 8), MONOTAPE_TILES_8(io, 16)                   \
+               : "l"(operand_at(first, half)), "l"(operand_at(second, half)))
+#define MONOTAPE_PRODUCT_256(type, io, add)                                                                   \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type MONOTAPE_SUMS_256                 \
+               "%128, %129, " add ", 1, 1, 0, 0;"                                                             \
+               : MONOTAPE_TILES_8(io, 0), MONOTAPE_TILES_8(io, 8),                                            \
+                 MONOTAPE_TILES_8(io, 16), MONOTAPE_TILES_8(io, 24)                                           \
                : "l"(operand_at(first, half)), "l"(operand_at(second, half)))
 #define MONOTAPE_WEIGHTED_64(type)                                                                            \
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type MONOTAPE_SUMS_64                   \
@@ -427,14 +448,19 @@ __device__ __forceinline__ uint64_t operand_at(const void* block, int half) {
                "{%64,%65,%66,%67}, %68, 1, 1, 1, 0;"                                                          \
                : MONOTAPE_TILES_8("+f", 0), MONOTAPE_TILES_8("+f", 8)                                         \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand_at(second, half)))
-// c += a * b for 64 rows of a, `Tiles` tiles of b (8 or 16) and one half of the k of their blocks. Asynchronous.
+// c += a * b for 64 rows of a, `Tiles` tiles of b and one half of the k of their blocks. Asynchronous. One wide product and not
+// several narrow ones, because each reads all of its rows from shared memory again.
 template <int Tiles, bool Float16 = kFloat16>
 __device__ __forceinline__ void begin_product(float (*c)[4], const void* first, const void* second, int half) {
-  static_assert(Tiles == 8 || Tiles == 16, "products that there are");
+  static_assert(Tiles == 8 || Tiles == 16 || Tiles == 24 || Tiles == 32, "products that there are");
   if constexpr (Tiles == 8 && Float16) MONOTAPE_PRODUCT_64("f16", "+f", "1");
   else if constexpr (Tiles == 8) MONOTAPE_PRODUCT_64("bf16", "+f", "1");
-  else if constexpr (Float16) MONOTAPE_PRODUCT_128("f16", "+f", "1");
-  else MONOTAPE_PRODUCT_128("bf16", "+f", "1");
+  else if constexpr (Tiles == 16 && Float16) MONOTAPE_PRODUCT_128("f16", "+f", "1");
+  else if constexpr (Tiles == 16) MONOTAPE_PRODUCT_128("bf16", "+f", "1");
+  else if constexpr (Tiles == 24 && Float16) MONOTAPE_PRODUCT_192("f16", "+f", "1");
+  else if constexpr (Tiles == 24) MONOTAPE_PRODUCT_192("bf16", "+f", "1");
+  else if constexpr (Float16) MONOTAPE_PRODUCT_256("f16", "+f", "1");
+  else MONOTAPE_PRODUCT_256("bf16", "+f", "1");
 }
 // c = a * b.
 __device__ __forceinline__ void begin_first_product(float (*c)[4], const void* first, const void* second, int half) {
@@ -452,10 +478,18 @@ __device__ __forceinline__ void begin_weighted_product(float (*c)[4], const uint
 }
 #undef MONOTAPE_TILE
 #undef MONOTAPE_TILES_8
+#undef MONOTAPE_SUMS_0
+#undef MONOTAPE_SUMS_1
+#undef MONOTAPE_SUMS_2
+#undef MONOTAPE_SUMS_3
 #undef MONOTAPE_SUMS_64
 #undef MONOTAPE_SUMS_128
+#undef MONOTAPE_SUMS_192
+#undef MONOTAPE_SUMS_256
 #undef MONOTAPE_PRODUCT_64
 #undef MONOTAPE_PRODUCT_128
+#undef MONOTAPE_PRODUCT_192
+#undef MONOTAPE_PRODUCT_256
 #undef MONOTAPE_WEIGHTED_64
 #undef MONOTAPE_WEIGHTED_128
 template <int Tiles>

@@ -289,13 +289,8 @@ class BlockProduct {
 #pragma unroll
     for (int b = 0; b < kStepBlocks; b++)
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const uint8_t* x = rows + b * kTiles * kBlockBytes;
-        const uint8_t* w = columns + b * kTiles * kBlockBytes;
-#pragma unroll
-        for (int j = 0; j + 16 <= kColumns; j += 16) begin_product<16, Weight::kFloat16>(sums + kSumTiles<8> * j / 8, x, w + j * kBlockBytes, half);
-        if constexpr (kColumns % 16) begin_product<8, Weight::kFloat16>(sums + kSumTiles<8> * (kColumns - 8) / 8, x, w + (kColumns - 8) * kBlockBytes, half);
-      }
+      for (int half = 0; half < 2; half++)
+        begin_product<kColumns, Weight::kFloat16>(sums, rows + b * kTiles * kBlockBytes, columns + b * kTiles * kBlockBytes, half);
     end_product_group();
   }
 
