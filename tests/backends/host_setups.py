@@ -36,6 +36,8 @@ CASES["long"] = replace(
 )
 # More tokens than a worker of AMD's has threads.
 CASES["words"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "vocab_size": 600})
+# What rows leave in memory is of this layer alone.
+CASES["one layer"] = replace(CASES["broad"], fields={**CASES["broad"].fields, "num_hidden_layers": 1})
 # Four query heads share one KV head.
 CASES["one head"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_key_value_heads": 1})
 # gpt-oss in small: biases of experts, a clamped gate, sinks and windows.
@@ -62,6 +64,7 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     "fewer workers than heads": ("one head", 3, 1),
     # 30 tiles of q, k and v each: more than a batch.
     "two batches": ("broad", 2, 8),
+    "one layer": ("one layer", 3, 8),
     "experts": ("experts", 5, 8),
     # Of some workers the only tiles are those of one expert's matrix.
     "experts far apart": ("experts", 20, 8),
