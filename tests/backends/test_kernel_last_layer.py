@@ -31,7 +31,6 @@ from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import Job
 from monotape.compiler.gpu import gpu_plan
-from monotape.errors import DeadlineFault, NumericalFault
 
 pytestmark = pytest.mark.slow
 
@@ -155,15 +154,10 @@ def test_the_bits_with_formats_that_are_converted(
 
 
 @on_machines("name", [pytest.param(name, marks=pytest.mark.long) for name in MISTAKES], hip=())
-def test_a_mistake_is_noticed(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_mistake_is_noticed(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     right = prefilled(load("shapes"), 64, 0, 130)
     put(MISTAKES[name], tmp_path, monkeypatch)
-    try:
-        assert not same(right, prefilled(load("shapes"), 64, 0, 130))
-    except (DeadlineFault, NumericalFault):
-        pass
+    assert not same(right, prefilled(load("shapes"), 64, 0, 130))
 
 
 def written_rows(backend: CudaBackend, buffer: str, width: int) -> set[int]:
