@@ -124,7 +124,9 @@ template <int Blocks>
 struct RowQueries {
   uint4 word[Blocks];
 
-  __device__ __forceinline__ void load(const uint4* query, unsigned lane) {
+  template <class RowOf>
+  __device__ __forceinline__ void load(RowOf row_of, unsigned lane) {
+    const uint4* query = row_of(0);
 #pragma unroll
     for (int b = 0; b < Blocks; b++) {
       const int at = static_cast<int>(4 * b + lane / 16);

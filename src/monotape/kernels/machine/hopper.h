@@ -502,14 +502,6 @@ __device__ __forceinline__ void clear_sums(float (&c)[Tiles][4]) {
 // Orders ordinary writes of sums before products that add to them.
 __device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_product_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Queries of a prefill are an operand in shared memory.
-constexpr bool kQueriesInRegisters = false;
-template <int Blocks>
-struct RowQueries {
-  __device__ __forceinline__ void load(const uint4*, unsigned) {}
-  template <class Sums>
-  __device__ __forceinline__ void multiply(const uint8_t*, Sums&) const {}
-};
 // Sums of a group's product: of `Tiles` tiles a lane has kSumTiles<Tiles> times four, of kLaneRows rows, eight apart. Which
 // row and column of the warp's 16 by 8 * Tiles the first is, and how much further sum i of the t-th four is; which word of
 // eight columns that is in, and which pair of the word; sums of a row are neighbours.
@@ -581,5 +573,35 @@ __device__ __forceinline__ uint32_t pick_bytes(uint32_t first, uint32_t second) 
   return __byte_perm(first, second, Which);
 }
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
+// Queries of a prefill are an operand in registers: in shared memory they would be read again with every step, and products of
+// 64 columns with both operands there ask for all of its bandwidth.
+constexpr bool kQueriesInRegisters = true;
+template <int Blocks>
+struct RowQueries {
+  uint32_t pair[2 * Blocks][4];  // by half of a block, laid out as in multiply_accumulate
+
+  // `row_of` has the lane's two rows, null past the last one.
+  template <class RowOf>
+  __device__ __forceinline__ void load(RowOf row_of, unsigned lane) {
+    const float* rows[2] = {reinterpret_cast<const float*>(row_of(0)), reinterpret_cast<const float*>(row_of(1))};  // pairs of values
+#pragma unroll
+    for (int i = 0; i < 2 * Blocks; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const int at = 8 * i + j / 2 * 4 + static_cast<int>(lane % 4);
+        pair[i][j] = rows[j % 2] && at < kHeadDim / 2 ? bits_of(load_row_value(rows[j % 2] + at)) : 0;
+      }
+  }
+  template <int Sums>
+  __device__ __forceinline__ void multiply(const uint8_t* keys, float (&score)[Sums][4]) const {
+    clear_sums(score);
+    fence_products();
+#pragma unroll
+    for (int i = 0; i < 2 * Blocks; i++) begin_weighted_product<Sums>(score, pair[i], keys + i / 2 * Sums * 512, i % 2);
+    end_product_group();
+    wait_products(score);
+  }
+};
 
 }  // namespace monotape

@@ -119,7 +119,7 @@ class RowAttention {
   }
   // The rows' queries, in blocks for products. The padding of a head is zero.
   __device__ __forceinline__ void copy_queries(int first) {
-    if constexpr (kQueriesInRegisters) return queries_.load(query_row(first), c_.lane());
+    if constexpr (kQueriesInRegisters) return queries_.load([&](int half) { return query_row(first + 8 * half); }, c_.lane());
 #pragma unroll 1
     for (int i = c_.thread; i < kBlockRows * kHeadBlocks * 4; i += kConsumers) {
       const int at = i / (kHeadBlocks * 4), word = i % (kHeadBlocks * 4), index = first + at, row = index / kGroup;
