@@ -154,11 +154,8 @@ template <int Tiles, bool Float16 = kFloat16>
 inline void begin_product(float (*c)[4], const void* first, const void* second, int half) {
   begin_any_product(Float16, c, true, first, second, Tiles, half, {});
 }
-inline void begin_first_product(float (*c)[4], const void* first, const void* second, int half) {
-  begin_any_product(kFloat16, c, false, first, second, 8, half, {});
-}
 // The four lanes of a row have its values between them.
-template <int Tiles>
+template <int Tiles, bool Add = true>
 inline void begin_weighted_product(float (*c)[4], const uint32_t (&a)[4], const void* second, int half) {
   float rows[2][16];
   for (int t = 0; t < 4; t++)
@@ -166,7 +163,7 @@ inline void begin_weighted_product(float (*c)[4], const uint32_t (&a)[4], const 
       const uint32_t word = __shfl_sync(~0u, a[i], static_cast<int>(machine->current->lane() & ~3) + t);
       rows[i % 2][2 * t + i / 2 * 8] = low_half(word), rows[i % 2][2 * t + i / 2 * 8 + 1] = high_half(word);
     }
-  begin_any_product(kFloat16, c, true, nullptr, second, Tiles, half, rows);
+  begin_any_product(kFloat16, c, Add, nullptr, second, Tiles, half, rows);
 }
 template <int Tiles>
 inline void clear_sums(float (&c)[Tiles][4]) {
@@ -221,15 +218,13 @@ __device__ __forceinline__ int score_position(int first, unsigned lane, int t, i
   return first + t / 4 * 32 + static_cast<int>(lane % 4) * 8 + t % 4 * 2 + i % 2;
 }
 
-
 // Queries of a prefill are an operand in registers: in shared memory they would be read again with every step, and products of
 // 64 columns with both operands there ask for all of its bandwidth.
-constexpr bool kQueriesInRegisters = true;
 template <int Blocks>
 struct RowQueries {
   uint32_t pair[2 * Blocks][4];  // by half of a block, laid out as in multiply_accumulate
 
-  // `row_of` has the lane's two rows, null past the last one.
+  // `row_of` has the lane's two rows, null past the last one. The padding of a head is zero.
   template <class RowOf>
   __device__ __forceinline__ void load(RowOf row_of, unsigned lane) {
     const float* rows[2] = {reinterpret_cast<const float*>(row_of(0)), reinterpret_cast<const float*>(row_of(1))};  // pairs of values
@@ -243,10 +238,10 @@ struct RowQueries {
   }
   template <int Sums>
   __device__ __forceinline__ void multiply(const uint8_t* keys, float (&score)[Sums][4]) const {
-    clear_sums(score);
     fence_products();
+    begin_weighted_product<Sums, false>(score, pair[0], keys, 0);
 #pragma unroll
-    for (int i = 0; i < 2 * Blocks; i++) begin_weighted_product<Sums>(score, pair[i], keys + i / 2 * Sums * 512, i % 2);
+    for (int i = 1; i < 2 * Blocks; i++) begin_weighted_product<Sums>(score, pair[i], keys + i / 2 * Sums * 512, i % 2);
     end_product_group();
     wait_products(score);
   }

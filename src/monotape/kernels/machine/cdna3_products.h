@@ -108,10 +108,6 @@ __device__ __forceinline__ void clear_sums(float (&c)[Tiles][4]) {
 #pragma unroll
   for (int t = 0; t < Tiles; t++) c[t][0] = c[t][1] = c[t][2] = c[t][3] = 0;
 }
-__device__ __forceinline__ void begin_first_product(float (*c)[4], const void* first, const void* second, int half) {
-  clear_sums(*reinterpret_cast<float(*)[4][4]>(c));
-  begin_product<8>(c, first, second, half);
-}
 __device__ __forceinline__ void fence_products() {}
 __device__ __forceinline__ void end_product_group() {}
 __device__ __forceinline__ void wait_operands() {}
@@ -119,7 +115,6 @@ template <int Tiles>
 __device__ __forceinline__ void wait_products(float (&)[Tiles][4]) {}
 
 // Queries of a prefill stay in registers: the LDS has no room for them beside keys and values.
-constexpr bool kQueriesInRegisters = true;
 template <int Blocks>
 struct RowQueries {
   uint4 word[Blocks];

@@ -438,15 +438,15 @@ __device__ __forceinline__ uint64_t operand_at(const void* block, int half) {
                : MONOTAPE_TILES_8(io, 0), MONOTAPE_TILES_8(io, 8),                                            \
                  MONOTAPE_TILES_8(io, 16), MONOTAPE_TILES_8(io, 24)                                           \
                : "l"(operand_at(first, half)), "l"(operand_at(second, half)))
-#define MONOTAPE_WEIGHTED_64(type)                                                                            \
+#define MONOTAPE_WEIGHTED_64(type, io, add)                                                                   \
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type MONOTAPE_SUMS_64                   \
-               "{%32,%33,%34,%35}, %36, 1, 1, 1, 0;"                                                          \
-               : MONOTAPE_TILES_8("+f", 0)                                                                    \
+               "{%32,%33,%34,%35}, %36, " add ", 1, 1, 0;"                                                    \
+               : MONOTAPE_TILES_8(io, 0)                                                                      \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand_at(second, half)))
-#define MONOTAPE_WEIGHTED_128(type)                                                                           \
+#define MONOTAPE_WEIGHTED_128(type, io, add)                                                                  \
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type MONOTAPE_SUMS_128                 \
-               "{%64,%65,%66,%67}, %68, 1, 1, 1, 0;"                                                          \
-               : MONOTAPE_TILES_8("+f", 0), MONOTAPE_TILES_8("+f", 8)                                         \
+               "{%64,%65,%66,%67}, %68, " add ", 1, 1, 0;"                                                    \
+               : MONOTAPE_TILES_8(io, 0), MONOTAPE_TILES_8(io, 8)                                             \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand_at(second, half)))
 // c += a * b for 64 rows of a, `Tiles` tiles of b and one half of the k of their blocks. Asynchronous. One wide product and not
 // several narrow ones, because each reads all of its rows from shared memory again.
@@ -462,19 +462,19 @@ __device__ __forceinline__ void begin_product(float (*c)[4], const void* first, 
   else if constexpr (Float16) MONOTAPE_PRODUCT_256("f16", "+f", "1");
   else MONOTAPE_PRODUCT_256("bf16", "+f", "1");
 }
-// c = a * b.
-__device__ __forceinline__ void begin_first_product(float (*c)[4], const void* first, const void* second, int half) {
-  if constexpr (kFloat16) MONOTAPE_PRODUCT_64("f16", "=f", "0");
-  else MONOTAPE_PRODUCT_64("bf16", "=f", "0");
-}
-// c += a * b, with a in registers, laid out as in multiply_accumulate. They must not change before the product is awaited.
-template <int Tiles>
+// The same with a in registers, laid out as in multiply_accumulate. They must not change before the product is awaited. Where
+// it does not add, c = a * b.
+template <int Tiles, bool Add = true>
 __device__ __forceinline__ void begin_weighted_product(float (*c)[4], const uint32_t (&a)[4], const void* second, int half) {
   static_assert(Tiles == 8 || Tiles == 16, "products that there are");
-  if constexpr (Tiles == 8 && kFloat16) MONOTAPE_WEIGHTED_64("f16");
-  else if constexpr (Tiles == 8) MONOTAPE_WEIGHTED_64("bf16");
-  else if constexpr (kFloat16) MONOTAPE_WEIGHTED_128("f16");
-  else MONOTAPE_WEIGHTED_128("bf16");
+  if constexpr (Tiles == 8 && kFloat16 && Add) MONOTAPE_WEIGHTED_64("f16", "+f", "1");
+  else if constexpr (Tiles == 8 && kFloat16) MONOTAPE_WEIGHTED_64("f16", "=f", "0");
+  else if constexpr (Tiles == 8 && Add) MONOTAPE_WEIGHTED_64("bf16", "+f", "1");
+  else if constexpr (Tiles == 8) MONOTAPE_WEIGHTED_64("bf16", "=f", "0");
+  else if constexpr (kFloat16 && Add) MONOTAPE_WEIGHTED_128("f16", "+f", "1");
+  else if constexpr (kFloat16) MONOTAPE_WEIGHTED_128("f16", "=f", "0");
+  else if constexpr (Add) MONOTAPE_WEIGHTED_128("bf16", "+f", "1");
+  else MONOTAPE_WEIGHTED_128("bf16", "=f", "0");
 }
 #undef MONOTAPE_TILE
 #undef MONOTAPE_TILES_8
@@ -576,12 +576,11 @@ __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000);
 
 // Queries of a prefill are an operand in registers: in shared memory they would be read again with every step, and products of
 // 64 columns with both operands there ask for all of its bandwidth.
-constexpr bool kQueriesInRegisters = true;
 template <int Blocks>
 struct RowQueries {
   uint32_t pair[2 * Blocks][4];  // by half of a block, laid out as in multiply_accumulate
 
-  // `row_of` has the lane's two rows, null past the last one.
+  // `row_of` has the lane's two rows, null past the last one. The padding of a head is zero.
   template <class RowOf>
   __device__ __forceinline__ void load(RowOf row_of, unsigned lane) {
     const float* rows[2] = {reinterpret_cast<const float*>(row_of(0)), reinterpret_cast<const float*>(row_of(1))};  // pairs of values
@@ -595,10 +594,10 @@ struct RowQueries {
   }
   template <int Sums>
   __device__ __forceinline__ void multiply(const uint8_t* keys, float (&score)[Sums][4]) const {
-    clear_sums(score);
     fence_products();
+    begin_weighted_product<Sums, false>(score, pair[0], keys, 0);
 #pragma unroll
-    for (int i = 0; i < 2 * Blocks; i++) begin_weighted_product<Sums>(score, pair[i], keys + i / 2 * Sums * 512, i % 2);
+    for (int i = 1; i < 2 * Blocks; i++) begin_weighted_product<Sums>(score, pair[i], keys + i / 2 * Sums * 512, i % 2);
     end_product_group();
     wait_products(score);
   }

@@ -47,8 +47,7 @@ class RowAttention {
   static constexpr int kUnits = kAttendedUnits, kTiles = kUnits * 4;  // that a step looks at, and tiles of their positions
   static constexpr int kValueTiles = kHeadTiles <= 8 ? 8 : 16;  // what lies in those past the head does not matter
   static constexpr int kKeyBytes = kHeadBlocks * kTiles * kBlockBytes, kStepBytes = kKeyBytes + kUnits * kValueTiles * kBlockBytes;
-  static constexpr int kQueryBytes = kQueriesInRegisters ? 0 : kHeadBlocks * kBlockRows / kTileRows * kBlockBytes;
-  static constexpr int kSteps = smaller(8, (kPrefillBytes - kQueryBytes) / kStepBytes);
+  static constexpr int kSteps = smaller(8, kPrefillBytes / kStepBytes);
   static constexpr int kScores = kSumTiles<kTiles>, kSumWide = kTileSums == 4 ? 1 : 2, kHeadSums = divide_up(kHeadTiles, kSumWide);
   static_assert(kSteps >= kLeastAttendedSteps, "steps on their way");
 
@@ -64,7 +63,7 @@ class RowAttention {
     const int begin = (window_ && low + 1 > window_ ? low + 1 - window_ : 0) / kUnitPositions, all = high / kUnitPositions + 1;
     const int each = divide_up(all - begin, splits_.count * kUnits) * kUnits, from = begin + split * each, end = smaller(all, from + each);
     consumers_meet(kConsumers);  // all warps are done with the block before
-    copy_queries(first);
+    queries_.load([&](int half) { return query_row(first, half); }, c_.lane());
 #pragma unroll 1
     for (int step = 0; step < kSteps - 1; step++) copy_units(from + step * kUnits, end, step);
     index_ = first + c_.warp() * 16 + sum_row(c_.lane());
@@ -108,26 +107,13 @@ class RowAttention {
     any_sees_until_ = group / kGroup < chunk_.count ? chunk_.start + smaller(chunk_.count - 1, (group + 63) / kGroup) : -1;
   }
 
-  __device__ __forceinline__ uint8_t* queries() { return c_.shared.ring[0]; }
-  __device__ __forceinline__ uint8_t* step_place(int slot) { return c_.shared.ring[0] + kQueryBytes + slot * kStepBytes; }
+  __device__ __forceinline__ uint8_t* step_place(int slot) { return c_.shared.ring[0] + slot * kStepBytes; }
 
-  // The words of a lane's query, where queries stay in registers; null past the last row.
-  __device__ __forceinline__ const uint4* query_row(int first) const {
-    const int index = first + c_.warp() * 16 + sum_row(c_.lane()), row = index / kGroup;
+  // The words of the query of one of the lane's rows; null past the last row.
+  __device__ __forceinline__ const uint4* query_row(int first, int half) const {
+    const int index = first + c_.warp() * 16 + sum_row(c_.lane()) + 8 * half, row = index / kGroup;
     const int64_t from = static_cast<int64_t>(row) * kAttendedWords + (kv_head_ * kGroup + index % kGroup) * kHeadWords;
     return row < chunk_.count ? c_.params.rows.queries + from : nullptr;
-  }
-  // The rows' queries, in blocks for products. The padding of a head is zero.
-  __device__ __forceinline__ void copy_queries(int first) {
-    if constexpr (kQueriesInRegisters) return queries_.load([&](int half) { return query_row(first + 8 * half); }, c_.lane());
-#pragma unroll 1
-    for (int i = c_.thread; i < kBlockRows * kHeadBlocks * 4; i += kConsumers) {
-      const int at = i / (kHeadBlocks * 4), word = i % (kHeadBlocks * 4), index = first + at, row = index / kGroup;
-      const bool real = row < chunk_.count && word < kHeadWords;
-      const int64_t from = static_cast<int64_t>(row) * kAttendedWords + (kv_head_ * kGroup + index % kGroup) * kHeadWords + word;
-      uint8_t* tile = queries() + (word / 4 * (kBlockRows / kTileRows) + at / kTileRows) * kBlockBytes;
-      copy_word(tile + operand_place(at % kTileRows * 4 + word % 4) * 16, c_.params.rows.queries + (real ? from : 0), real ? 16 : 0);
-    }
   }
 
   // A unit's positions are in the order of its values, so that softmax weights need not be rearranged. Past the end are
@@ -159,7 +145,7 @@ class RowAttention {
 
   __device__ __forceinline__ void look_at_units(int position, int slot) {
     float score[kScores][4];
-    multiply_keys(slot, score);
+    queries_.multiply(step_place(slot), score);
     if (position + kUnits * kUnitPositions - 1 > all_see_until_ || position < all_see_from_) hide(position, score);
     uint32_t weight[kTiles / 2][2 * kLaneRows];
     float fade[kLaneRows];
@@ -176,23 +162,6 @@ class RowAttention {
       begin_weighted_product<kValueTiles>(values_, weight[i], values + i / 2 * kValueTiles * kBlockBytes, i % 2);
     end_product_group();
     wait_products(values_);
-  }
-
-  __device__ __forceinline__ void multiply_keys(int slot, float (&score)[kScores][4]) {
-    const uint8_t* rows = queries() + c_.warp() / 4 * 8 * kBlockBytes;
-    const uint8_t* keys = step_place(slot);
-    if constexpr (kQueriesInRegisters) return queries_.multiply(keys, score);
-    static_assert(kQueriesInRegisters || kTiles == 8, "products that there are");
-    fence_products();
-#pragma unroll
-    for (int i = 0; i < 2 * kHeadBlocks; i++) {
-      const uint8_t* row = rows + i / 2 * (kBlockRows / kTileRows) * kBlockBytes;
-      const uint8_t* key = keys + i / 2 * kTiles * kBlockBytes;
-      if (i == 0) begin_first_product(score, row, key, 0);
-      else begin_product<8>(score, row, key, i % 2);
-    }
-    end_product_group();
-    wait_products(score);
   }
 
   // Scores of positions that a row does not see.
