@@ -115,17 +115,18 @@ def same(one: tuple[Bytes, Bytes], other: tuple[Bytes, Bytes]) -> bool:
     [
         ("two workers", 16, 0, 1),
         ("two workers", 16, 0, 16),
-        ("two workers", 16, 0, 17),  # a last chunk of one row
+        ("two workers", 16, 0, 17),  # a last chunk of one row, of which all is computed
+        ("two workers", 16, 0, 19),
         ("two workers", 16, 7, 60),
         ("odd heads", 32, 0, 70),
-        ("splits", None, 30, 80),
-        ("shapes", None, 0, 140),  # two blocks of rows
+        ("splits", 64, 30, 80),
+        ("shapes", 144, 0, 140),  # two blocks of rows
         ("shapes", 64, 0, 128),  # the last chunk is full
         ("one layer", 32, 0, 70),
-        ("experts", None, 0, 70),
+        ("experts", 128, 0, 70),
         ("experts", 16, 7, 41),
     ],
-    hip=(3, 9),
+    hip=(4, 10),
 )
 def test_the_bits_are_those_of_a_prefill_of_all_rows(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -155,9 +156,9 @@ def test_the_bits_with_formats_that_are_converted(
 
 @on_machines("name", [pytest.param(name, marks=pytest.mark.long) for name in MISTAKES], hip=())
 def test_a_mistake_is_noticed(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    right = prefilled(load("shapes"), 64, 0, 130)
+    right = prefilled(load("shapes"), 64, 0, 150)
     put(MISTAKES[name], tmp_path, monkeypatch)
-    assert not same(right, prefilled(load("shapes"), 64, 0, 130))
+    assert not same(right, prefilled(load("shapes"), 64, 0, 150))
 
 
 def written_rows(backend: CudaBackend, buffer: str, width: int) -> set[int]:

@@ -18,11 +18,14 @@ __device__ __forceinline__ Cut cut_of(int stage, int rows) {
 }
 
 // A new chunk begins.
+constexpr int kFewChunks = 8;  // a chunk has few rows if this many are no more than a whole one
 __device__ __forceinline__ bool begin_chunk(Consumer& c, int start) {
   if (!c.meet()) return false;  // no thread reads the state of the chunk before any more
   RowsState& state = rows_state(c);
   const Chunk chunk = {start, smaller(c.params.chunk, c.params.prompt_length - start)};
-  const int read = c.params.logits_out ? chunk.count : end_of(chunk) == c.params.prompt_length ? 1 : 0;  // rows, the last ones
+  // Of a chunk of few rows all are computed: the products of a single row take no less time, with fewer workers.
+  const bool all = c.params.logits_out || chunk.count * kFewChunks <= c.params.chunk;
+  const int read = all ? chunk.count : end_of(chunk) == c.params.prompt_length ? 1 : 0;  // rows, the last ones
   if (c.thread == 0) state.chunk = chunk, state.read_from = chunk.count - read, state.go_to(0, 0);
   if (c.thread < kMatrixStages) state.cuts[c.thread] = cut_of(c.thread, chunk.count);
   return c.meet();
