@@ -59,7 +59,12 @@ def test_only_a_deployment_imports_ray() -> None:
 
 def test_a_folder_of_safetensors_needs_neither_a_hub_nor_gguf() -> None:
     loaded = modules_after("import monotape.engine.llm, monotape.engine.startup")
-    unneeded = {"monotape.weights.hub", "monotape.weights.gguf_file", "monotape.engine.constrained"}
+    unneeded = {
+        "monotape.weights.hub",
+        "monotape.weights.gguf_file",
+        "monotape.engine.constrained",
+        "monotape.engine.guided",
+    }
     assert loaded.isdisjoint(unneeded)
 
 

@@ -11,7 +11,8 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -76,6 +77,14 @@ class Schedule:
     line_steps: int = 300
 
 
+def give_way(_: int) -> None:
+    """Lets other threads give masks: the machine's time would otherwise pass much faster than theirs."""
+    time.sleep(20e-6)
+
+
+Visit = ctypes.CFUNCTYPE(None, c_int64)
+
+
 class MachineFault(AssertionError):
     """The kernel did what no GPU would let it do, or never ended."""
 
@@ -86,6 +95,9 @@ class HostKernel:
     schedule = Schedule()  # of the launches to come, of all kernels
     steps = 0  # of the latest launch
     crossings = 0  # likewise: words that were loaded from where all dies see them
+    visit: ClassVar[Callable[[int], None]] = (
+        give_way  # what the host does beside a kernel that waits for masks
+    )
     waiting: ClassVar[list[tuple[str, int, ctypes.Structure]]] = []  # library, blocks and parameters of each
 
     def __init__(self, library: bytes, name: str, shared_bytes: int, told: str) -> None:
@@ -118,8 +130,9 @@ def run_on_host(library: str, blocks: int, parameters: list[ctypes.Structure]) -
     pointers = (c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
     regions = (RegionStruct * len(memory))(*((address, held.size) for address, held in memory.items()))
     size = c_int64(ctypes.sizeof(parameters[0]))
+    visit = Visit(HostKernel.visit) if parameters[0].sampling.masks else Visit()
     fault = run(
-        pointers, len(parameters), size, blocks, ctypes.byref(options), regions, len(memory), counts
+        pointers, len(parameters), size, blocks, ctypes.byref(options), regions, len(memory), counts, visit
     )  # fmt: skip
     HostKernel.steps, HostKernel.crossings = counts
     if fault is not None:
@@ -164,4 +177,5 @@ def host_gpu(folder: Path, kernel: str = "monotape.cu") -> Iterator[FakeCuda]:
         patch.setattr(module, "compile_kernel", lambda text: build(text, folder, kernel))
         patch.setattr(HostKernel, "schedule", Schedule())
         patch.setattr(HostKernel, "waiting", [])
+        patch.setattr(HostKernel, "visit", give_way)
         yield gpu

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from families import VOCAB, prompt
+from backends.host_kernel import host_gpu
+from families import VOCAB, Case, make_checkpoint, prompt
 from monotape import LLM, SamplingParams
-from monotape.engine.constrained import Mask
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.protocol import Bits
+from monotape.compiler.gpu import gpu_plan
+from monotape.engine.constraint import packed
 from monotape.errors import RequestError
+from monotape.models.registry import spec_from_config
+from monotape.weights.open import open_checkpoint
 
 
 class Even:
@@ -25,11 +33,11 @@ class Even:
     def forced(self) -> list[int]:
         return self._forced.get(len(self.seen), [])
 
-    def allowed(self) -> Mask:
+    def allowed(self) -> Bits:
         mask = np.zeros(VOCAB, np.bool_)
         if len(self.seen) < self._length:
             mask[::2] = True
-        return mask
+        return packed(mask)
 
     def accept(self, token_id: int) -> None:
         self.seen.append(token_id)
@@ -41,8 +49,8 @@ class Even:
 class Anything(Even):
     """Allows everything."""
 
-    def allowed(self) -> Mask:
-        return np.ones(VOCAB, np.bool_)
+    def allowed(self) -> Bits:
+        return packed(np.ones(VOCAB, np.bool_))
 
 
 class Stuck(Anything):
@@ -52,7 +60,7 @@ class Stuck(Anything):
         super().__init__(0)
         self.working, self.cancelled = threading.Event(), threading.Event()
 
-    def allowed(self) -> Mask:
+    def allowed(self) -> Bits:
         if self.seen:
             self.working.set()
             self.cancelled.wait()
@@ -63,9 +71,50 @@ class Stuck(Anything):
         self.cancelled.set()
 
 
-@pytest.fixture(params=["cpu", "reference"])
-def llm(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) -> LLM:
-    return LLM(str(checkpoint("qwen3")), backend=request.param, dtype="f32", progress=False)
+class Slow(Even):
+    """Takes 50 ms for each answer, many times as long as a token."""
+
+    def allowed(self) -> Bits:
+        time.sleep(0.05)
+        return super().allowed()
+
+
+class Wrong(Anything):
+    """Has a mistake that shows after two tokens."""
+
+    def allowed(self) -> Bits:
+        return packed(np.ones(VOCAB, np.bool_)) if len(self.seen) < 2 else packed(np.ones(1 // 0, np.bool_))
+
+
+#: Heads that the kernel can do.
+HEADS = Case("heads", "qwen3", {"head_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 4})
+
+
+@contextmanager
+def on_kernel(folder: Path, libraries: Path) -> Iterator[LLM]:
+    """The monokernel on the host's machine, which takes masks from another thread while it runs."""
+    with host_gpu(libraries):
+        spec = spec_from_config(open_checkpoint(folder).config)
+        plan = gpu_plan(spec, 2, HEADS.context)
+        backend = CudaBackend.load(spec, plan, open_checkpoint(folder))
+        try:
+            yield LLM.from_parts(backend, context=plan.plan.context)
+        finally:
+            backend.close()
+
+
+@pytest.fixture(scope="session")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(HEADS, tmp_path_factory.mktemp("heads"))
+
+
+@pytest.fixture(params=["cpu", "reference", pytest.param("kernel", marks=pytest.mark.slow)])
+def llm(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], heads: Path) -> Iterator[LLM]:
+    with ExitStack() as stack:
+        if request.param == "kernel":
+            yield stack.enter_context(on_kernel(heads, heads.parent / "libraries"))
+        else:
+            yield LLM(str(checkpoint("qwen3")), backend=request.param, dtype="f32", progress=False)
 
 
 def run(llm: LLM, ids: list[int], constraint: Even | None, **params: object) -> list[int]:
@@ -151,3 +200,30 @@ def test_a_constraint_that_fails_by_itself_is_an_error(llm: LLM) -> None:
     with pytest.raises(RequestError, match="The grammar was stopped"):
         run(llm, prompt(5), stuck)
     assert len(run(llm, prompt(5), None)) == 11
+
+
+def test_a_slow_constraint_is_waited_for(llm: LLM) -> None:
+    quick = run(llm, prompt(9), Even(99), max_tokens=4, temperature=0.7, seed=2)
+    assert run(llm, prompt(9), Slow(99), max_tokens=4, temperature=0.7, seed=2) == quick
+
+
+def test_a_mistake_of_a_constraint_is_raised_and_the_next_request_served(llm: LLM) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(llm, prompt(5), Wrong(99))
+    assert len(run(llm, prompt(5), Even(99))) == 11
+
+
+def test_a_dropped_stream_ends_its_constraint(llm: LLM) -> None:
+    stuck = Stuck()
+    params = SamplingParams(temperature=0, max_tokens=11, ignore_eos=True)
+    stream = llm.stream({"prompt_token_ids": prompt(5)}, params, constraint=stuck)
+    del stream
+    assert len(run(llm, prompt(5), Even(99), max_tokens=2)) == 2
+    assert not [thread for thread in threading.enumerate() if thread.name == "guide"]
+
+
+def test_a_minimum_of_tokens_bars_the_end(llm: LLM) -> None:
+    barred = run(llm, prompt(6), Even(99), min_tokens=4, max_tokens=6, stop_token_ids=list(range(0, 60, 2)))
+    assert all(token >= 60 for token in barred[:4])
+    everything = run(llm, prompt(6), Even(99), min_tokens=4, max_tokens=6, stop_token_ids=list(range(VOCAB)))
+    assert everything == []  # nothing is left to choose from

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from monotape.engine.constraint import Constraint, Mask, unpacked
 from monotape.errors import RequestError
 from monotape.server.grammar import definition as grammar
 from monotape.server.grammar.constraints import Grammars
@@ -43,17 +44,21 @@ def grammars(paths: None) -> Iterator[Grammars]:
     made.close()
 
 
+def allowed_by(constraint: Constraint) -> Mask:
+    return unpacked(constraint.allowed(), TOKENIZER.size)
+
+
 def follow(grammars: Grammars, asked: Grammar, text: str) -> str:
     """How much of a text the grammar allows; a "$" where it is complete and may end."""
     followed = ""
     with grammars.constraint(1, asked) as constraint:
         for character in text:
             (token_id,) = TOKENIZER.encode(character, add_special=False)
-            if not constraint.allowed()[token_id]:
+            if not allowed_by(constraint)[token_id]:
                 return followed
             constraint.accept(token_id)
             followed += character
-        mask = constraint.allowed()
+        mask = allowed_by(constraint)
         return followed + ("$" if mask[END] or not mask.any() else "")
 
 
@@ -61,7 +66,7 @@ def ramble(grammars: Grammars, asked: Grammar, count: int) -> None:
     """Takes the first token that is allowed, again and again."""
     with grammars.constraint(1, asked) as constraint:
         for _ in range(count):
-            constraint.accept(int(np.flatnonzero(constraint.allowed())[0]))
+            constraint.accept(int(np.flatnonzero(allowed_by(constraint))[0]))
 
 
 def processes(grammars: Grammars) -> list[int]:
@@ -110,7 +115,7 @@ def test_forced_tokens_come_at_once_and_the_mask_after_them(grammars: Grammars) 
             for token_id in forced:
                 constraint.accept(token_id)
             forced = constraint.forced()
-        allowed = np.flatnonzero(constraint.allowed())
+        allowed = np.flatnonzero(allowed_by(constraint))
         assert {TOKENIZER.decode([int(token_id)]) for token_id in allowed} == {"a", "b"}
 
 

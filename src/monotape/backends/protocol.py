@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from monotape.models.spec import ModelSpec
 from monotape.plan.types import Plan
 
 FinishReason = Literal["stop", "length", "cancelled"]
+#: Which tokens may be chosen: bit i % 32 of word i / 32 is that of id i. Bits after the last id are zeros.
+Bits = NDArray[np.uint32]
+MASK_BITS = 32  # of a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Job:
     min_tokens: int = 0  # stop ids cannot be chosen before this many tokens
     sampling: Sampling = field(default_factory=Sampling)
     logprobs: int | None = None  # None: none; n: the chosen token's and those of the n most likely
+    masked: bool = False  # every choice waits for a mask: see TakesMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +123,27 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class MaskedGeneration(Generation, Protocol):
+    """A running job that waits for a mask before each choice. Another thread than the one that iterates gives them."""
+
+    def allow(self, bits: Bits) -> None:
+        """The next mask, at least one bit of it set: the first call is about the first token. At most one mask is given
+        ahead of the tokens, so after a call the token that it is about must be awaited."""
+        ...
+
+    def end_masks(self, *, complete: bool) -> None:
+        """In place of the next mask: the text is complete, or the job is to be cancelled. Later masks are ignored."""
+        ...
+
+    def await_token(self, index: int) -> int | None:
+        """The id of token number `index`, once it has been chosen; None if the job ended or masks did before."""
+        ...
+
+
+@runtime_checkable
+class TakesMasks(Protocol):
+    """A backend that takes masks while a job runs. On others, a constraint costs one pass and one call a token."""
+
+    def start_masked(self, job: Job, sequence: KvSequence) -> MaskedGeneration: ...

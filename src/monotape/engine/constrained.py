@@ -1,8 +1,8 @@
 """Runs a job under a constraint that decides before every choice which tokens may be chosen.
 
-Backends run whole requests and know nothing of grammars. Here each step is one pass of the backend that gives
-logits, a mask that another thread works out meanwhile, and a choice by the sampler that defines choices. Where the
-constraint leaves no choice, nothing is computed: such tokens go into the next pass together.
+For backends that take no masks while they run; for others see guided.py. Each step is one pass of the backend that
+gives logits, a mask that another thread works out meanwhile, and a choice by the sampler that defines choices. Where
+the constraint leaves no choice, nothing is computed: such tokens go into the next pass together.
 """
 
 from __future__ import annotations
@@ -11,35 +11,16 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from monotape.backends.protocol import Backend, FinishReason, Generation, Job, KvSequence, Token
 from monotape.backends.reference.sampler import choose, logprobs
+from monotape.engine.constraint import Constraint, Mask, unpacked
 from monotape.errors import NumericalFault, RequestError
 
 Floats = NDArray[np.float32]
-Mask = NDArray[np.bool_]  # one for each id of the model's table
-
-
-class Constraint(Protocol):
-    """What the answer must look like. It gets every token, and is asked for a mask between two tokens."""
-
-    def forced(self) -> list[int]:
-        """The tokens that can only come next, if there are such; quick."""
-        ...
-
-    def allowed(self) -> Mask:
-        """The tokens that may come next; none when the text is complete and nothing may follow."""
-        ...
-
-    def accept(self, token_id: int) -> None: ...
-
-    def cancel(self) -> None:
-        """Makes an answer that is being worked out fail at once; from any thread."""
-        ...
 
 
 class ConstrainedGeneration:
@@ -98,7 +79,7 @@ class ConstrainedGeneration:
         mask = beside.submit(self._constraint.allowed)
         logits = self._backend.logits(pending, self._sequence)[-1]
         pending.clear()
-        return self._choose(logits, mask.result(), output)
+        return self._choose(logits, unpacked(mask.result(), len(logits)), output)
 
     def _over(self) -> bool:
         if self.finish_reason is None and self._cancelled.is_set():

@@ -27,7 +27,7 @@ from monotape.engine.wake import wake
 from monotape.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
-    from monotape.engine.constrained import Constraint
+    from monotape.engine.constraint import Constraint
 
 _DEFAULT = EngineConfig()
 Params = SamplingParams | Sequence[SamplingParams] | None

@@ -11,7 +11,7 @@ from monotape.engine.sampling_params import SamplingParams
 from monotape.errors import ContextOverflow
 
 if TYPE_CHECKING:
-    from monotape.engine.constrained import Constraint
+    from monotape.engine.constraint import Constraint
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from monotape.backends.protocol import Backend, Generation, KvSequence, Token
+from monotape.backends.protocol import Backend, Generation, KvSequence, TakesMasks, Token
 from monotape.backends.token_ids import TokenIds
 from monotape.engine.answer import Say
 from monotape.engine.changed_prefix import Change
@@ -292,6 +292,10 @@ def _begin(request: Request, backend: Backend, sequence: KvSequence) -> Generati
     job = request.job(sequence.length)
     if request.constraint is None:
         return backend.start(job, sequence)
+    if isinstance(backend, TakesMasks):
+        from monotape.engine.guided import GuidedGeneration
+
+        return GuidedGeneration(backend, job, sequence, request.constraint, backend.spec.vocab)
     from monotape.engine.constrained import ConstrainedGeneration
 
     return ConstrainedGeneration(backend, job, sequence, request.constraint)

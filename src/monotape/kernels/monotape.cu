@@ -21,8 +21,9 @@ __device__ Finish tell(Consumer& c, int produced) {
   for (int i = 0; i < p.stop_count; i++)
     if (p.stop_ids[i] == token) finish = Finish::stop;
   if (finish == Finish::running && produced + 1 == p.max_tokens) finish = Finish::length;
+  if (token == kTextComplete) finish = Finish::stop;
   if (c.shared.stopping) finish = Finish::cancelled;
-  if (token < 0) finish = Finish::numerical_fault;
+  if (token < 0 && token != kTextComplete) finish = Finish::numerical_fault;
   if (worker_number() == 0 && c.thread == 0) {
     if (token >= 0 && finish != Finish::cancelled) mail(c.shared, token);
     if (finish != Finish::running) c.shared.finish = static_cast<int>(finish);

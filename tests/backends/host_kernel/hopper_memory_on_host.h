@@ -110,6 +110,10 @@ inline bool claim(uint32_t* p) {
 }
 
 inline uint32_t load_host_flag(const uint32_t* p) { return *p; }
+inline uint64_t load_from_host(const uint64_t* p) {
+  machine->touch(p, 8, 8);
+  return *p;
+}
 template <class T>
 inline void store_to_host(T* p, T v) {
   *p = v;

@@ -36,6 +36,7 @@ struct Options {  // host_kernel.py: OptionsStruct
 
 constexpr int kLanes = MONOTAPE_LANES, kWarpsOfBlock = 12, kThreadsOfBlock = kLanes * kWarpsOfBlock;
 constexpr int kStackBytes = (64 << 10) + 4160;  // not a power of two: the tops would share a few lines of the cache
+constexpr int kVisitSteps = 2000;
 constexpr int kLongestNap = 16384;  // steps between two looks of a fiber that polls
 
 struct AsyncWord {
@@ -138,6 +139,7 @@ class Machine {
   void (*body)() = nullptr;
   void (*enter)(Fiber&) = nullptr;  // tells the kernel whose turn it is
   uint32_t* cancel_flag = nullptr;
+  void (*visit)(int64_t) = nullptr;  // the host's work beside the kernel, now and then; it learns the time
   Dies* dies = nullptr;
   int64_t crossings = 0;  // words that were loaded from where all dies see them
   std::string fault;
@@ -347,6 +349,10 @@ class Machine {
       ready_.push_back(naps_.top().fiber);
       naps_.pop();
     }
+    if (visit && now_ >= next_visit_) {
+      next_visit_ = now_ + kVisitSteps;
+      visit(static_cast<int64_t>(now_));
+    }
     if (dies && options.line_steps && once_in(options.line_steps)) dies->turn_over(random());
     if (options.cancel_at >= 0 && static_cast<int64_t>(turns_) >= options.cancel_at) *cancel_flag = 1;
   }
@@ -460,7 +466,7 @@ class Machine {
     char* memory;
   };
 
-  uint64_t random_, now_ = 0, turns_ = 0, order_ = 0, next_ranks_ = 0, next_mood_ = 0;
+  uint64_t random_, now_ = 0, turns_ = 0, order_ = 0, next_ranks_ = 0, next_mood_ = 0, next_visit_ = 0;
   bool fair_ = false, in_fiber_ = false;
   std::vector<Block> blocks_;
   std::vector<Fiber> fibers_;

@@ -41,7 +41,8 @@ void landed(uint64_t* barrier, uint32_t bytes) { monotape::change_barrier(barrie
 // Null: all fibers have come to the end; else what went wrong. `counts`: how many turns that took, and how many words crossed dies. Ranks are launches that
 // run at the same time, on blocks of their own.
 extern "C" const char* run_on_host(const void* const* parameters, int ranks, int64_t bytes, int workers,
-                                   const host::Options* options, const host::Region* regions, int region_count, int64_t* counts) {
+                                   const host::Options* options, const host::Region* regions, int region_count, int64_t* counts,
+                                   void (*visit)(int64_t)) {
   static std::string fault;
   if (bytes != sizeof(monotape::Params)) return "The parameters are laid out otherwise.";
   if (workers != monotape::kWorkers) return "The kernel was built for another number of workers.";
@@ -58,6 +59,7 @@ extern "C" const char* run_on_host(const void* const* parameters, int ranks, int
   machine.dies = dies.get();
   told = -1;
   machine.body = body, machine.enter = enter, machine.landed = landed;
+  machine.visit = visit;
   machine.cancel_flag = &params[0].status->cancel;
   machine.run();
   counts[0] = static_cast<int64_t>(machine.turns()), counts[1] = machine.crossings;

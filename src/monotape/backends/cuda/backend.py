@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,12 @@ from monotape.backends.cuda.driver import (
     device_index,
     memory_free_and_total,
 )
-from monotape.backends.cuda.generation import CudaGeneration
+from monotape.backends.cuda.generation import CudaGeneration, MaskedCudaGeneration
 from monotape.backends.cuda.header import Variant, plan_header
 from monotape.backends.cuda.launch import Launch, require_idle
 from monotape.backends.cuda.links import InboxMemory, Numbers, step_table
 from monotape.backends.cuda.loading import LoadedModel, load_model
+from monotape.backends.cuda.masks import MaskTable, MaskWriter
 from monotape.backends.cuda.memory import memory_plan, require_memory
 from monotape.backends.cuda.params import (
     ParamsStruct,
@@ -68,6 +70,7 @@ class CudaBackend:
         self._own_plan = rank_plan(plan, rank)
         self.kernel = Kernel(cubin, KERNEL_NAME, gpu_plan.machine.shared_memory, TOLD)
         self.request_memory = RequestMemory(plan.context)
+        self.masks = MaskTable(spec.vocab)
         self._trace_kernel: Kernel | None = None
         self._launch: Launch | None = None
         self._lock = threading.RLock()
@@ -158,6 +161,10 @@ class CudaBackend:
         assert isinstance(sequence, CudaSequence), "a sequence of another backend"
         return CudaGeneration(self, job, sequence)
 
+    def start_masked(self, job: Job, sequence: KvSequence) -> MaskedCudaGeneration:
+        assert isinstance(sequence, CudaSequence), "a sequence of another backend"
+        return MaskedCudaGeneration(self, replace(job, masked=True), sequence)
+
     def begin(
         self, job: Job, sequence: CudaSequence, *, chunk: int | None = None, logits_out: int = 0,
         kernel: Kernel | None = None, trace: DeviceMemory | None = None,
@@ -168,9 +175,12 @@ class CudaBackend:
 
     def prepare(
         self, job: Job, sequence: CudaSequence, *, chunk: int | None = None, logits_out: int = 0,
-        kernel: Kernel | None = None, trace: DeviceMemory | None = None,
+        kernel: Kernel | None = None, trace: DeviceMemory | None = None, masks: MaskTable | None = None,
     ) -> tuple[Launch, ParamsStruct]:  # fmt: skip
-        """All that comes before the launch is queued on the kernel's stream, without waiting for anything."""
+        """All that comes before the launch is queued on the kernel's stream, without waiting for anything.
+
+        `masks`: the table of another rank, which that rank's launch writes.
+        """
         assert self._memories, "a closed backend"
         assert job.cached <= sequence.length and job.cached < len(job.prompt)
         with self._lock:
@@ -194,7 +204,10 @@ class CudaBackend:
             self._memories["exchange"].fill(0xFF, kernel.stream)
             if self.inbox is not None:
                 self._take_numbers(params)
-            return Launch(self, kernel, job, sequence, sampling), params
+            writer = MaskWriter(self.masks, len(job.prompt)) if job.masked and masks is None else None
+            if job.masked:
+                params.sampling.masks = (masks or self.masks).pointer
+            return Launch(self, kernel, job, sequence, sampling, writer), params
 
     def launch(self, launch: Launch, params: ParamsStruct) -> Launch:
         with self._lock:
@@ -277,6 +290,7 @@ class CudaBackend:
                 memory.close()
             self._memories.clear()
             self.request_memory.close()
+            self.masks.close()
             if self.inbox is not None:
                 self.inbox.close()
                 self._steps.close()

@@ -12,6 +12,7 @@ from monotape.plan.gpu import GpuRank
 
 _PEER_WAIT = 1 << 30  # kernels/ranks/words.h: kPeerWait; then the peer, from bit 24 on, and the word
 _PEER_SHIFT = 24
+_HOST_WAIT = 1 << 29  # kernels/sampling/mask.h: kHostWait; then the word
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Wait:
     order: int  # where a token passes that stage
     word: int
     peer: int | None  # the rank that owed the word; None: its own
+    host: bool = False  # the host owed the word, of a mask
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -48,9 +50,10 @@ def waits_of(rank: GpuRank, table: NDArray[np.int32]) -> list[Wait]:
         if stage < 0:
             continue
         peer = word >> _PEER_SHIFT & 63 if word & _PEER_WAIT else None
-        at = word & (1 << _PEER_SHIFT) - 1 if peer is not None else word
+        host = peer is None and bool(word & _HOST_WAIT)
+        at = word & (1 << _PEER_SHIFT) - 1 if peer is not None else word & ~_HOST_WAIT
         name, order = rank.stage_names[stage], rank.stage_order[stage]
-        found.append(Wait(rank.rank, worker, position, layer, name, order, at, peer))
+        found.append(Wait(rank.rank, worker, position, layer, name, order, at, peer, host))
     return found
 
 
@@ -63,6 +66,8 @@ def sentence(waits: Sequence[Wait], ranks: int) -> str:
             f"Rank {last.rank} waited too long for rank {last.peer} in stage {last.stage} of layer {last.layer}, "
             f"for word {last.word} at position {last.position}."
         )
+    if last.host:
+        return f"The host gave no mask for the choice of a token, at position {last.position}."
     who = f"Worker {last.worker}" + (f" of rank {last.rank}" if ranks > 1 else "")
     return (
         f"{who} waited too long for word {last.word} of the input of stage {last.stage} in layer {last.layer}, "

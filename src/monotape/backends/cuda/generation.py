@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from monotape.backends.cuda.launch import POLL_S, Running
-from monotape.backends.protocol import FinishReason, Job, Token
+from monotape.backends.cuda.masks import Verdict
+from monotape.backends.protocol import Bits, FinishReason, Job, Token
 
 
 class CudaGeneration:
@@ -63,3 +64,19 @@ class CudaGeneration:
         if launch is not None and not sys.is_finalizing():
             with contextlib.suppress(Exception):
                 launch.abandon()
+
+
+class MaskedCudaGeneration(CudaGeneration):
+    """One whose every token waits for a mask."""
+
+    def allow(self, bits: Bits) -> None:
+        self._launch.write_mask(Verdict.GO_ON, bits)
+
+    def end_masks(self, *, complete: bool) -> None:
+        self._launch.write_mask(Verdict.COMPLETE if complete else Verdict.CANCELLED)
+
+    def await_token(self, index: int) -> int | None:
+        launch = self._launch
+        while (token := launch.mailed(index)) is None and not launch.masks_over:
+            time.sleep(POLL_S)
+        return token

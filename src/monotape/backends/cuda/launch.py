@@ -8,10 +8,11 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from monotape.backends.cuda.driver import Kernel
+from monotape.backends.cuda.masks import MaskWriter, Verdict
 from monotape.backends.cuda.request import RequestMemory
 from monotape.backends.cuda.sampling import SamplingMemory
 from monotape.backends.cuda.sequence import CudaSequence
-from monotape.backends.protocol import FinishReason, Job, Token
+from monotape.backends.protocol import Bits, FinishReason, Job, Token
 from monotape.errors import BackendError, DeadlineFault, NumericalFault
 from monotape.plan.gpu import GpuRank
 
@@ -41,6 +42,18 @@ class Running(ABC):
     @abstractmethod
     def cancel(self) -> None:
         """Asks for the end."""
+
+    @abstractmethod
+    def write_mask(self, verdict: Verdict, bits: Bits | None = None) -> None:
+        """The next mask of a masked job; nothing once it has ended."""
+
+    @abstractmethod
+    def mailed(self, index: int) -> int | None:
+        """Token number `index` if the kernel has mailed it, seen by `collect` or not; None once masks are over."""
+
+    @property
+    @abstractmethod
+    def masks_over(self) -> bool: ...
 
     def wait(self) -> None:
         while not self.collect():
@@ -90,8 +103,9 @@ class Launch(Running):
     """
 
     def __init__(
-        self, backend: Launcher, kernel: Kernel, job: Job, sequence: CudaSequence, sampling: SamplingMemory
-    ) -> None:
+        self, backend: Launcher, kernel: Kernel, job: Job, sequence: CudaSequence, sampling: SamplingMemory,
+        masks: MaskWriter | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         # Layer and order of the stage, of values that are not numbers.
         self.fault_place: tuple[int, int] = (0, 0)
@@ -100,6 +114,8 @@ class Launch(Running):
         self._sequence, self._sampling = sequence, sampling
         self._memory = backend.request_memory
         self._polls = 0
+        # A lock of its own: masks are given while another thread collects, and that may take long.
+        self._masks, self._mask_lock = masks, threading.RLock()
 
     def collect(self) -> bool:
         """Collects what the kernel has reported since the last call; True when it has ended."""
@@ -138,7 +154,9 @@ class Launch(Running):
             self.finish_reason = _FINISH[self._memory.status.finish]
         else:
             self._sequence.clear()  # what is not a number in there would spoil everything after it
-        self.ended = True
+        with self._mask_lock:  # the table and the ids are the next request's from here on
+            self.ended = True
+            self._masks = None
         del self._backend, self._sequence, self._sampling
 
     def _find_fault(self) -> BackendError | None:
@@ -164,6 +182,23 @@ class Launch(Running):
 
     def cancel(self) -> None:
         """Asks the kernel to end. Never the next request's kernel, however late this comes."""
+        self.write_mask(Verdict.CANCELLED)  # a kernel that waits for a mask looks at nothing else
         with self._lock:
             if not self.ended:
                 self._memory.status.cancel = 1
+
+    def write_mask(self, verdict: Verdict, bits: Bits | None = None) -> None:
+        with self._mask_lock:
+            if self._masks is not None:
+                self._masks.write(verdict, bits)
+
+    @property
+    def masks_over(self) -> bool:
+        masks = self._masks
+        return masks is None or masks.over
+
+    def mailed(self, index: int) -> int | None:
+        with self._mask_lock:
+            if self.masks_over or self._memory.status.tokens <= index:
+                return None
+            return int(self._memory.ids[index])

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.blame import sentence
 from monotape.backends.cuda.driver import DeviceMemory, Kernel, allow_peers, on_device
-from monotape.backends.cuda.generation import CudaGeneration
+from monotape.backends.cuda.generation import CudaGeneration, MaskedCudaGeneration
 from monotape.backends.cuda.launch import Launch, Running, require_idle
+from monotape.backends.cuda.masks import Verdict
 from monotape.backends.cuda.sequence import CudaSequence
-from monotape.backends.protocol import Job, KvSequence
+from monotape.backends.protocol import Bits, Job, KvSequence
 from monotape.backends.token_ids import TokenIds
 from monotape.errors import BackendError, DeadlineFault, NumericalFault
 from monotape.models.spec import ModelSpec
@@ -108,6 +109,18 @@ class RankedLaunch(Running):
         """Cancels rank 0, which passes it on to the others."""
         self._launches[0].cancel()
 
+    def write_mask(self, verdict: Verdict, bits: Bits | None = None) -> None:
+        """Into the table of rank 0, which all ranks read."""
+        self._launches[0].write_mask(verdict, bits)
+
+    @property
+    def masks_over(self) -> bool:
+        return self._launches[0].masks_over
+
+    def mailed(self, index: int) -> int | None:
+        """Of rank 0: it mails a token after all ranks have chosen it."""
+        return self._launches[0].mailed(index)
+
 
 class RankedCudaBackend:
     """A model on several ranks."""
@@ -167,6 +180,10 @@ class RankedCudaBackend:
         assert isinstance(sequence, RankedSequence), "a sequence of another backend"
         return CudaGeneration(self, job, sequence)
 
+    def start_masked(self, job: Job, sequence: KvSequence) -> MaskedCudaGeneration:
+        assert isinstance(sequence, RankedSequence), "a sequence of another backend"
+        return MaskedCudaGeneration(self, replace(job, masked=True), sequence)
+
     def begin(
         self, job: Job, sequence: RankedSequence, *, chunk: int | None = None, logits_out: int = 0
     ) -> RankedLaunch:
@@ -177,7 +194,10 @@ class RankedCudaBackend:
             for rank, part in zip(self.ranks, sequence.parts, strict=True):
                 with on_device(rank.device):
                     own_job = self._job_of(rank, job)
-                    prepared.append(rank.prepare(own_job, part, chunk=chunk, logits_out=logits_out))
+                    masks = self.ranks[0].masks if rank is not self.ranks[0] else None
+                    prepared.append(
+                        rank.prepare(own_job, part, chunk=chunk, logits_out=logits_out, masks=masks)
+                    )
             launches = [launch for launch, _ in prepared]
             self._launch = RankedLaunch(self, launches, sequence)
             for rank, (launch, params) in zip(self.ranks, prepared, strict=True):

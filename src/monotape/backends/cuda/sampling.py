@@ -21,7 +21,7 @@ class SamplingStruct(ctypes.Structure):
     _fields_ = (
         ("top_p", c_double), ("seed", c_uint64),
         *((name, c_void_p) for name in ("adjusted", "counts", "bias_ids", "bias_values")),
-        *((name, c_void_p) for name in ("logprobs", "top_ids", "top_values")),
+        *((name, c_void_p) for name in ("logprobs", "top_ids", "top_values", "masks")),
         *((name, c_float) for name in ("temperature", "log_min_p")),
         *((name, c_float) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")),
         *((name, c_int32) for name in ("active", "top_k", "has_min_p", "min_tokens", "bias_count", "top_logprobs")),
@@ -33,7 +33,7 @@ def is_plain(job: Job) -> bool:
     """Whether the best logit is all that is wanted: then the kernel takes its short path."""
     sampling = job.sampling
     adjusted = bool(sampling.logit_bias) or has_penalties(job) or bool(job.min_tokens and job.stop_ids)
-    return sampling.greedy and not adjusted and job.logprobs is None
+    return sampling.greedy and not adjusted and job.logprobs is None and not job.masked
 
 
 def has_penalties(job: Job) -> bool:

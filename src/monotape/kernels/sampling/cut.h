@@ -47,10 +47,16 @@ struct SelectScratch {
   uint64_t total_mass[kBuckets];
   uint32_t total_count[kBuckets];
   uint32_t limbs[4][kBuckets];                                      // of this worker: weight in three limbs, and number
-  int before[kCandidates];                                          // candidates of the workers before
+  union {
+    int before[kCandidates];                                        // candidates of the workers before
+    uint32_t allowed[kCandidates];                                  // a part of the host's mask: see sampling/mask.h
+  };
   uint64_t sums[2][2 * 8];                                          // the team's own, of each warp
   double log_sum;
-  float chosen_logit;
+  union {
+    float chosen_logit;
+    int verdict;                                                    // the host's: see sampling/mask.h
+  };
   int stopping;                                                     // worker 0 wants to stop
 };
 

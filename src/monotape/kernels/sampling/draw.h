@@ -6,6 +6,12 @@
 
 namespace monotape {
 
+// The host's mask says that there is nothing to draw. All workers have heard the same.
+__device__ __forceinline__ bool end_text(Consumer& c, bool cancelled) {
+  if (c.thread == 0) c.shared.next_token = kTextComplete, c.shared.stopping = cancelled;
+  return c.meet();
+}
+
 // Chooses token number `produced` of the output, which will be at `position`.
 __device__ __forceinline__ bool draw(Consumer& c, const Sampling& s, SelectScratch& scratch, SamplerState& state, uint4* words,
                                      int position, int produced) {
@@ -20,6 +26,10 @@ __device__ __forceinline__ bool draw(Consumer& c, const Sampling& s, SelectScrat
   if (adjusts(s, produced)) {
     if (!adjust(team, s, values, c.params.stop_ids, c.params.stop_count, produced)) return false;
     values = s.adjusted;
+  }
+  if (s.masks) {
+    if (!obey(team, s, position)) return false;
+    if (scratch.verdict != static_cast<int>(Verdict::go_on)) return end_text(c, scratch.verdict != static_cast<int>(Verdict::complete));
   }
   c.trace.arrived();
   const bool reports = s.top_logprobs >= 0;

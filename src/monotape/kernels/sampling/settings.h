@@ -14,6 +14,7 @@ struct Sampling {
   float* logprobs;          // pinned: [max_tokens] of the chosen tokens
   int* top_ids;             // pinned: [max_tokens][top_logprobs]
   float* top_values;
+  const uint64_t* masks;    // pinned: a verdict, then [vocab / 32]; null: every token may be drawn. See sampling/mask.h
   float temperature;        // 0: the best of the adjusted logits
   float log_min_p;          // 0 when min-p is off or 1
   float repetition_penalty, presence_penalty, frequency_penalty;
@@ -25,7 +26,7 @@ struct Sampling {
   int top_logprobs;         // -1: no log-probabilities
   int spare;
 };
-static_assert(sizeof(Sampling) == 120, "as backends/cuda/sampling.py lays it out");
+static_assert(sizeof(Sampling) == 128, "as backends/cuda/sampling.py lays it out");
 
 constexpr uint32_t kInPrompt = 1u << 31;  // of a count
 

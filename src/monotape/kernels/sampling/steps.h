@@ -21,7 +21,7 @@ __device__ __forceinline__ bool begin_counts(Team& t, const Sampling& s, const i
 }
 
 __device__ __forceinline__ bool adjusts(const Sampling& s, int produced) {
-  return s.bias_count || s.counts || s.temperature > 0 || produced < s.min_tokens;
+  return s.masks || s.bias_count || s.counts || s.temperature > 0 || produced < s.min_tokens;
 }
 
 __device__ __forceinline__ float penalised(const Sampling& s, float value, uint32_t count) {

@@ -3,6 +3,7 @@
 #include "worker/consumer.h"
 #include "ranks/choice.h"
 #include "sampling/cut.h"
+#include "sampling/mask.h"
 #ifdef MONOTAPE_DIE_COPIES
 #include "exchange/dies.h"
 #endif
@@ -131,6 +132,23 @@ class Team {
 #else
     poll(slot(turn_), index, word, patience);
 #endif
+  }
+  // As sampling/mask.h has it; 0 if the request has failed. The host has a longer deadline than workers: see worker/clerk.h.
+  __device__ __forceinline__ uint32_t hear(const uint64_t* table, int index, uint32_t number) {
+    for (;;) {
+      const uint64_t word = load_from_host(table + index);
+      if (static_cast<uint32_t>(word) == number) return static_cast<uint32_t>(word >> 32);
+      Shared& shared = c_.shared;
+      shared.awaited_stage = static_cast<int>(Stage::sample), shared.awaited_layer = kLayers;
+      shared.awaited_word = kHostWait | index;
+      shared.awaited_progress = shared.progress;
+      c_.lost = shared.failed;
+      if (c_.lost) return 0;
+      rest(kHostRestNs);
+    }
+  }
+  __device__ __forceinline__ void heard() {
+    if (thread == 0) c_.shared.progress = c_.shared.progress + 1;
   }
   __device__ __forceinline__ void end_turn() {
     if (c_.warp() == 0) {

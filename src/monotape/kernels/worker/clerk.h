@@ -4,6 +4,7 @@
 #pragma once
 #include "worker/consumer.h"
 #include "ranks/words.h"
+#include "sampling/mask.h"
 
 namespace monotape {
 
@@ -32,8 +33,10 @@ class Clerk {
         if (!shared_.cancel && load_host_flag(&params_.status->cancel)) shared_.cancel = 1;
       }
       report_nan_place();
+      // Before the progress: a wait that has just ended must not be judged by the deadline of the next one.
+      const int64_t deadline = deadline_ns();
       if (progress != shared_.progress) progress = shared_.progress, since = clock_ns();
-      else if (clock_ns() - since > deadline_ns()) give_up();
+      else if (clock_ns() - since > deadline) give_up();
       if (read_flag(&params_.exchange->healthy) == 0) stop_waiting();
       rest(500);
     }
@@ -62,12 +65,17 @@ class Clerk {
     return true;
   }
 
-  // A wait for another rank has the shorter deadline: its worker knows which rank is missing.
+  // A wait for another rank has the shorter deadline: its worker knows which rank is missing. A wait for the host's mask has a
+  // long one.
   __device__ int64_t deadline_ns() const {
+    if (asks_host()) return kHostDeadlines * params_.deadline_ns;
     if constexpr (kRanks == 1) return params_.deadline_ns;
     return owed() ? params_.deadline_ns : 2 * params_.deadline_ns;
   }
 
+  __device__ bool asks_host() const {
+    return shared_.awaited_progress == shared_.progress && (shared_.awaited_word & kHostWait);
+  }
   __device__ bool owed() const { return kRanks > 1 && shared_.owed_progress == shared_.progress; }
 
   // Past the deadline all workers stop, and each records the word that it waited for. The host blames the one furthest behind.

@@ -8,9 +8,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from monotape.engine.constrained import Mask
+from monotape.backends.protocol import Bits
+from monotape.engine.constraint import from_bytes
 from monotape.server.grammar.definition import Grammar
 from monotape.server.grammar.followers import Follower, ForkServer
 from monotape.server.grammar.wire import GrammarLimits, Step
@@ -122,16 +121,11 @@ class GrammarConstraint:
     def forced(self) -> list[int]:
         return self._ask(forced=True)
 
-    def allowed(self) -> Mask:
+    def allowed(self) -> Bits:
         if not self._told:
             self._ask(forced=False)
         self._told = False
-        bits = self._follower.mask()
-        if not bits:
-            return np.zeros(self._vocab, np.bool_)
-        return np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab, bitorder="little").astype(
-            np.bool_
-        )
+        return from_bytes(self._follower.mask(), self._vocab)
 
     def accept(self, token_id: int) -> None:
         self._untold.append(token_id)
