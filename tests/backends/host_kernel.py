@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -90,11 +91,15 @@ class MachineFault(AssertionError):
 
 
 class HostKernel:
-    """Takes the place of driver.Kernel. Launched kernels run, all ranks at once, when a result is requested."""
+    """Takes the place of driver.Kernel. Launched kernels run, all ranks at once, when a result is requested.
+
+    That is to their end, unless other threads give masks: then they run beside whoever requests results.
+    """
 
     schedule = Schedule()  # of the launches to come, of all kernels
     steps = 0  # of the latest launch
     crossings = 0  # likewise: words that were loaded from where all dies see them
+    beside: ClassVar[Future[None] | None] = None
     visit: ClassVar[Callable[[int], None]] = (
         give_way  # what the host does beside a kernel that waits for masks
     )
@@ -117,7 +122,18 @@ class HostKernel:
         if started:
             library, blocks, _ = started[0]
             assert all(other[:2] == (library, blocks) for other in started), "ranks that are built alike"
-            run_on_host(library, blocks, [parameters for _, _, parameters in started])
+            told = [parameters for _, _, parameters in started]
+            if not (told[0].sampling.masks and HostKernel.visit is give_way):
+                run_on_host(library, blocks, told)
+                return True
+            pool = ThreadPoolExecutor(1, "kernel")
+            HostKernel.beside = pool.submit(run_on_host, library, blocks, told)
+            pool.shutdown(wait=False)
+        if (beside := HostKernel.beside) is not None:
+            if not beside.done():
+                return False
+            HostKernel.beside = None
+            beside.result()
         return True
 
 

@@ -43,6 +43,8 @@ class Guide:
     late: int = 0
     cancel_at: int | None = None  # of the masks: instead of that one comes a cancellation
     most: int | None = None  # masks that are given; no more come
+    end_after: int | None = None  # masks, the last of which the end follows at once
+    complete: bool = False  # whether that is the end of the text, or a cancellation
     given: int = 0
     _since: int | None = field(default=None)
 
@@ -61,37 +63,38 @@ class Guide:
         bits = self.masks(self.given)
         self.given += 1
         if bits is None:
-            self.generation.end_masks(complete=True)
-        else:
-            self.generation.allow(bits)
+            return self.generation.end_masks(complete=True)
+        self.generation.allow(bits)
+        if self.given == self.end_after:  # the kernel may not have looked at this mask yet
+            self.generation.end_masks(complete=self.complete)
 
 
 class TornTable(MaskTable):
     """Its words come one by one in any order, some at each visit, the verdict among them."""
 
-    waiting: list[tuple[int, int]]
+    waiting: list[tuple[Any, int, int]]
 
     def write(self, number: int, verdict: Verdict, bits: Bits | None = None) -> None:
-        table = self._memory.view.view(np.uint64)
+        table = self.words_of(number)
         before = table.copy()
         super().write(number, verdict, bits)
         after = table.copy()
         table[:] = before
         order = np.random.default_rng(number).permutation(len(after))
-        self.waiting = [(int(index), int(after[index])) for index in order]
+        self.waiting = [(table, int(index), int(after[index])) for index in order]
 
     def come(self, _: int = 0) -> None:
-        for index, word in self.waiting[:2]:
-            self._memory.view.view(np.uint64)[index] = word
+        for table, index, word in self.waiting[:2]:
+            table[index] = word
         del self.waiting[:2]
 
 
 def run_masked(
     backend: Any, job: Job, masks: Masks, *, late: int = 0, cancel_at: int | None = None, most: int | None = None,
-    chunk: int | None = 0,
+    end_after: int | None = None, complete: bool = False, chunk: int | None = 0,
 ) -> tuple[list[Token], MaskedCudaGeneration]:  # fmt: skip
     generation = MaskedCudaGeneration(backend, replace(job, masked=True), backend.new_sequence(), chunk=chunk)
-    guide = Guide(generation, masks, late, cancel_at, most)
+    guide = Guide(generation, masks, late, cancel_at, most, end_after, complete)
     table = getattr(backend, "ranks", [backend])[0].masks
 
     def visit(now: int) -> None:

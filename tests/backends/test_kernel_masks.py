@@ -174,6 +174,17 @@ def test_cancelled_while_it_waits(load: Load, at: int) -> None:
     assert generation.finish_reason == "length"
 
 
+@on_machines("complete", [False, True])
+def test_an_end_that_comes_before_the_last_mask_is_read(load: Load, complete: bool) -> None:
+    """It must not lie over that mask: the kernel would wait for it forever."""
+    backend, masks, job = load("two workers"), some_masks(VOCAB), Job(PROMPT, 0, 9)
+    for schedule in SCHEDULES:
+        HostKernel.schedule = schedule
+        tokens, generation = run_masked(backend, job, masks, end_after=3, complete=complete)
+        assert generation.finish_reason == ("stop" if complete else "cancelled") and len(tokens) == 3
+    check(backend, job, masks, tokens)
+
+
 @on_machines("cancel_at", [50, 20_000, 60_000, 150_000])
 def test_cancelled_at_any_time(load: Load, cancel_at: int) -> None:
     """By the host's flag alone, as a cancellation that comes when masks are already there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from monotape.backends.cuda.driver import PinnedMemory
 from monotape.backends.protocol import MASK_BITS, Bits
@@ -19,19 +20,27 @@ class Verdict(IntEnum):
 
 
 class MaskTable:
-    """Upper halves of words: a verdict, then the bits of 32 ids each. Lower halves: numbers of draws."""
+    """Two masks, for draws of even and of odd numbers.
+
+    Upper halves of words: a verdict, then the bits of 32 ids each. Lower halves: the number of the draw.
+    """
 
     def __init__(self, vocab: int) -> None:
         self._count = -(-vocab // MASK_BITS)
-        self._memory = PinnedMemory(8 * (1 + self._count))
+        self._memory = PinnedMemory(2 * 8 * (1 + self._count))
         self.pointer = self._memory.pointer
 
     def clear(self) -> None:
         """Before a launch: no word is about any draw of it."""
-        self._memory.view.view(np.uint64)[:] = 0
+        for number in (0, 1):
+            self.words_of(number)[:] = 0
+
+    def words_of(self, number: int) -> NDArray[np.uint64]:
+        words: NDArray[np.uint64] = self._memory.view.view(np.uint64).reshape(2, -1)[number % 2]
+        return words
 
     def write(self, number: int, verdict: Verdict, bits: Bits | None = None) -> None:
-        """Says which tokens may be drawn in draw `number`; once for each, and all words of it."""
+        """Says which tokens may be drawn in draw `number`: once, and all words of it."""
         assert bits is None or bits.shape == (self._count,), "a mask of another vocabulary"
         words = np.zeros(1 + self._count, np.uint64)
         words[0] = verdict
@@ -39,7 +48,7 @@ class MaskTable:
             words[1:] = bits
         np.left_shift(words, np.uint64(32), out=words)
         # The kernel may look at any time. A plain copy may store single bytes; this operation stores whole words.
-        np.bitwise_or(words, np.uint64(number), out=self._memory.view.view(np.uint64))
+        np.bitwise_or(words, np.uint64(number), out=self.words_of(number))
 
     def close(self) -> None:
         self._memory.close()
@@ -54,7 +63,7 @@ class MaskWriter:
         table.clear()
 
     def write(self, verdict: Verdict, bits: Bits | None = None) -> None:
-        """Nothing after a last verdict: a word of a number is written once."""
+        """Of the next draw, when the token before the one before it has been chosen; nothing after a last verdict."""
         if self.over:
             return
         self.over = verdict is not Verdict.GO_ON

@@ -2,14 +2,16 @@
 //
 // The table (Sampling::masks) is pinned memory of the host, in words of 64 bits. The lower 32 bits of a word are the number
 // of the draw that it is about, which is the position of the token to be drawn. The upper 32 bits of word 0 are a Verdict;
-// those of word 1 + i are bits of the ids from 32 * i on, and a zero bars an id. Every rank reads the same table.
+// those of word 1 + i are bits of the ids from 32 * i on, and a zero bars an id. There are two such masks, for draws of even
+// and of odd numbers. Every rank reads the same table.
 //
 // Memory order. All accesses are relaxed, at system scope.
 // 1. The host stores a word at once and it is loaded at once, so a reader that sees the number has the bits.
 // 2. The host writes every word of number n, and writes it once. So all workers of all ranks hear the same verdict, and
 //    need no exchange to agree on it.
-// 3. The host writes number n + 1 when token n has been mailed: after the words of all workers of all ranks, each of
-//    which was published after its worker had met, and so had read its words of number n.
+// 3. The host writes number n + 2, over n, when token n has been mailed: after the words of all workers of all ranks, each
+//    of which was published after its worker had met, and so had read its words of number n. It may write number n + 1
+//    before that, to end the text in any case.
 // 4. Before a launch the numbers of all words are 0, the position of no drawn token.
 #pragma once
 #include "sampling/settings.h"
@@ -20,6 +22,7 @@ namespace monotape {
 enum class Verdict : int { go_on = 0, complete, cancelled };  // backends/cuda/masks.py: Verdict
 
 constexpr int kMaskBits = 32;            // of a word
+constexpr int kMaskWords = 1 + (kAllVocab + kMaskBits - 1) / kMaskBits;
 constexpr int kTextComplete = -2;        // in the place of a token: nothing may follow
 constexpr int kHostWait = 1 << 29;       // flag of a wait for the host; the word is below. backends/cuda/blame.py
 constexpr int kHostDeadlines = 30;       // how many deadlines the host has for a mask: a grammar may take its time
@@ -27,17 +30,18 @@ constexpr int kHostRestNs = 500;         // between two looks at a word that is 
 
 // Waits for the mask of draw `number`, and bars tokens in s.adjusted; scratch().verdict says whether to draw at all. False: the
 // request has failed. A team for this also has
-//   hear(table, word, number)             the upper half of a word of the table, when its number has come
+//   hear(mask, word, number)              the upper half of a word of a mask, when its number has come
 //   heard()                               after the waiting: what follows has a deadline of its own
 template <class Team>
 __device__ __forceinline__ bool obey(Team& t, const Sampling& s, uint32_t number) {
   SelectScratch& scratch = t.scratch();
+  const uint64_t* mask = s.masks + number % 2 * kMaskWords;
   const int first = t.first / kMaskBits, words = t.first < t.end ? (t.end + kMaskBits - 1) / kMaskBits - first : 0;
 #pragma unroll 1
   for (int done = 0; done == 0 || done < words; done += kConsumers) {
-    if (done + t.thread < words) scratch.allowed[t.thread] = t.hear(s.masks, 1 + first + done + t.thread, number);
+    if (done + t.thread < words) scratch.allowed[t.thread] = t.hear(mask, 1 + first + done + t.thread, number);
     // Every worker waits for the verdict, one without tokens too: none has to wait for another that waits for the host.
-    if (done == 0 && t.thread == kConsumers - 1) scratch.verdict = static_cast<int>(t.hear(s.masks, 0, number));
+    if (done == 0 && t.thread == kConsumers - 1) scratch.verdict = static_cast<int>(t.hear(mask, 0, number));
     if (!t.meet()) return false;
     t.heard();
     if (scratch.verdict != static_cast<int>(Verdict::go_on)) return true;

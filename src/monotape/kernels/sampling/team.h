@@ -134,9 +134,9 @@ class Team {
 #endif
   }
   // As sampling/mask.h has it; 0 if the request has failed. The host has a longer deadline than workers: see worker/clerk.h.
-  __device__ __forceinline__ uint32_t hear(const uint64_t* table, int index, uint32_t number) {
+  __device__ __forceinline__ uint32_t hear(const uint64_t* mask, int index, uint32_t number) {
     for (;;) {
-      const uint64_t word = load_from_host(table + index);
+      const uint64_t word = load_from_host(mask + index);
       if (static_cast<uint32_t>(word) == number) return static_cast<uint32_t>(word >> 32);
       Shared& shared = c_.shared;
       shared.awaited_stage = static_cast<int>(Stage::sample), shared.awaited_layer = kLayers;
