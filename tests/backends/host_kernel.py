@@ -93,7 +93,7 @@ class MachineFault(AssertionError):
 class HostKernel:
     """Takes the place of driver.Kernel. Launched kernels run, all ranks at once, when a result is requested.
 
-    That is to their end, unless other threads give masks: then they run beside whoever requests results.
+    That is to their end, unless other threads give masks: then they run beside the thread that requests results.
     """
 
     schedule = Schedule()  # of the launches to come, of all kernels

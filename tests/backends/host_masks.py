@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from backends.cpu_cases import ids
 from backends.host_kernel import HostKernel
 from monotape.backends.cuda.generation import MaskedCudaGeneration
 from monotape.backends.cuda.masks import MaskTable, Verdict
-from monotape.backends.protocol import Bits, Job, Token
+from monotape.backends.protocol import Bits, Job, Sampling, Token
+from monotape.backends.reference.sampler import choose, logprobs
+from monotape.engine.constraint import packed, unpacked
 
 Masks = Callable[[int], Bits | None]  # of token number n; None: the text is complete
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "drawn": Sampling(temperature=1.3, seed=5),
+    "filtered": Sampling(temperature=1.1, top_k=7, top_p=0.9, seed=6),
+    "adjusted": Sampling(
+        temperature=0.8, min_p=0.02, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1,
+        logit_bias=((4, 2.0), (17, -1.0), (4, 0.5)), seed=7,
+    ),
+}  # fmt: skip
 
 
 def random_bits(vocab: int, seed: int, share: float = 0.3) -> Bits:
@@ -21,17 +34,7 @@ def random_bits(vocab: int, seed: int, share: float = 0.3) -> Bits:
     random = np.random.default_rng(seed)
     allowed = random.random(vocab) < share
     allowed[random.integers(vocab)] = True
-    return bits_of(allowed)
-
-
-def bits_of(allowed: np.ndarray[Any, np.dtype[np.bool_]]) -> Bits:
-    padded = np.zeros(-(-len(allowed) // 32) * 32, np.bool_)
-    padded[: len(allowed)] = allowed
-    return np.packbits(padded, bitorder="little").view(np.uint32)
-
-
-def allowed_by(bits: Bits, vocab: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    return np.unpackbits(bits.view(np.uint8), count=vocab, bitorder="little").astype(np.bool_)
+    return packed(allowed)
 
 
 @dataclass
@@ -104,3 +107,19 @@ def run_masked(
 
     HostKernel.visit = visit
     return list(generation), generation
+
+
+def check(backend: Any, job: Job, masks: Masks, tokens: Sequence[Token]) -> None:
+    """What the reference chooses from the same logits under the same masks, with the same log-probabilities."""
+    told = (*job.prompt, *ids(tokens)[:-1])
+    logits = backend.logits(told, backend.new_sequence(), chunk=0)[len(job.prompt) - 1 :]
+    for step, token in enumerate(tokens):
+        bits = masks(step)
+        assert bits is not None
+        masked = np.where(unpacked(bits, logits.shape[1]), logits[step], np.float32(-np.inf))
+        position = len(job.prompt) + step
+        assert token.id == choose(masked, job.prompt, ids(tokens)[:step], position, job.sampling)
+        if job.logprobs is not None:
+            own, top = logprobs(logits[step], token.id, job.logprobs)
+            assert token.logprob == pytest.approx(own, rel=1e-6)
+            assert [best for best, _ in token.top_logprobs] == [best for best, _ in top]

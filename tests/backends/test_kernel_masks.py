@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +12,10 @@ import pytest
 from backends import host_kernel, host_ranks
 from backends.cpu_cases import ids
 from backends.host_kernel import HostKernel, Schedule
-from backends.host_masks import Masks, TornTable, allowed_by, random_bits, run_masked
+from backends.host_masks import SAMPLINGS, Masks, TornTable, check, random_bits, run_masked
 from backends.host_setups import VOCAB, Load, loading_from, make_checkpoints, on_machines
-from monotape.backends.protocol import Job, Sampling, Token
-from monotape.backends.reference.sampler import choose, logprobs
+from monotape.backends.protocol import Job
+from monotape.engine.constraint import unpacked
 from monotape.errors import DeadlineFault
 
 pytestmark = pytest.mark.slow
@@ -28,15 +27,6 @@ SCHEDULES = (
 )
 PROMPT = tuple(np.random.default_rng(7).integers(3, VOCAB, 9).tolist())
 LATE = 500_000  # steps; a token takes a fifth of them
-SAMPLINGS = {
-    "greedy": Sampling(),
-    "drawn": Sampling(temperature=1.3, seed=5),
-    "filtered": Sampling(temperature=1.1, top_k=7, top_p=0.9, seed=6),
-    "adjusted": Sampling(
-        temperature=0.8, min_p=0.02, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1,
-        logit_bias=((4, 2.0), (17, -1.0), (4, 0.5)), seed=7,
-    ),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +42,6 @@ def load(place: Path, request: pytest.FixtureRequest) -> Iterator[Load]:
 
 def some_masks(vocab: int) -> Masks:
     return lambda number: random_bits(vocab, number)
-
-
-def check(backend: Any, job: Job, masks: Masks, tokens: Sequence[Token]) -> None:
-    """What the reference chooses from the same logits under the same masks, with the same log-probabilities."""
-    told = (*job.prompt, *ids(tokens)[:-1])
-    logits = backend.logits(told, backend.new_sequence(), chunk=0)[len(job.prompt) - 1 :]
-    for step, token in enumerate(tokens):
-        bits = masks(step)
-        assert bits is not None
-        masked = np.where(allowed_by(bits, logits.shape[1]), logits[step], np.float32(-np.inf))
-        position = len(job.prompt) + step
-        assert token.id == choose(masked, job.prompt, ids(tokens)[:step], position, job.sampling)
-        if job.logprobs is not None:
-            own, top = logprobs(logits[step], token.id, job.logprobs)
-            assert token.logprob == pytest.approx(own, rel=1e-6)
-            assert [best for best, _ in token.top_logprobs] == [best for best, _ in top]
 
 
 @on_machines(
@@ -102,7 +76,7 @@ def test_after_rows_of_a_prompt_too(load: Load) -> None:
     backend = load("two workers")
     masks, job = some_masks(VOCAB), Job(PROMPT, 0, 4)
     tokens, _ = run_masked(backend, job, masks, chunk=None)
-    assert all(allowed_by(random_bits(VOCAB, step), VOCAB)[token.id] for step, token in enumerate(tokens))
+    assert all(unpacked(random_bits(VOCAB, step), VOCAB)[token.id] for step, token in enumerate(tokens))
     assert len(tokens) == 4
 
 
@@ -153,7 +127,7 @@ def test_a_complete_text_ends_without_a_token(load: Load, sampling: str, length:
 def test_a_stop_id_ends_it_and_the_next_request_is_free(load: Load) -> None:
     backend = load("two workers")
     stop = random_bits(VOCAB, 0, share=0)
-    (only,) = np.flatnonzero(allowed_by(stop, VOCAB)).tolist()
+    (only,) = np.flatnonzero(unpacked(stop, VOCAB)).tolist()
     job = Job(PROMPT, 0, 9, stop_ids=(only,))
     tokens, generation = run_masked(backend, job, lambda n: stop if n == 2 else random_bits(VOCAB, n + 50))
     assert generation.finish_reason == "stop" and tokens[-1].id == only
