@@ -48,6 +48,7 @@ class Guide:
     most: int | None = None  # masks that are given; no more come
     end_after: int | None = None  # masks, the last of which the end follows at once
     complete: bool = False  # whether that is the end of the text, or a cancellation
+    ahead: int = 0  # masks that are given before it is known that the one before was used: at most 1
     given: int = 0
     _since: int | None = field(default=None)
 
@@ -55,7 +56,7 @@ class Guide:
         launch = self.generation._launch
         if self.given == self.most or launch.masks_over:
             return
-        if self.given and launch.mailed(self.given - 1) is None:
+        if self.given > self.ahead and launch.mailed(self.given - 1 - self.ahead) is None:
             return
         self._since = now if self._since is None else self._since
         if now < self._since + self.late:
@@ -94,10 +95,10 @@ class TornTable(MaskTable):
 
 def run_masked(
     backend: Any, job: Job, masks: Masks, *, late: int = 0, cancel_at: int | None = None, most: int | None = None,
-    end_after: int | None = None, complete: bool = False, chunk: int | None = 0,
+    end_after: int | None = None, complete: bool = False, ahead: int = 0, chunk: int | None = 0,
 ) -> tuple[list[Token], MaskedCudaGeneration]:  # fmt: skip
     generation = MaskedCudaGeneration(backend, replace(job, masked=True), backend.new_sequence(), chunk=chunk)
-    guide = Guide(generation, masks, late, cancel_at, most, end_after, complete)
+    guide = Guide(generation, masks, late, cancel_at, most, end_after, complete, ahead)
     table = getattr(backend, "ranks", [backend])[0].masks
 
     def visit(now: int) -> None:

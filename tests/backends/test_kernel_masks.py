@@ -148,13 +148,13 @@ def test_cancelled_while_it_waits(load: Load, at: int) -> None:
     assert generation.finish_reason == "length"
 
 
-@on_machines("complete", [False, True])
-def test_an_end_that_comes_before_the_last_mask_is_read(load: Load, complete: bool) -> None:
-    """It must not lie over that mask: the kernel would wait for it forever."""
+@on_machines("complete, ahead", [(False, 0), (True, 1), (False, 1)])
+def test_an_end_that_comes_before_the_last_masks_are_read(load: Load, complete: bool, ahead: int) -> None:
+    """It must not lie over those masks: the kernel would wait for them until its deadline."""
     backend, masks, job = load("two workers"), some_masks(VOCAB), Job(PROMPT, 0, 9)
     for schedule in SCHEDULES:
         HostKernel.schedule = schedule
-        tokens, generation = run_masked(backend, job, masks, end_after=3, complete=complete)
+        tokens, generation = run_masked(backend, job, masks, end_after=3, complete=complete, ahead=ahead)
         assert generation.finish_reason == ("stop" if complete else "cancelled") and len(tokens) == 3
     check(backend, job, masks, tokens)
 

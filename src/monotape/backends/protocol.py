@@ -129,8 +129,10 @@ class MaskedGeneration(Generation, Protocol):
     """A running job that waits for a mask before each choice. Another thread than the one that iterates gives them."""
 
     def allow(self, bits: Bits) -> None:
-        """The next mask, at least one bit of it set: the first call is about the first token. At most one mask is given
-        ahead of the tokens, so after a call the token that it is about must be awaited."""
+        """The next mask, at least one bit of it set: the first call is about the first token.
+
+        That of token number n may be given when token number n - 2 has been awaited, so one mask ahead.
+        """
         ...
 
     def end_masks(self, *, complete: bool) -> None:

@@ -84,6 +84,7 @@ class _Guide:
 
     def __init__(self, generation: MaskedGeneration, job: Job, constraint: Constraint, vocab: int) -> None:
         self._generation, self._job, self._constraint, self._vocab = generation, job, constraint, vocab
+        self._given = 0  # masks
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -94,26 +95,46 @@ class _Guide:
             self._generation.end_masks(complete=False)
 
     def _follow(self) -> None:
-        output: list[int] = []
-        while True:
-            for bits in self._next():
-                if len(output) < self._job.min_tokens:
-                    bits = without(bits, self._job.stop_ids)
-                if not bits.any():
-                    return self._generation.end_masks(complete=True)
-                self._generation.allow(bits)
-                token_id = self._generation.await_token(len(output))
-                if token_id is None:
-                    return
-                output.append(token_id)
-                if token_id in self._job.stop_ids or len(output) == self._job.max_tokens:
-                    return
-                self._constraint.accept(token_id)
+        """Until the text is complete or the job ends.
 
-    def _next(self) -> list[Bits]:
-        """The masks of the next tokens: of each that is forced, or one that leaves a choice.
-
-        Where log-probabilities are requested nothing is forced: constrained.py has it so.
+        What the constraint forces is known before it is chosen: the next question is asked at once, and its answer has
+        the time of two tokens.
         """
-        forced = self._constraint.forced() if self._job.logprobs is None else []
-        return [only(token_id, self._vocab) for token_id in forced] or [self._constraint.allowed()]
+        going_on = True
+        while going_on:
+            if forced := self._forced():
+                going_on = all(self._force(token_id) for token_id in forced)
+            else:
+                going_on = self._offer(self._constraint.allowed()) and self._follow_choice()
+
+    def _forced(self) -> list[int]:
+        """None where log-probabilities are requested, as constrained.py has it: both choose the same tokens."""
+        return self._constraint.forced() if self._job.logprobs is None else []
+
+    def _force(self, token_id: int) -> bool:
+        self._constraint.accept(token_id)
+        return self._offer(only(token_id, self._vocab)) and not self._is_last(token_id)
+
+    def _follow_choice(self) -> bool:
+        token_id = self._generation.await_token(self._given - 1)
+        if token_id is None or self._is_last(token_id):
+            return False
+        self._constraint.accept(token_id)
+        return True
+
+    def _offer(self, bits: Bits) -> bool:
+        """Gives the next mask. False: there will be no token of it."""
+        if self._given >= 2 and self._generation.await_token(self._given - 2) is None:
+            return False
+        if self._given < self._job.min_tokens:
+            bits = without(bits, self._job.stop_ids)
+        if not bits.any():
+            self._generation.end_masks(complete=True)
+            return False
+        self._generation.allow(bits)
+        self._given += 1
+        return True
+
+    def _is_last(self, token_id: int) -> bool:
+        """Whether the job ends with the token that the latest mask is about."""
+        return token_id in self._job.stop_ids or self._given == self._job.max_tokens

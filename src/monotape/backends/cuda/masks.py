@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from monotape.backends.cuda.driver import PinnedMemory
 from monotape.backends.protocol import MASK_BITS, Bits
 
+MASKS = 3  # kernels/sampling/mask.h: kMasks
+
 
 class Verdict(IntEnum):
     """kernels/sampling/mask.h: Verdict"""
@@ -20,23 +22,23 @@ class Verdict(IntEnum):
 
 
 class MaskTable:
-    """Two masks, for draws of even and of odd numbers.
+    """Three masks, used in turn.
 
     Upper halves of words: a verdict, then the bits of 32 ids each. Lower halves: the number of the draw.
     """
 
     def __init__(self, vocab: int) -> None:
         self._count = -(-vocab // MASK_BITS)
-        self._memory = PinnedMemory(2 * 8 * (1 + self._count))
+        self._memory = PinnedMemory(8 * MASKS * (1 + self._count))
         self.pointer = self._memory.pointer
 
     def clear(self) -> None:
         """Before a launch: no word is about any draw of it."""
-        for number in (0, 1):
+        for number in range(MASKS):
             self.words_of(number)[:] = 0
 
     def words_of(self, number: int) -> NDArray[np.uint64]:
-        words: NDArray[np.uint64] = self._memory.view.view(np.uint64).reshape(2, -1)[number % 2]
+        words: NDArray[np.uint64] = self._memory.view.view(np.uint64).reshape(MASKS, -1)[number % MASKS]
         return words
 
     def write(self, number: int, verdict: Verdict, bits: Bits | None = None) -> None:
@@ -63,7 +65,7 @@ class MaskWriter:
         table.clear()
 
     def write(self, verdict: Verdict, bits: Bits | None = None) -> None:
-        """Of the next draw, when the token before the one before it has been chosen; nothing after a last verdict."""
+        """Of the next draw. After a last verdict nothing more."""
         if self.over:
             return
         self.over = verdict is not Verdict.GO_ON

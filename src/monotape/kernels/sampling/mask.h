@@ -2,16 +2,16 @@
 //
 // The table (Sampling::masks) is pinned memory of the host, in words of 64 bits. The lower 32 bits of a word are the number
 // of the draw that it is about, which is the position of the token to be drawn. The upper 32 bits of word 0 are a Verdict;
-// those of word 1 + i are bits of the ids from 32 * i on, and a zero bars an id. There are two such masks, for draws of even
-// and of odd numbers. Every rank reads the same table.
+// those of word 1 + i are bits of the ids from 32 * i on, and a zero bars an id. There are three such masks, used in turn.
+// Every rank reads the same table.
 //
 // Memory order. All accesses are relaxed, at system scope.
 // 1. The host stores a word at once and it is loaded at once, so a reader that sees the number has the bits.
 // 2. The host writes every word of number n, and writes it once. So all workers of all ranks hear the same verdict, and
 //    need no exchange to agree on it.
-// 3. The host writes number n + 2, over n, when token n has been mailed: after the words of all workers of all ranks, each
-//    of which was published after its worker had met, and so had read its words of number n. It may write number n + 1
-//    before that, to end the text in any case.
+// 3. The host allows tokens in draw n + 2 when token n has been mailed: after the words of all workers of all ranks, each of
+//    which was published after its worker had met, and so had read its words of number n. An end of the text, number
+//    n + 3, may follow at any time, over number n.
 // 4. Before a launch the numbers of all words are 0, the position of no drawn token.
 #pragma once
 #include "sampling/settings.h"
@@ -22,6 +22,7 @@ namespace monotape {
 enum class Verdict : int { go_on = 0, complete, cancelled };  // backends/cuda/masks.py: Verdict
 
 constexpr int kMaskBits = 32;            // of a word
+constexpr int kMasks = 3;                // backends/cuda/masks.py: MASKS
 constexpr int kMaskWords = 1 + (kAllVocab + kMaskBits - 1) / kMaskBits;
 constexpr int kTextComplete = -2;        // in the place of a token: nothing may follow
 constexpr int kHostWait = 1 << 29;       // flag of a wait for the host; the word is below. backends/cuda/blame.py
@@ -35,7 +36,7 @@ constexpr int kHostRestNs = 500;         // between two looks at a word that is 
 template <class Team>
 __device__ __forceinline__ bool obey(Team& t, const Sampling& s, uint32_t number) {
   SelectScratch& scratch = t.scratch();
-  const uint64_t* mask = s.masks + number % 2 * kMaskWords;
+  const uint64_t* mask = s.masks + number % kMasks * kMaskWords;
   const int first = t.first / kMaskBits, words = t.first < t.end ? (t.end + kMaskBits - 1) / kMaskBits - first : 0;
 #pragma unroll 1
   for (int done = 0; done == 0 || done < words; done += kConsumers) {
