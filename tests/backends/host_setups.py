@@ -38,6 +38,8 @@ CASES["long"] = replace(
 CASES["words"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "vocab_size": 600})
 # What rows leave in memory is of this layer alone.
 CASES["one layer"] = replace(CASES["broad"], fields={**CASES["broad"].fields, "num_hidden_layers": 1})
+# More tokens of each of two workers than one look of its threads at a mask covers: 32 a thread.
+CASES["many masks"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "vocab_size": 16_700})
 # Four query heads share one KV head.
 CASES["one head"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_key_value_heads": 1})
 # gpt-oss in small: biases of experts, a clamped gate, sinks and windows.
@@ -60,6 +62,7 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     "many splits": ("deep", 12, 1),  # up to five of a KV head, and room for a sixth
     "long tiles": ("long", 2, 8),
     "many words": ("words", 2, 8),
+    "many masks": ("many masks", 2, 8),
     # Three workers share a KV head, and one of them combines the parts of two of its query heads.
     "fewer workers than heads": ("one head", 3, 1),
     # 30 tiles of q, k and v each: more than a batch.

@@ -71,6 +71,15 @@ def test_masks_come_in_time_or_late(load: Load, setup: str, sampling: str, late:
     check(backend, job, masks, tokens)
 
 
+@on_machines(hip=())
+def test_more_words_of_a_mask_than_threads(load: Load) -> None:
+    backend = load("many masks")
+    assert backend.spec.vocab > 2 * 32 * 256, "one look suffices"
+    masks, job = some_masks(backend.spec.vocab), Job(PROMPT[:2], 0, 3, sampling=SAMPLINGS["drawn"])
+    tokens, _ = run_masked(backend, job, masks)
+    check(backend, job, masks, tokens)
+
+
 @on_machines()
 def test_after_rows_of_a_prompt_too(load: Load) -> None:
     backend = load("two workers")
