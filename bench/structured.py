@@ -212,7 +212,8 @@ def main() -> None:
         results = [measure(client, kind, options.runs, options.max_tokens) for kind in options.kinds]
     print_table(results)
     facts = gpu_facts(options.model, options.backend, options.dtype)
-    name = "-".join(filter(None, ("structured", facts.get("gpu", "cpu"), Path(options.model).name.lower())))
+    model = Path(options.model).name.lower().removesuffix(".gguf")
+    name = f"structured-{facts.get('gpu', 'cpu')}-{model}"
     publish(
         name, {**facts, "client": "openai", "model": Path(options.model).name, "results": results},
         save=options.save,

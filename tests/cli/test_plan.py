@@ -89,7 +89,6 @@ def test_the_python_api_gives_the_same_numbers(capsys: Captured) -> None:
             ["--gpu", "mi300x"],
             "its kernel for AMD Instinct MI300X is compiled and simulated, never run on hardware",
         ),
-        (["gpt-oss-20b"], "its kernel for experts is compiled and simulated, not yet run on a GPU"),
         (["smollm3-3b"], "does not run SmolLM3ForCausalLM"),
         (["--dtype", "f32"], "its kernels do not read f32 weights there"),
         (["--kv-dtype", "fp8"], "KV is kept at 16 bits"),

@@ -33,13 +33,7 @@ def obstacles(load: Load, box: Box) -> tuple[str, ...]:
         found.append(f"it runs on NVIDIA Hopper GPUs and on CPUs, not on {box.gpu.label}")
     if load.shape.architecture not in FAMILIES:
         found.append(f"it does not run {load.shape.architecture}")
-    elif device in HOPPER and has_experts(load.shape.architecture):
-        found.append("its kernel for experts is compiled and simulated, not yet run on a GPU")
     return (*found, *_formats(load, box)) if runs_there else tuple(found)
-
-
-def has_experts(architecture: str) -> bool:
-    return getattr(FAMILIES[architecture], "experts", None) is not None
 
 
 def _formats_of(name: str) -> tuple[Format, ...]:

@@ -16,8 +16,8 @@ _FAIR_BYTES_PER_TICK = 21.8  # one worker's share of the bandwidth, of an H200's
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes per worker
 #: Blocks of codes of a whole tile in a warp: their inputs stay in registers, eight words each, four of integers.
 _WHOLE_CODED, _WHOLE_INTEGERS = 6, 8
-#: Blocks of a page at most. Of experts nothing is copied before the choice, so more and smaller pages follow it sooner.
-_LARGEST_PAGE, _LARGEST_WITH_EXPERTS = 96, 52
+#: Blocks of a page at most. Of experts nothing is copied before the choice: smaller pages of codes follow it sooner.
+_LARGEST_PAGE, _LARGEST_OF_EXPERTS = 96, 52
 _PREFILL_BLOCKS = 8  # in units of which shared memory is given to a prefill, where there is no ring
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
 
@@ -125,8 +125,11 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
         return min(held, layer) / room.gpu.shared_memory - 12 * steps / total
 
     unit = _unit_blocks(room.dimensions.head_dim)
-    finest = 8 if all(stage.format.is_half for stage in stages) else 2
-    largest = _LARGEST_WITH_EXPERTS if rank.library else _LARGEST_PAGE
+    halves = all(stage.format.is_half for stage in stages)
+    finest, largest = (
+        8 if halves else 2,
+        _LARGEST_OF_EXPERTS if rank.library and not halves else _LARGEST_PAGE,
+    )
     sizes = [size for size in range(24, largest + 1, finest) if size >= unit] or [unit]
     enough = prefill_ring(room)
     roomy = [size for size in sizes if room.pages(size) * size * BLOCK_BYTES >= enough]
