@@ -22,6 +22,7 @@ from monotape.backends.protocol import (
     Token,
 )
 from monotape.engine.constraint import Constraint, only, without
+from monotape.engine.naps import end_naps_on_time
 
 
 class GuidedGeneration:
@@ -88,6 +89,7 @@ class _Guide:
         self.error: Exception | None = None
 
     def run(self) -> None:
+        end_naps_on_time()  # a token of a small model takes a few hundred microseconds
         try:
             self._follow()
         except Exception as error:
