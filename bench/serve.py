@@ -14,22 +14,18 @@ import argparse
 import asyncio
 import contextlib
 import os
-import queue
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import httpx
 import openai
 
 from echo_source import expected
 from monotape.server.config import ServerConfig
-from report import ROOT, publish, spread
+from report import publish, spread
+from serving import served_by
 
 _LAUNCH = """
 import sys
@@ -40,33 +36,9 @@ sys.exit(serve(ServerConfig(port=0), EngineConfig(model=sys.argv[1], progress=Fa
 """
 
 
-@contextlib.contextmanager
-def running(rate: float) -> Iterator[tuple[str, int]]:
+def running(rate: float) -> contextlib.AbstractContextManager[tuple[str, int]]:
     """A server with such an engine: its address and process."""
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "bench")])
-    process = subprocess.Popen(
-        [sys.executable, "-c", _LAUNCH, f"rate-{rate:g}"], stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
-    assert process.stderr is not None
-    found: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read_log, args=(process.stderr, found), daemon=True).start()
-    try:
-        address = found.get()
-        assert address, "the server ended before it was ready"
-        yield address, process.pid
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _read_log(log: IO[str], found: queue.SimpleQueue[str]) -> None:
-    """Finds the address in a server's log. It is read to its end: a full pipe would stop the server."""
-    with log:
-        for line in log:
-            if " is ready at " in line:
-                found.put(line.split()[-1])
-    found.put("")
+    return served_by(_LAUNCH, f"rate-{rate:g}")
 
 
 def cpu_seconds(pid: int) -> float:

@@ -10,15 +10,9 @@ counts all that the client waits for, the prompt included. The grammar has been 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import queue
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +23,8 @@ from measuring import kernel_facts, short_name
 from monotape.backends.cuda.driver import device_name
 from monotape.engine.llm import LLM
 from monotape.weights.hub import resolve
-from report import ROOT, publish, spread
-from serve import _read_log
+from report import publish, spread
+from serving import served_by
 
 _LAUNCH = """
 import sys
@@ -102,25 +96,6 @@ class Answer:
     tokens: int
     seconds: float
     engine: float  # tokens a second
-
-
-@contextlib.contextmanager
-def running(model: str, backend: str, dtype: str) -> Iterator[str]:
-    """A server of this model: its address."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _LAUNCH, model, backend, dtype], stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
-    assert process.stderr is not None
-    found: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read_log, args=(process.stderr, found), daemon=True).start()
-    try:
-        address = found.get()
-        assert address, "the server ended before it was ready"
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def ask(client: openai.OpenAI, **asked: Any) -> Answer:
@@ -206,7 +181,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="keep the result under reports/")
     options = parser.parse_args()
     with (
-        running(options.model, options.backend, options.dtype) as address,
+        served_by(_LAUNCH, options.model, options.backend, options.dtype) as (address, _),
         openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client,
     ):
         results = [measure(client, kind, options.runs, options.max_tokens) for kind in options.kinds]

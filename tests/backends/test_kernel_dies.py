@@ -7,15 +7,12 @@ The L2s are simulated; no GPU of AMD has run any of it.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from backends import host_kernel
 from backends.cpu_cases import distance, ids, reference
 from backends.host_kernel import HostKernel, MachineFault, Schedule
 from backends.host_setups import (
@@ -28,6 +25,7 @@ from backends.host_setups import (
     loading_from,
     make_checkpoints,
 )
+from backends.source_edits import Line, put
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.generation import CudaGeneration
 from monotape.backends.protocol import Job, Sampling
@@ -51,15 +49,6 @@ ORDERS = tuple(
 
 
 DEADLINE_NS = 5_000_000  # for words that never come; these orders take less than that in all
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of the kernel, and the same line without what it is about."""
-
-    file: str
-    line: str
-    instead: str
 
 
 _MEMORY, _AGENT, _DIE = "machine/cdna3_memory.h", "__HIP_MEMORY_SCOPE_AGENT", "__HIP_MEMORY_SCOPE_WORKGROUP"
@@ -139,15 +128,6 @@ def crossings(backend: CudaBackend, dies: int) -> int:
     return HostKernel.crossings
 
 
-def without(line: Line, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on kernels are built without it."""
-    kernels = Path(shutil.copytree(host_kernel.KERNELS, folder / "kernels"))
-    text = (kernels / line.file).read_text()
-    assert text.count(line.line) == 1, f"{line.file} has other lines now"
-    (kernels / line.file).write_text(text.replace(line.line, line.instead))
-    monkeypatch.setattr(host_kernel, "KERNELS", kernels)
-
-
 def test_one_reader_a_die_brings_a_word_over(load: Load) -> None:
     """On five dies each of the five workers is alone, and brings over all that it reads."""
     backend = load(SETUP)
@@ -161,7 +141,7 @@ def test_without_its_line_readers_cross_for_themselves(
     load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     together = crossings(load(SETUP), 1)
-    without(COUNTED[name], tmp_path, monkeypatch)
+    put(COUNTED[name], tmp_path, monkeypatch)
     alone = crossings(load(SETUP), 1)
     print(f"{name}: {alone} words crossed instead of {together}")
     assert 4 * together < 3 * alone
@@ -176,7 +156,7 @@ def test_the_samplers_words_are_brought_over_once_a_die(
     seen = []
     for copies in (True, False):
         if not copies:
-            without(line, tmp_path, monkeypatch)
+            put(line, tmp_path, monkeypatch)
         backend = load(SETUP)
         HostKernel.schedule = Schedule(1, dies=1)
         tokens = ids(list(CudaGeneration(backend, job, backend.new_sequence(), chunk=0)))
@@ -199,7 +179,7 @@ def test_without_its_line_an_order_goes_wrong(
     load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     right = logits_in(Schedule(1, dies=1), load(SETUP))
-    without(LINES[name], tmp_path, monkeypatch)
+    put(LINES[name], tmp_path, monkeypatch)
     backend = load(SETUP)
     backend._params.deadline_ns = DEADLINE_NS
     found = [order for order in ORDERS if goes_wrong(order, backend, right)]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends import host_kernel
 from backends.cpu_cases import ids
 from backends.host_kernel import HostKernel, Schedule
 from backends.host_setups import (
@@ -23,6 +20,7 @@ from backends.host_setups import (
     on_machines,
 )
 from backends.quantised_rows import encoded_run
+from backends.source_edits import Line, put
 from backends.test_kernel_formats import made_for
 from backends.test_kernel_seams import on_host
 from monotape.backends.cuda import packing
@@ -38,15 +36,6 @@ TOKENS = tuple(np.random.default_rng(5).integers(3, VOCAB, CONTEXT).tolist())
 SCHEDULE = Schedule(2, stalls_per_million=20, stall_steps=20_000, delay_steps=3000)
 MARK = 0x3F  # a byte of memory that no part has written; numbers, because padding is multiplied too
 Bytes = NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of the kernel, and another in its place."""
-
-    file: str
-    line: str
-    instead: str
 
 
 ALL_ROWS = Line("rows/state.h", "return kRanks == 1 && layer == kLayers - 1;", "return false;")
@@ -77,15 +66,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(place: Path, request: pytest.FixtureRequest) -> Iterator[Load]:
     with loading_from(place, request.param) as load:
         yield load
-
-
-def put(line: Line, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on kernels are built with it."""
-    kernels = Path(shutil.copytree(host_kernel.KERNELS, folder / "kernels"))
-    text = (kernels / line.file).read_text()
-    assert text.count(line.line) == 1, f"{line.file} has other lines now"
-    (kernels / line.file).write_text(text.replace(line.line, line.instead))
-    monkeypatch.setattr(host_kernel, "KERNELS", kernels)
 
 
 def prefilled(backend: CudaBackend, chunk: int | None, cached: int, count: int) -> tuple[Bytes, Bytes]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from backends import host_kernel, host_ranks
+from backends import host_ranks
 from backends.cpu_cases import ids
 from backends.host_kernel import HostKernel, Schedule
 from backends.host_masks import SAMPLINGS, Masks, TornTable, check, random_bits, run_masked
 from backends.host_setups import VOCAB, Load, loading_from, make_checkpoints, on_machines
+from backends.source_edits import Line, put
 from monotape.backends.protocol import Job
 from monotape.engine.constraint import unpacked
 from monotape.errors import DeadlineFault
@@ -108,11 +108,8 @@ def test_words_of_a_mask_come_one_by_one_in_any_order(load: Load) -> None:
 def test_without_the_numbers_an_old_word_is_taken(
     load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    kernels = Path(shutil.copytree(host_kernel.KERNELS, tmp_path / "kernels"))
-    path, line = kernels / "sampling/team.h", "if (static_cast<uint32_t>(word) == number) return"
-    assert path.read_text().count(line) == 1, "team.h has another line now"
-    path.write_text(path.read_text().replace(line, "if (static_cast<uint32_t>(word) != 0) return"))
-    monkeypatch.setattr(host_kernel, "KERNELS", kernels)
+    checked = "if (static_cast<uint32_t>(word) == number) return"
+    put(Line("sampling/team.h", checked, checked.replace("== number", "!= 0")), tmp_path, monkeypatch)
     backend = load("two workers")
     masks = some_masks(VOCAB)
     tokens, _ = run_masked(backend, Job(PROMPT, 0, 6), masks, late=LATE)

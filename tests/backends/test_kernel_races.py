@@ -8,7 +8,6 @@ takes minutes: put one that goes wrong in the place of the known ones.
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends import host_kernel
 from backends.cpu_cases import distance, reference
 from backends.host_kernel import HostKernel, MachineFault, Schedule
 from backends.host_setups import (
@@ -30,6 +28,7 @@ from backends.host_setups import (
     make_checkpoints,
     on_machines,
 )
+from backends.source_edits import Line, put
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.errors import DeadlineFault, NumericalFault
 
@@ -169,7 +168,7 @@ def test_without_its_lines_an_order_goes_wrong(
 ) -> None:
     race = RACES[name]
     right = logits_in(Schedule(1), load(race.setup), race.tokens)
-    take_out(race, monkeypatch, tmp_path)
+    put(Line(race.file, race.lines, race.instead), tmp_path, monkeypatch)
     backend = load(race.setup)
     orders = itertools.chain(race.orders, further(race))
     assert any(goes_wrong(order, backend, race.tokens, right) for order in orders)
@@ -178,14 +177,6 @@ def test_without_its_lines_an_order_goes_wrong(
 def further(race: Race) -> Iterator[Schedule]:
     """Orders of the same kind, for a kernel that has changed since the known ones were found."""
     return (replace(race.orders[-1], seed=seed) for seed in range(1000, 1040))
-
-
-def take_out(race: Race, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    kernels = Path(shutil.copytree(host_kernel.KERNELS, folder / "kernels"))
-    text = (kernels / race.file).read_text()
-    assert text.count(race.lines) == 1, f"{race.file} has other lines now"
-    (kernels / race.file).write_text(text.replace(race.lines, race.instead))
-    monkeypatch.setattr(host_kernel, "KERNELS", kernels)
 
 
 def goes_wrong(order: Schedule, backend: CudaBackend, tokens: slice, right: Logits) -> bool:
