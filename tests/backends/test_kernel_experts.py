@@ -11,8 +11,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from backends.cpu_cases import distance
-from backends.host_kernel import HostKernel, Schedule, host_gpu
+from backends.host_kernel import HostKernel, MachineFault, Schedule, host_gpu
 from backends.host_setups import CONTEXT, DEADLINE_NS, Logits, on_machines
+from backends.source_edits import Line, put
 from families import Case, make_checkpoint
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.ranked import RankedCudaBackend
@@ -148,7 +149,7 @@ def test_sinks_biases_windows_and_a_clamped_gate(folders: dict[str, Path], gpu: 
 )  # fmt: skip
 def test_the_numbers_of_the_reference(folders: dict[str, Path], gpu: str, name: str, workers: int) -> None:
     """With 20 workers some have no tiles of experts, or of the second stage alone."""
-    agrees(folders[name], workers, 70 if workers == 5 else min(20, COUNT[gpu]), gpu)
+    agrees(folders[name], workers, 70 if workers == 5 and name != "broad" else min(20, COUNT[gpu]), gpu)
 
 
 def change_routers(folder: Path, change: str) -> None:
@@ -177,6 +178,15 @@ def test_ties_go_to_the_lower_expert(tmp_path: Path, gpu: str, name: str, change
     assert distance(before, exact) > 2 * TOLERANCE
 
 
+def rounded(folder: Path, gpu: str, dtype: str) -> tuple[ModelSpec, GpuPlan, Checkpoint]:
+    spec, checkpoint = opened(folder)
+    source, formats = formats_for(gpu, Asked(dtype, "auto", "auto"), spec, checkpoint)
+    assert formats.default is Format.BF16 and "router" not in formats.of_stages
+    plan = gpu_plan(spec, 3, CONTEXT, formats.default, stage_formats=formats.of_stages, backend=gpu)
+    assert not plan.ranks[0].products_of_stages[-2].format.is_half
+    return spec, plan, source
+
+
 @pytest.mark.long
 @on_machines(
     "name, dtype",
@@ -186,16 +196,28 @@ def test_ties_go_to_the_lower_expert(tmp_path: Path, gpu: str, name: str, change
 )
 def test_rounded_experts(folders: dict[str, Path], gpu: str, name: str, dtype: str) -> None:
     """Scales of rows, of groups along k, and integer products: experts with all of them are added up."""
-    spec, checkpoint = opened(folders[name])
-    source, formats = formats_for(gpu, Asked(dtype, "auto", "auto"), spec, checkpoint)
-    assert formats.default is Format.BF16 and "router" not in formats.of_stages
-    plan = gpu_plan(spec, 3, CONTEXT, formats.default, stage_formats=formats.of_stages, backend=gpu)
-    assert not plan.ranks[0].products_of_stages[-2].format.is_half
+    spec, plan, source = rounded(folders[name], gpu, dtype)
     exact = reference_logits(spec, source, TOKENS[: COUNT[gpu]])
     with on_host(folders[name], spec, plan, source) as backend:
         rows, tokens = rows_and_tokens(backend, TOKENS[: COUNT[gpu]])
     assert middle(rows, exact) < TOLERANCE
     assert middle(tokens, exact) < TOLERANCE
+
+
+@pytest.mark.long
+@on_machines(hip=(), fixture="gpu")
+def test_without_the_wait_scales_of_experts_are_late(
+    folders: dict[str, Path], gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come while gate_up is computed. Each thread waits for those that it fetched, and for all other threads."""
+    spec, plan, source = rounded(folders["qwen3-moe"], gpu, "int4")
+    waits = "  wait_copy_groups<0>();\n  return c.meet();\n"
+    put(Line("token/experts.h", waits, "  return true;\n"), tmp_path, monkeypatch)
+    with (
+        on_host(folders["qwen3-moe"], spec, plan, source) as backend,
+        pytest.raises(MachineFault, match="A thread ended before its copies"),
+    ):
+        backend.logits(TOKENS[:3], backend.new_sequence(), 0)
 
 
 @pytest.mark.long
