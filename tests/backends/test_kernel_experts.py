@@ -27,7 +27,6 @@ from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.open import open_checkpoint
-from weights.expert_files import to_mxfp4
 
 VOCAB = 59
 SMALL = {
@@ -223,6 +222,8 @@ def test_without_the_wait_scales_of_experts_are_late(
 @pytest.mark.long
 @on_machines(fixture="gpu")
 def test_experts_as_gpt_oss_stores_them(tmp_path: Path, gpu: str) -> None:
+    from weights.expert_files import to_mxfp4  # needs gguf; tests on a GPU import this file and do without
+
     case = Case("stored", "gpt_oss", {**CASES["gpt-oss"].fields, "hidden_size": 96, "intermediate_size": 160})
     folder = to_mxfp4(make_checkpoint(case, tmp_path / "stored"))
     spec, checkpoint = opened(folder)
