@@ -11,12 +11,14 @@
 
 namespace monotape {
 
-static_assert(kRows == 1, "attention, the residual stream and the sampler take one row a pass");
+#ifndef MONOTAPE_RING
+static_assert(kRows == 1, "several rows attend to units in a ring");
+#endif
+static_assert(kRows == 1 || (kRanks == 1 && kExperts == 0 && kKinds == 1), "models whose passes may have several rows");
 
 // Every worker decides for itself, and all decide alike; worker 0 passes the token to the clerk.
-__device__ Finish tell(Consumer& c, int produced) {
+__device__ Finish tell(Consumer& c, int produced, int token) {
   const Params& p = c.params;
-  const int token = c.shared.next_token;
   Finish finish = Finish::running;
   for (int i = 0; i < p.stop_count; i++)
     if (p.stop_ids[i] == token) finish = Finish::stop;
@@ -57,6 +59,32 @@ __device__ __forceinline__ bool choose_next(Consumer& c, int produced) {
   return draw(c, p.sampling, c.shared.select, c.shared.sampler, p.sampler_words, p.prompt_length + produced, produced);
 }
 
+// A pass with drafts: its rows are accepted up to the first whose token is not the draft after it. Returns how many tokens it
+// gave; 0: the request has ended.
+template <int Rows>
+__device__ __forceinline__ int play_drafts(Consumer& c, int position, int& token) {
+  const Params& p = c.params;
+  const int rows = c.shared.drafts.rows, first = position + 1 - p.prompt_length;
+  if (!forward<Rows>(c, 0, position, false)) return 0;
+  hear_offer(c);
+  if (!p.sampling.active) {
+    c.begin(Stage::sample, kLayers);
+    if (!elect_rows(c, rows)) return 0;
+  }
+#pragma unroll 1
+  for (int row = 0; row < rows; row++) {
+    if (p.sampling.active) {
+      if (c.thread == 0) c.shared.drafts.row = row;
+      if (row > 0) fence_device();  // as between two tokens: see sampling/team.h
+      if (!c.meet() || !choose_next(c, first + row)) return 0;
+    }
+    token = p.sampling.active ? c.shared.next_token : c.shared.drafts.chosen[row];
+    if (tell(c, first + row, token) != Finish::running) return 0;
+    if (row + 1 == rows || token != c.shared.drafts.token[row + 1]) return row + 1;
+  }
+  return 0;
+}
+
 // All tokens after the prompt; without rows, the prompt's tokens too, one by one. Not inlined: registers and instruction
 // order are then chosen for this loop alone, as if there were no prefill.
 __device__ __noinline__ void decode(Shared& shared) {
@@ -78,7 +106,9 @@ __device__ __noinline__ void decode(Shared& shared) {
   for (bool head_only = in_rows;; head_only = false) {
     const int produced = position + (head_only ? 0 : 1) - p.prompt_length;
     c.trace.start_token(p, produced);
-    if (!forward(c, token, position, head_only) || !choose_next(c, produced)) return;
+    if (!forward<1>(c, token, position, head_only)) return;
+    if constexpr (kRows > 1) hear_offer(c);
+    if (!choose_next(c, produced)) return;
     if (!head_only) position++;
     if (p.logits_out) keep_token_logits(c, position - 1 - p.cached);
     if (produced < 0 && c.shared.stopping) return end_with(c, Finish::cancelled);
@@ -86,10 +116,19 @@ __device__ __noinline__ void decode(Shared& shared) {
       token = p.prompt[position];
     } else {
       if (p.logits_out) end_with(c, Finish::length);
-      if (p.logits_out || tell(c, produced) != Finish::running) return;
+      if (p.logits_out || tell(c, produced, c.shared.next_token) != Finish::running) return;
       token = c.shared.next_token;
     }
-    if (c.thread == 0) c.shared.position = position;
+    if constexpr (kRows > 1) {
+      for (int rows = plan_rows(c, token, position, p.max_tokens - produced - 1, produced >= 0); rows != 1;) {
+        const int told = rows == 0 ? 0 : play_drafts<kRows>(c, position, token);
+        if (told == 0) return;
+        position += told;
+        rows = plan_rows(c, token, position, p.prompt_length + p.max_tokens - position, told == rows);
+      }
+    } else {
+      if (c.thread == 0) c.shared.position = position;
+    }
   }
 }
 
@@ -104,6 +143,24 @@ __device__ __forceinline__ void run(Shared& shared) {
     }
   }
   decode(shared);
+}
+
+// The clerk's warp where passes have several rows: lane 0 is the clerk, and all lanes of worker 0's are the drafter.
+__device__ __forceinline__ void work_and_draft(Shared& shared) {
+  const Params& p = changeable(request);
+  Clerk clerk(shared, p);
+  Drafter drafter(shared, p);
+  const bool drafts = worker_number() == 0 && p.history;
+  if (lane_number() == 0) clerk.begin();
+  for (int done = 0; !done; done = lane_at(static_cast<int>(shared.done), 0)) {
+    const int pass = lane_at(static_cast<int>(shared.drafts.pass), 0);
+    fence_block();  // tokens before that pass have been mailed
+    if (lane_number() == 0) clerk.look();
+    warp_meets();
+    if (drafts) drafter.look(pass);
+    rest(500);
+  }
+  if (lane_number() == 0) clerk.end();
 }
 
 }  // namespace monotape
@@ -121,7 +178,15 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
     if constexpr (kRanks > 1) shared.owed_progress = -1;
     shared.copied = 0;
     shared.sampler = {0, {0, 0, 0}};
-    shared.own_count[0] = shared.own_count[1] = shared.barriers = 0;
+    for (int row = 0; row < kRows; row++) shared.own_count[0][row] = shared.own_count[1][row] = 0;
+    shared.barriers = 0;
+    if constexpr (kRows > 1) {
+      Drafts& drafts = shared.drafts;
+      drafts.rows = 1;
+      for (int i = 0; i < 4; i++) drafts.rows_of[i] = 1;
+      drafts.row = drafts.pass = drafts.drafted = drafts.accepted = 0;
+      drafts.offer_of = -1;
+    }
     shared.list_of[0] = shared.list_of[1] = shared.listed_splits = shared.sample_turn = 0;
     shared.pace = kPolling, shared.swept = -1;
     if constexpr (kExperts > 0) shared.chosen_step = -1;
@@ -137,6 +202,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
 #ifdef MONOTAPE_RING
     if (thread_number() == kConsumers) Producer(shared, request).play(worker_number());
 #endif
+    if (kRows > 1 && warp_number() == kWarps + 1) return work_and_draft(shared);
     if (thread_number() == kConsumers + kLanes) Clerk(shared, changeable(request)).work();
     if (warp_number() == kWarps + 2) Janitor(shared, changeable(request)).work();
 #ifdef MONOTAPE_RING

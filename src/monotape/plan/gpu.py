@@ -368,11 +368,21 @@ class GpuRank:
         return tuple(order.index(name) - 1 for name in self.stage_names)
 
     @property
+    def row_words(self) -> int:
+        """Words between those of a row of a pass and of the next row."""
+        return 2 * self.buffers[0].stride
+
+    @property
+    def further_rows(self) -> int:
+        """Words of all rows of a pass but the first: they follow the first row's, and candidates follow them."""
+        return (self.rows_a_pass - 1) * self.row_words
+
+    @property
     def exchange_words(self) -> int:
-        """Words of all copies of all buffers."""
-        return max(
-            buffer.start + (buffer.copies - 1) * buffer.stride + buffer.words for buffer in self.buffers
-        )
+        """Words of all copies of all buffers, and of drafts that are offered: one for each copy of the candidates."""
+        last = self.buffers[-1]
+        offers = last.copies if self.rows_a_pass > 1 else 0
+        return last.start + last.copies * last.stride + offers
 
     @property
     def products_of_stages(self) -> tuple[Product, ...]:

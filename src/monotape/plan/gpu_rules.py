@@ -72,6 +72,7 @@ def _buffers_apart(rank: GpuRank) -> Iterator[str]:
     )
     end = 0
     for start, words, name in places:
+        end += rank.further_rows if name == "candidates" and start == end + rank.further_rows else 0
         if start != end:
             yield f"a copy of {name} starts at word {start}, the one before ends at {end}"
         end = start + words

@@ -193,6 +193,9 @@ __device__ __forceinline__ int input_pass(unsigned lane) { return fragment_row(l
 __device__ __forceinline__ int first_input(unsigned lane, int) { return fragment_column(lane) * 2; }
 __device__ __forceinline__ int second_input(unsigned lane) { return fragment_row(lane) % 2; }
 __device__ __forceinline__ bool takes_input(unsigned) { return true; }
+inline TokenInput input_of_word(uint4 word, unsigned lane) {
+  return second_input(lane) ? make_uint2(word.z, word.w) : make_uint2(word.x, word.y);
+}
 template <bool Float16>
 __device__ __forceinline__ void multiply_token(float* sums, const uint4& w, TokenInput x) {
   multiply_accumulate<Float16>(sums, w.x, w.y, w.z, w.w, x.x, x.y);

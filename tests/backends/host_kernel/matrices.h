@@ -27,7 +27,7 @@ __device__ void multiply_all(Consumer& c) {
     const Stage stage = stage_of(step);
     const int layer = layer_of(step);
     const Matrix matrix = matrix_of(c, stage, layer);
-    const bool ran = run_matrix(c, matrix, [&](int p, int tile, int row, float y, bool real) {
+    const bool ran = run_matrix<kRows>(c, matrix, kRows, [&](int p, int tile, int row, float y, bool real) {
       const int64_t at = static_cast<int64_t>(step) * kMostRows + (c.span(stage).first + tile) * kTileRows + row;
       if (real) c.params.logits_out[at * kRows + p] = y;
     });
@@ -48,6 +48,7 @@ extern "C" __global__ void monotape_request() {
     barrier_init_fence();
     shared.done = shared.failed = shared.position = shared.head_first = shared.copied = shared.sample_turn = 0;
     shared.nan_place = -1;
+    if constexpr (kRows > 1) shared.drafts.pass = 0;
     shared.swept = 1 << 30;  // nothing is published, so nothing is reset
     shared.pace = kPolling, shared.playing = 1;
   }

@@ -82,7 +82,7 @@ class CudaBackend:
             "exchange": DeviceMemory(
                 exchange_bytes(own, workers) + die_bytes(gpu_plan.machine, own, workers)
             ),
-            "logits": DeviceMemory(4 * (spec.vocab + 8)),
+            "logits": DeviceMemory(4 * own.rows_a_pass * (-(-spec.vocab // 8) * 8 + 8)),
             "sampler_words": DeviceMemory(sampler_bytes(gpu_plan.machine, own, workers)),
         }
         self._params = ParamsStruct()
@@ -186,7 +186,7 @@ class CudaBackend:
         with self._lock:
             require_idle(self._launch)
             device()  # this may be another thread than the latest request's
-            kernel = kernel or self.kernel
+            kernel, own = kernel or self.kernel, self.gpu_rank
             sequence.truncate(job.cached)
             sequence.reserve(min(len(job.prompt) + job.max_tokens, self.plan.context), kernel.stream)
             sampling = SamplingMemory(job, self.spec.vocab, self._adjusted.pointer, self._counts.pointer)
@@ -200,7 +200,10 @@ class CudaBackend:
                 params.chunk = chunk
             if trace is not None:
                 params.trace, params.trace_tokens = trace.pointer, job.max_tokens
-            self.request_memory.begin(job, params, kernel.stream, whole_prompt=has_penalties(job))
+            drafts = own.rows_a_pass > 1 and job.drafts and not logits_out
+            self.request_memory.begin(
+                job, params, kernel.stream, whole_prompt=has_penalties(job), drafts=drafts
+            )
             self._memories["exchange"].fill(0xFF, kernel.stream)
             if self.inbox is not None:
                 self._take_numbers(params)

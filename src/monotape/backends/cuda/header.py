@@ -103,7 +103,7 @@ def _constants(plan: GpuPlan, own: GpuRank) -> dict[str, int]:
     d, pages, kv, links, routing = own.dimensions, own.pages, own.kv, own.links, own.routing
     windows = [kind.attention.window for kind in own.kinds]
     return {
-        "kRows": own.rows_a_pass, "kShapes": len(plan.machine.shapes),
+        "kRows": own.rows_a_pass, "kRowWords": own.row_words, "kShapes": len(plan.machine.shapes),
         "kWarps": WARPS, "kTileRows": TILE_ROWS, "kBlockK": BLOCK_K, "kBatchTiles": BATCH_TILES,
         "kUnitPositions": UNIT_POSITIONS, "kWorkers": plan.workers, "kLayers": d.layers, "kWidth": d.width,
         "kHeads": d.heads, "kKvHeads": d.kv_heads, "kHeadDim": d.head_dim, "kFfn": d.ffn, "kVocab": d.vocab,

@@ -32,6 +32,7 @@ class Running(ABC):
         self.ended = False
         self.start_ns = 0
         self.filled = 0  # tokens of the prompt whose KV is complete, cached ones included
+        self.drafted = self.accepted = 0  # drafts, and those that were what followed; known at the end
         # The garbage collector may end an abandoned generation while this thread is in here: a lock it can take again.
         self._lock = threading.RLock()
 
@@ -152,6 +153,7 @@ class Launch(Running):
             # The last token's own KV is not there yet. Cancelled in prefill, whole chunks are.
             self._sequence.length = self.filled + max(0, len(self.tokens) - 1)
             self.finish_reason = _FINISH[self._memory.status.finish]
+            self.drafted, self.accepted = self._memory.status.drafted, self._memory.status.accepted
         else:
             self._sequence.clear()  # what is not a number in there would spoil everything after it
         with self._mask_lock:  # the table and the ids are the next request's from here on

@@ -39,7 +39,7 @@ def memory_plan(plan: GpuPlan, rank: int = 0) -> MemoryPlan:
     own, context = plan.ranks[rank], plan.plan.context
     words = exchange_bytes(own, plan.workers) + die_bytes(plan.machine, own, plan.workers)
     exchange = words + own.prefill.bytes + own.links.inbox_bytes
-    other = _OTHER_BYTES + 4 * own.dimensions.all_vocab
+    other = _OTHER_BYTES + 4 * own.rows_a_pass * own.dimensions.all_vocab
     weights = rank_plan(plan.plan, rank).weight_bytes
     position = own.kv.bytes(UNIT_POSITIONS) // UNIT_POSITIONS
     return MemoryPlan(weights, position, own.kv.bytes(context), context, exchange, other)

@@ -30,7 +30,8 @@ class StatusStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("finish", "tokens", "worker", "stage", "layer")),
-        ("cancel", c_uint32), ("start_ns", c_int64), ("filled", c_int32),
+        ("cancel", c_uint32), ("start_ns", c_int64),
+        *((name, c_int32) for name in ("filled", "drafted", "accepted")),
     )  # fmt: skip
 
 
@@ -53,6 +54,7 @@ class ParamsStruct(ctypes.Structure):
         *((name, c_int32) for name in ("prompt_length", "cached", "max_tokens", "stop_count", "chunk")),
         ("trace_tokens", c_int32),
         ("sampling", SamplingStruct), *_pointers("sampler_words"), ("ranks", RanksStruct),
+        *_pointers("history"), ("history_length", c_int32),
     )  # fmt: skip
 
 
@@ -66,6 +68,7 @@ def die_bytes(machine: GpuMachine, rank: GpuRank, workers: int) -> int:
     if machine.dies == 1:
         return 0
     copied = sum(buffer.words * buffer.copies for buffer in rank.buffers if buffer.name != "partials")
+    copied += rank.further_rows
     start = -exchange_bytes(rank, workers) % _LINE_BYTES
     size = machine.dies * (-(-copied * _COPY_BYTES // _LINE_BYTES) * _LINE_BYTES) + 4 * workers
     return start + -(-size // _LINE_BYTES) * _LINE_BYTES

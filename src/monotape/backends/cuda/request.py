@@ -38,29 +38,55 @@ class RequestMemory:
         times: NDArray[np.int64] = self._times.view.view(np.int64)
         return times
 
-    def begin(self, job: Job, params: ParamsStruct, stream: Any, *, whole_prompt: bool) -> None:
-        """Clears the status, and queues the copy of the kernel's inputs on `stream`: the prompt, then the stop ids.
+    def begin(
+        self, job: Job, params: ParamsStruct, stream: Any, *, whole_prompt: bool, drafts: bool = False
+    ) -> None:
+        """Clears the status, and queues the copy of the kernel's inputs on `stream`.
 
-        The kernel does not read ids whose KV is cached, unless penalties count them. There is one copy and no wait:
-        either would delay the first token.
+        There is one copy and no wait: either would delay the first token.
         """
         assert job.max_tokens <= self._most_tokens
-        prompt, stops = len(job.prompt), len(job.stop_ids)
-        if 4 * (prompt + stops) > self._inputs.bytes:
-            self._make_inputs(prompt + 2 * stops)
-        first = 0 if whole_prompt else job.cached
-        staged = self._staged.view.view(np.int32)
-        staged[first:prompt] = np.asarray(job.prompt[first:], np.int32)
-        staged[prompt : prompt + stops] = job.stop_ids
-        start, count = 4 * first, 4 * (prompt + stops - first)
-        self._inputs.copy_in(self._staged.pointer + start, count, start, stream)
+        if drafts:
+            self._send_history(job, params, stream)
+        else:
+            self._send_prompt(job, params, stream, 0 if whole_prompt else job.cached)
         ctypes.memset(self._status.pointer, 0, ctypes.sizeof(StatusStruct))
         self.status.worker = -1  # until a worker reports where a fault came from
         params.status = self._status.pointer
         params.ids, params.times_ns = self._ids.pointer, self._times.pointer
+        params.prompt_length, params.cached = len(job.prompt), job.cached
+        params.max_tokens, params.stop_count = job.max_tokens, len(job.stop_ids)
+
+    def _send_prompt(self, job: Job, params: ParamsStruct, stream: Any, first: int) -> None:
+        """The prompt from `first` on, then the stop ids. The kernel reads cached ids only where penalties count them."""
+        prompt, stops = len(job.prompt), len(job.stop_ids)
+        staged = self._staged_room(prompt + stops)
+        staged[first:prompt] = np.asarray(job.prompt[first:], np.int32)
+        staged[prompt : prompt + stops] = job.stop_ids
+        start, count = 4 * first, 4 * (prompt + stops - first)
+        self._inputs.copy_in(self._staged.pointer + start, count, start, stream)
         params.prompt, params.stop_ids = self._inputs.pointer, self._inputs.pointer + 4 * prompt
-        params.prompt_length, params.cached = prompt, job.cached
-        params.max_tokens, params.stop_count = job.max_tokens, stops
+        params.history, params.history_length = 0, 0
+
+    def _send_history(self, job: Job, params: ParamsStruct, stream: Any) -> None:
+        """The stop ids, then what drafts are looked up in: the prediction, the prompt, and room for the output."""
+        stops, predicted = len(job.stop_ids), len(job.prediction)
+        sent = stops + predicted + len(job.prompt)
+        staged = self._staged_room(sent + job.max_tokens)
+        staged[:stops] = job.stop_ids
+        staged[stops : stops + predicted] = np.asarray(job.prediction, np.int32)
+        staged[stops + predicted : sent] = np.asarray(job.prompt, np.int32)
+        self._inputs.copy_in(self._staged.pointer, 4 * sent, 0, stream)
+        first = self._inputs.pointer
+        params.stop_ids, params.history = first, first + 4 * stops
+        params.prompt = first + 4 * (stops + predicted)
+        params.history_length = sent - stops
+
+    def _staged_room(self, count: int) -> NDArray[np.int32]:
+        if 4 * count > self._inputs.bytes:
+            self._make_inputs(count + _ROOM_FOR_STOPS)
+        staged: NDArray[np.int32] = self._staged.view.view(np.int32)
+        return staged
 
     def close(self) -> None:
         for memory in (self._status, self._ids, self._times, self._staged, self._inputs):

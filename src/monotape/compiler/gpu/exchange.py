@@ -92,12 +92,13 @@ def exchange_of(
         ("partials", parts, ATTENTION),
         ("attended", head, ATTENTION),
     ]
-    half = rows * sum(words for _, words, _ in sized)
+    half = sum(words for _, words, _ in sized)
     buffers, start = [], 0
     for name, words, owner in sized:
-        buffers.append(ExchangeBuffer(name, rows * words, 2, start, half, owner))
-        start += rows * words
-    candidates = ExchangeBuffer("candidates", workers, 3, 2 * half, workers, "worker")
+        buffers.append(ExchangeBuffer(name, words, 2, start, half, owner))
+        start += words
+    # Rows of a pass follow each other, all buffers of one and then all of the next.
+    candidates = ExchangeBuffer("candidates", rows * workers, 3, rows * 2 * half, rows * workers, "worker")
     return Exchange((*buffers, candidates), resets_of(layer))
 
 

@@ -97,4 +97,4 @@ def rows_bytes(room: Room, blocks: int) -> int:
     ring = room.pages(blocks) * blocks * BLOCK_BYTES
     if ring >= prefill_ring(room):
         return ring
-    return ring + 2 * BLOCK_K * room.rows * room.input_blocks
+    return ring + 2 * BLOCK_K * max(room.input_blocks, room.rows * room.row_blocks)

@@ -28,6 +28,7 @@ from monotape.compiler.gpu.pages import (
     page_blocks,
     pages_for,
     product_of,
+    row_blocks_of,
 )
 from monotape.compiler.gpu.rows import chunk_for, row_plan
 from monotape.models.experts import SILU, Softmax
@@ -111,7 +112,8 @@ class _Lowering:
         room = Room(
             d, input_blocks=max(input_blocks_of(stage) for stage in rank.stages),
             own_words=own_words(rank, d, exchange), residual_tiles=max(1, *(span.count for span in residual.spans)),
-            steps=len(self._plan.steps), rows=tuning.rows, gpu=self._gpu, choice=self._choice_bytes(),
+            steps=len(self._plan.steps), rows=tuning.rows,
+            row_blocks=row_blocks_of(rank.stages, d.width, self._gpu), gpu=self._gpu, choice=self._choice_bytes(),
             codes=not all(stage.format.is_half for stage in rank.stages),
         )  # fmt: skip
         check_room(rank, room)
@@ -122,7 +124,7 @@ class _Lowering:
             rank=rank.rank, dimensions=d, half=self._plan.format, rows_a_pass=tuning.rows,
             choices=tuning.choices if tuning.published else 1,
             vectors=self._vectors(),
-            products=tuple(product_of(stage, blocks, self._gpu) for stage in lengths),
+            products=tuple(product_of(stage, blocks, self._gpu, tuning.rows) for stage in lengths),
             kinds=kinds, layer_kinds=layer_kinds, head=head,
             embedding=rank.head.format if self._spec.tied else self._plan.format,
             pages=pages_for(rank, blocks, room.pages(blocks), len(self._plan.ranks), self._gpu),

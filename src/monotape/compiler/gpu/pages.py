@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monotape.plan.formats import TILE_ROWS
@@ -20,6 +21,7 @@ _WHOLE_CODED, _WHOLE_INTEGERS = 6, 8
 _LARGEST_PAGE, _LARGEST_OF_EXPERTS = 96, 52
 _PREFILL_BLOCKS = 8  # in units of which shared memory is given to a prefill, where there is no ring
 _OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
+_ROW_BATCH = 8  # tiles whose sums are kept for each row of a pass of several: kRowBatch in kernels/token/matrix.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Room:
     residual_tiles: int
     steps: int  # of ranks
     rows: int = 1
+    row_blocks: int = 0  # blocks of the longest input that is in shared memory for every row of a pass
     codes: bool = False  # whether some stages' weights are codes: their inputs have scales
     choice: int = 0  # bytes of the chosen experts
     gpu: GpuMachine = HOPPER
@@ -39,17 +42,24 @@ class Room:
     @property
     def bytes(self) -> int:
         group, head = self.dimensions.group, self.dimensions.head_dim
-        sums = max(2 * self.rows * BATCH_TILES * WARPS * TILE_ROWS * 4, self._select)
-        inputs = 2 * BLOCK_K * self.rows * self.input_blocks + sums
+        sums = max(2 * self._sum_tiles * WARPS * TILE_ROWS * 4, self._select)
+        inputs = 2 * BLOCK_K * max(self.input_blocks, self.rows * self.row_blocks) + sums
         attended = 4 * WARPS * group * (head + 4)  # lies over the input and its sums
-        lists = 2 * 4 * self.own_words + 4 * self.dimensions.layers
-        rest = max(inputs, attended) + lists + 4 * TILE_ROWS * self.residual_tiles * self.rows + 8 * head
+        if self.rows > 1:
+            attended += self.rows * 2 * BLOCK_K * TILE_ROWS * -(-head // BLOCK_K)  # queries of all rows
+        lists = 2 * 4 * self.own_words * self.rows + 4 * self.dimensions.layers
+        each = 4 * TILE_ROWS * self.residual_tiles + 8 * head
+        rest = max(inputs, attended) + lists + self.rows * each
         if self.codes:
             rest += self.input_blocks
         rest += self.choice
         if self.steps:
             rest += 16 * self.steps + 4 * TILE_ROWS * BATCH_TILES  # steps, and sums that came early
         return rest + _OTHER_SHARED
+
+    @property
+    def _sum_tiles(self) -> int:
+        return BATCH_TILES if self.rows == 1 else max(BATCH_TILES, self.rows * _ROW_BATCH)
 
     @property
     def _select(self) -> int:
@@ -75,7 +85,17 @@ def input_blocks_of(stage: Stage) -> int:
     return blocks_of(stage) * max(1, inputs_of(stage))
 
 
-def product_of(stage: Stage, page: int, gpu: GpuMachine = HOPPER) -> Product:
+def row_blocks_of(stages: Sequence[Stage], width: int, gpu: GpuMachine = HOPPER) -> int:
+    """Blocks of the longest input that a pass of several rows keeps in shared memory.
+
+    Every lane polls as many words of it as of a normalised input, which all are. Longer ones are read as they are needed.
+    """
+    rounds = -(--(-width // (BLOCK_K * gpu.parts)) // TILE_ROWS)
+    most = rounds * gpu.parts * TILE_ROWS
+    return max(blocks for stage in stages if (blocks := blocks_of(stage)) <= most)
+
+
+def product_of(stage: Stage, page: int, gpu: GpuMachine = HOPPER, rows: int = 1) -> Product:
     """How tiles of a stage lie in pages of `page` blocks, and how many a warp multiplies together."""
     k = stage.layout.k
     size = page * BLOCK_BYTES // stage.layout.block_bytes
@@ -93,7 +113,8 @@ def product_of(stage: Stage, page: int, gpu: GpuMachine = HOPPER) -> Product:
     while run > size:  # whole blocks for every warp may be too many
         pages += 1
         run = _whole_warps(blocks, pages, gpu)
-    most = min(in_page, BATCH_TILES // 2, max(1, at_once // -(-run // gpu.parts)))
+    batch = BATCH_TILES if rows == 1 else _ROW_BATCH
+    most = min(in_page, batch // 2, max(1, at_once // -(-run // gpu.parts)))
     fitting = [tiles for tiles in range(1, most + 1) if in_page % tiles == 0]
     if stage.dealt:  # an expert's tiles may begin anywhere in a batch, but gate tiles have even numbers there
         fitting = [tiles for tiles in fitting if tiles == 1 or tiles % 2 == 0]
@@ -119,7 +140,7 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
     layer = total * BLOCK_BYTES / workers
 
     def worth(size: int) -> float:
-        handled = [_pages_and_steps(stage, size, room.gpu) for stage in stages]
+        handled = [_pages_and_steps(stage, size, room) for stage in stages]
         pages, steps = sum(pages for pages, _ in handled), sum(steps for _, steps in handled)
         held = room.pages(size) * BLOCK_BYTES * total / pages
         return min(held, layer) / room.gpu.shared_memory - 12 * steps / total
@@ -136,9 +157,9 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
     return max(roomy or sizes, key=worth)
 
 
-def _pages_and_steps(stage: Stage, page: int, gpu: GpuMachine) -> tuple[int, int]:
+def _pages_and_steps(stage: Stage, page: int, room: Room) -> tuple[int, int]:
     """Pages that the tiles of a stage take in all workers, and the steps of their warps."""
-    product = product_of(stage, page, gpu)
+    product = product_of(stage, page, room.gpu, room.rows)
     if product.page_run < product.blocks:
         pages = (stage.dealt or 1) * stage.tiles * -(-product.blocks // product.page_run)
         return pages, pages

@@ -26,7 +26,7 @@ __host__ __device__ constexpr int copied_before(int buffer) {
   return words;
 }
 constexpr int kLineBytes = 128;  // of an L2; copies share none
-constexpr int kCopyWords = divide_up(copied_before(kBuffers) * 32, kLineBytes) * (kLineBytes / 32);
+constexpr int kCopyWords = divide_up(((kRows - 1) * kRowWords + copied_before(kBuffers)) * 32, kLineBytes) * (kLineBytes / 32);
 constexpr unsigned kHomeRounds = 32;
 constexpr int kRun = 8;  // neighbouring words that the same worker brings over
 

@@ -55,13 +55,18 @@ __device__ __forceinline__ uint4* place_of(Exchange& exchange, uint32_t word, in
 
 // The list of words that this worker publishes and resets together. It changes only with the number of splits. There are
 // two lists, because the janitor may still work on the token before.
+//
+// A pass of several rows has words for each of them, one row's after the other's, and the list has the first row's first.
 class OwnWords {
  public:
   __device__ OwnWords(Consumer& c, int list, int splits) : c_(c), words_(c.shared.own_words[list]), splits_(splits) {}
 
-  __device__ int add_all() {
-    add_listed();
-    return count_;
+  // The words of the first rows, up to each.
+  __device__ void add_all(int (&counts)[kRows]) {
+    for (row_ = 0; row_ < kRows; row_++) {
+      add_listed();
+      if (c_.thread == 0) counts[row_] = count_;
+    }
   }
 
  private:
@@ -78,7 +83,7 @@ class OwnWords {
   }
   __device__ void add(BufferRow buffer, int first, int length) {
     for (int i = c_.thread; i < length; i += kConsumers)
-      words_[count_ + i] = static_cast<uint32_t>(buffer.start + first + i);
+      words_[count_ + i] = static_cast<uint32_t>(row_ * kRowWords + buffer.start + first + i);
     count_ += length;
   }
   __device__ void add_parts(BufferRow buffer) {
@@ -88,27 +93,25 @@ class OwnWords {
   __device__ void add_attended(BufferRow buffer) {
     const int kv_head = worker_number() % kKvHeads;
     if (splits_ == 1 && worker_number() / kKvHeads == 0) add(buffer, kv_head * kGroup * kHeadWords, kGroup * kHeadWords);
-    for (int head = kWorkers - 1 - worker_number(); splits_ > 1 && head < kHeads; head += kWorkers)
-      add(buffer, head * kHeadWords, kHeadWords);
+    for (int task = kWorkers - 1 - worker_number(); splits_ > 1 && task < kRows * kHeads; task += kWorkers)
+      if (task / kHeads == row_) add(buffer, task % kHeads * kHeadWords, kHeadWords);
   }
 
   Consumer& c_;
   uint32_t* words_;
-  int splits_, count_ = 0;
+  int splits_, count_ = 0, row_ = 0;
 };
 
 // At the start of a token.
-__device__ __forceinline__ void keep_lists(Consumer& c, int position) {
+__device__ __forceinline__ void keep_lists(Consumer& c, int position, int rows) {
   const int parity = c.token_step / kTokenSteps & 1, before = c.shared.list_of[parity ^ 1];
   const int splits = split_count(position);
   const bool same = splits == c.shared.listed_splits;
   const int list = same ? before : before ^ 1;
-  if (!same) {
-    const int count = OwnWords(c, list, splits).add_all();
-    if (c.thread == 0) c.shared.own_count[list] = count;
-  }
+  if (!same) OwnWords(c, list, splits).add_all(c.shared.own_count[list]);
   c.meet();  // all threads have read list_of
   if (c.thread == 0) c.shared.list_of[parity] = list, c.shared.listed_splits = splits;
+  if (kRows > 1 && c.thread == 0) c.shared.drafts.rows_of[c.token_step / kTokenSteps % 4] = rows;
 }
 
 __host__ __device__ constexpr Stage list_stage() {
@@ -157,18 +160,24 @@ class Janitor {
       const int turn = kReset.first_layer ? token + kReset.turns : token * kLayers + layer + kReset.turns;
       if (!kReset.listed && stage == kReset.at && (!kReset.first_layer || layer == 0)) {
         const Span& span = shared_.spans[static_cast<int>(kBuffer.owner)];
-        reset_run(words_of<kReset.buffer>(*params_.exchange, turn) + own_first(span, kBuffer.owner), own_count(span, kBuffer.owner));
+        uint4* first = words_of<kReset.buffer>(*params_.exchange, turn) + own_first(span, kBuffer.owner);
+        // Words of the turn before may be those of the pass before.
+        for (int row = 0; row < larger(rows_of(token), rows_of(token - 1)); row++) reset_run(first + row * kRowWords, own_count(span, kBuffer.owner));
       }
       if constexpr (I + 1 == kResets)
-        if (stage == kListStage) reset_list(shared_.list_of[token & 1], token * kLayers + layer);
+        if (stage == kListStage) reset_list(shared_.list_of[token & 1], token * kLayers + layer, rows_of(token));
       sweep_each<I + 1>(stage, layer, token);
     }
   }
   __device__ void reset_run(uint4* first, int count) {
     reset_each(count, [&](int i) { return first + i; });
   }
-  __device__ void reset_list(int list, int turn) {
-    reset_each(shared_.own_count[list], [&](int i) { return place_of(*params_.exchange, shared_.own_words[list][i], turn); });
+  __device__ void reset_list(int list, int turn, int rows) {
+    reset_each(shared_.own_count[list][rows - 1], [&](int i) { return place_of(*params_.exchange, shared_.own_words[list][i], turn); });
+  }
+  __device__ __forceinline__ int rows_of(int token) const {
+    if constexpr (kRows == 1) return 1;
+    return shared_.drafts.rows_of[token & 3];
   }
   // A load that returns "not yet" proves that the reset has reached the L2.
   template <class WordAt>

@@ -41,6 +41,21 @@ static_assert(kHeadDim % 8 == 0 && kHeadDim <= 128 && kRopeDims % 16 == 0 && kGr
 constexpr int kWidthBlocks = divide_up(kWidth, kBlockK), kWidthWords = divide_up(kWidth, 8), kAttendedWords = kQueryRows / 8;
 constexpr int kHeadWords = kHeadDim / 8, kPartialWords = kHeadDim / 4 + 1;  // float32 values, then (peak, sum, 0, 0)
 
+// A pass of several rows keeps the inputs of all of them in shared memory if they are not longer than these.
+constexpr int kRowRounds = divide_up(divide_up(kWidthBlocks, kWarps * kSide), 8), kMostRowBlocks = kRowRounds * kWarps * kSide * 8;
+__host__ __device__ constexpr int row_blocks() {
+  int most = 0;
+  for (int i = 0; i < kMatrixStages; i++) {
+    const int blocks = divide_up(stage_row(i).k, kBlockK);
+    if (blocks <= kMostRowBlocks) most = larger(most, blocks);
+  }
+  return most;
+}
+constexpr int kRowBlocks = row_blocks();
+constexpr int kRowLogits = divide_up(kAllVocab, 8) * 8;  // values between the logits of one row and of the next
+constexpr int kRowBatch = 8;  // tiles whose sums are kept for each of several rows
+constexpr int kKeptTiles = kRows == 1 ? kBatchTiles : larger(kBatchTiles, kRows * kRowBatch);
+
 struct Span {
   int first, count;
   int64_t offset;  // of the segment: in the layer's run, or on the tape for the head
@@ -67,6 +82,7 @@ struct HostStatus {  // in pinned memory that both sides see
   uint32_t cancel;
   int64_t start_ns;  // when the kernel began, by the clock of times_ns
   int filled;  // positions whose KV a prefill has completed, cached ones included; 0 before its first chunk has ended
+  int drafted, accepted;  // drafts of the request, and those that were what followed
 };
 
 struct Rows {  // activations of a prefill's chunk; 16-bit ones in blocks of 8 rows x 32 values
@@ -147,6 +163,8 @@ struct Params {
   Sampling sampling;
   uint4* sampler_words;         // [3][workers][kSamplerWords]; all ones before a launch that samples
   Ranks ranks;
+  uint32_t* history;            // tokens to look for drafts in, and room for the output; null: no drafts
+  int history_length;           // tokens before the output
 };
 
 // Whether the prompt goes in rows, and its last row to the head; else its tokens are decoded one by one.

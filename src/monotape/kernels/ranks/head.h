@@ -12,7 +12,7 @@ __device__ __forceinline__ void share_squares(Consumer& c, uint32_t number) {
   if (c.warp() == 0) {
     float squares = 0;
     for (int i = c.lane(); i < c.span(kResidualStage).count * kTileRows; i += kLanes) {
-      const float value = c.shared.residual[i];
+      const float value = c.shared.residual[0][i];
       squares += value * value;
     }
 #pragma unroll
@@ -41,7 +41,7 @@ __device__ __forceinline__ bool combine_lanes(Consumer& c) {
 #pragma unroll 1
   for (int i = c.thread; i < owned.count * kTileRows; i += kConsumers) {
     const bool gains = kHeadInput == HeadInput::mean && first + i < kWidth;
-    const float value = c.shared.residual[i] * (gains ? c.params.vectors[static_cast<int>(row_of(Stage::head).gain)][first + i] : 1);
+    const float value = c.shared.residual[0][i] * (gains ? c.params.vectors[static_cast<int>(row_of(Stage::head).gain)][first + i] : 1);
 #pragma unroll
     for (int to = 0; to < kRanks; to++)
       push(ranks.inbox[to].lanes + place + first + i, __float_as_uint(value), number);

@@ -37,7 +37,7 @@ class RowNorm {
   }
 
  private:
-  __device__ __forceinline__ float* squares_at(int r) { return c_.shared.sums[0][0][0][r]; }
+  __device__ __forceinline__ float* squares_at(int r) { return c_.shared.sums[0][0][r]; }
   __device__ __forceinline__ int word(int w) const { return c_.thread + w * kConsumers; }
   __device__ __forceinline__ bool mine(int row, int w) const { return row < chunk_.count && word(w) < kWidthWords; }
 

@@ -18,7 +18,7 @@ __device__ __forceinline__ bool draw(Consumer& c, const Sampling& s, SelectScrat
   c.begin(Stage::sample, kLayers);
   c.set_pace(kPolling);  // words are polled all the time
   Team team(c, scratch, state, words);
-  const float* values = c.params.logits;
+  const float* values = c.logits();
   if constexpr (kRanks > 1) {
     collect_logits(c);
     if (!c.meet()) return false;
@@ -41,7 +41,7 @@ __device__ __forceinline__ bool draw(Consumer& c, const Sampling& s, SelectScrat
     store_to_host(&s.top_ids[at], id);
     store_to_host(&s.top_values[at], static_cast<float>(value - log_sum));
   };
-  if (!filter(team, s, c.params.logits, values, position, left, tell)) return false;
+  if (!filter(team, s, c.logits(), values, position, left, tell)) return false;
   if (c.thread == 0) scratch.log_sum = left.log_sum;
   if (kRanks == 1 && left.winner && !reports) {  // every worker has drawn the winner itself: no election
     if (c.thread == 0) announce(c, id_of(left.winner), scratch.stopping);

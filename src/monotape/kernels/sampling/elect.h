@@ -1,6 +1,6 @@
 // From logits to the next token.
 #pragma once
-#include "worker/clerk.h"
+#include "sampling/offers.h"
 #include "ranks/choice.h"
 #ifdef MONOTAPE_DIE_COPIES
 #include "exchange/dies.h"
@@ -23,6 +23,12 @@ __device__ __forceinline__ Candidate best_of_warp(Candidate mine) {
 // and + 2 is the one before this.
 __device__ __forceinline__ void announce(Consumer& c, int token, int stop) {
   publish<Buffer::candidates>(*c.params.exchange, c.sample_turn() + 2, worker_number(), not_yet());
+  if constexpr (kRows > 1) {
+#pragma unroll
+    for (int row = 1; row < kRows; row++)
+      publish<Buffer::candidates>(*c.params.exchange, c.sample_turn() + 2, row * kWorkers + worker_number(), not_yet());
+    if (worker_number() == 0) store_word(offer_word(*c.params.exchange, c.head_turn() + 2), not_yet());
+  }
   c.shared.next_token = token;
   c.shared.stopping = stop;
   c.shared.sample_turn = c.shared.sample_turn + 1;
@@ -41,7 +47,7 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
     mine = best_of_warp(mine);
     uint4* candidates = words_of<Buffer::candidates>(*c.params.exchange, c.sample_turn());
     if (c.lane() == 0) {
-      const float logit = chosen_logit && mine.id < kAllVocab ? c.params.logits[mine.id] : 0;
+      const float logit = chosen_logit && mine.id < kAllVocab ? c.logits()[mine.id] : 0;
       store_word(candidates + worker_number(),
                  make_uint4(__float_as_uint(mine.score), mine.id, worker_number() == 0 && c.shared.cancel, __float_as_uint(logit)));
     }
@@ -80,6 +86,42 @@ __device__ __forceinline__ bool elect(Consumer& c, Candidate mine, float* chosen
     }
     warp_meets();  // since the last barrier only this warp has read the turn
     if (c.lane() == 0) announce(c, mine.score == mine.score ? mine.id : -1, stop);
+  }
+  return c.meet();
+}
+
+// Of every row of a pass at once: warp r elects for row r, whose candidates threads 64 r onwards have.
+__device__ __forceinline__ bool elect_rows(Consumer& c, int rows) {
+  const int turn = c.sample_turn();  // before the barrier: one warp counts it on after it
+  c.set_pace(kPolling);
+  const Candidate best = best_of_warp(c.best);
+  if (c.lane() == 0) c.shared.best_value[c.warp()] = best.score, c.shared.best_id[c.warp()] = best.id;
+  if (!c.meet()) return false;
+  if (c.warp() < rows) {
+    constexpr int kShare = kRowBatch * kTileRows / kLanes;  // warps that have finished one row
+    Candidate mine = nobody();
+    if (c.lane() < kShare) mine = {c.shared.best_value[c.warp() * kShare + c.lane()], c.shared.best_id[c.warp() * kShare + c.lane()]};
+    mine = best_of_warp(mine);
+    uint4* candidates = words_of<Buffer::candidates>(*c.params.exchange, turn) + c.warp() * kWorkers;
+    if (c.lane() == 0)
+      store_word(candidates + worker_number(), make_uint4(__float_as_uint(mine.score), mine.id, worker_number() == 0 && c.shared.cancel, 0));
+    constexpr int kCount = divide_up(kWorkers, kLanes);
+    int index[kCount];
+    uint4 word[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; i++) index[i] = c.lane() + kLanes * i < kWorkers ? c.lane() + kLanes * i : -1;
+    Patience patience(c.shared, c.lost, Stage::sample, kLayers);
+    poll(candidates, index, word, patience);
+    mine = nobody();
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+      const Candidate other = {__uint_as_float(word[i].x), static_cast<int>(word[i].y)};
+      if (index[i] >= 0 && better(other, mine)) mine = other;
+    }
+    mine = best_of_warp(mine);
+    const int token = mine.score == mine.score ? mine.id : -1;
+    if (c.lane() == 0) c.shared.drafts.chosen[c.warp()] = token;
+    if (c.lane() == 0 && c.warp() == 0) announce(c, token, word[0].z);
   }
   return c.meet();
 }

@@ -11,20 +11,20 @@
 namespace monotape {
 
 // A token's angles are the same in all layers: they are in shared memory.
-__device__ __forceinline__ void keep_angles(Consumer& c, int position) {
+__device__ __forceinline__ void keep_angles(Consumer& c, int position, int row = 0) {
   const Angles angles = angles_of(c.params, position);
-  if (c.thread < kRopeHalf) c.shared.cosines[c.thread] = angles.cosines[c.thread], c.shared.sines[c.thread] = angles.sines[c.thread];
+  if (c.thread < kRopeHalf) c.shared.cosines[row][c.thread] = angles.cosines[c.thread], c.shared.sines[row][c.thread] = angles.sines[c.thread];
 }
-__device__ __forceinline__ Angles token_angles(Consumer& c) { return {c.shared.cosines, c.shared.sines}; }
+__device__ __forceinline__ Angles token_angles(Consumer& c, int row) { return {c.shared.cosines[row], c.shared.sines[row]}; }
 
 // Polls and finishes the token's query: row r of the result is query head r of those that share a KV head. The warp that has
 // the newest unit also polls the new key and value and leaves them in shared memory. The key is one more row of the
 // product where a row is free.
 constexpr bool kKeyRides = kGroup < kHeadLanes;
 
-__device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listens, bool newest, int layer) {
+__device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listens, bool newest, int layer, int row = 0) {
   constexpr int kWords = HeadWords::count, kKeyWords = kKeyRides ? 0 : kWords, kAll = kWords + kKeyWords + 1;
-  const int first_query = kv_head * kGroup * kHeadWords, first_key = (kHeads + kv_head) * kHeadWords;
+  const int first_query = row * kRowWords + kv_head * kGroup * kHeadWords, first_key = row * kRowWords + (kHeads + kv_head) * kHeadWords;
   const bool queries = listens && head_row(c.lane()) < kGroup, is_key = kKeyRides && newest && head_row(c.lane()) == kGroup;
   int number[kWords], index[kAll];
   uint4 word[kAll];
@@ -54,16 +54,16 @@ __device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listen
     uint4 own[kWords];
 #pragma unroll
     for (int i = 0; i < kWords; i++) own[i] = word[first + i];
-    return finish_head(own, head_column(c.lane()), gains, token_angles(c), key ? 1.0f : kAttentionScale);
+    return finish_head(own, head_column(c.lane()), gains, token_angles(c, row), key ? 1.0f : kAttentionScale);
   };
   const Head head = finish(0, is_key, gains);
   if (newest) {
     const Head key = kKeyRides ? head : finish(kKeyWords, true, key_gains);
     if (is_key || (!kKeyRides && head_row(c.lane()) == 0)) {
 #pragma unroll
-      for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + head_column(c.lane())] = key.block[b];
+      for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[row][b * 4 + head_column(c.lane())] = key.block[b];
     }
-    if (c.lane() < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane()] = word[kAll - 1];
+    if (c.lane() < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value[row])[c.lane()] = word[kAll - 1];
     warp_meets();
   }
   return head;
@@ -71,10 +71,10 @@ __device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listen
 
 // Stores the new key and value from shared memory into their unit: first the copy in the ring, so that the unit is like all
 // others, later the one in the KV cache. Other workers read the latter after the fence before the head.
-__device__ __forceinline__ void put_newest(Consumer& c, uint8_t* unit, int position) {
-  if (c.lane() < kHeadBlocks * 4) store_key_word(unit, position, c.lane() / 4, c.column(), c.shared.new_key[c.lane()]);
+__device__ __forceinline__ void put_newest(Consumer& c, uint8_t* unit, int position, int row = 0) {
+  if (c.lane() < kHeadBlocks * 4) store_key_word(unit, position, c.lane() / 4, c.column(), c.shared.new_key[row][c.lane()]);
 #pragma unroll
-  for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = c.shared.new_value[d];
+  for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = c.shared.new_value[row][d];
 }
 
 // Four neighbouring values of a head with their peak and sum: the parts of all warps, added up in order.
@@ -102,19 +102,19 @@ __device__ __forceinline__ Quad combine_warps(const Shared& shared, int warps, i
 }
 
 // Two neighbouring lanes' values of a head, finished, are a word.
-__device__ __forceinline__ void publish_attended(Consumer& c, int layer, int head, int quad, const Quad& all, bool real) {
+__device__ __forceinline__ void publish_attended(Consumer& c, int layer, int head, int quad, const Quad& all, bool real, int row = 0) {
   float sum = all.sum;
   if constexpr (kSinks >= 0) sum += exponential(c.params.vectors[kSinks][layer * kHeads + head] - all.peak);  // weighs in, and is worth nothing
   const float scale = quotient(1, sum);
   const uint32_t low = pack_pair(all.value[0] * scale, all.value[1] * scale);
   const uint32_t high = pack_pair(all.value[2] * scale, all.value[3] * scale);
   const uint4 word = make_uint4(low, high, lane_above(low, 1), lane_above(high, 1));
-  if (real && quad % 2 == 0) publish<Buffer::attended>(*c.params.exchange, c.turn, head * kHeadWords + quad / 2, word);
+  if (real && quad % 2 == 0) publish<Buffer::attended>(*c.params.exchange, c.turn, row * kRowWords + head * kHeadWords + quad / 2, word);
 }
 
 // Each thread has four values of a head per iteration. A single split publishes the attended values themselves; several
 // splits publish their parts, for `combine`.
-__device__ __forceinline__ void publish_results(Consumer& c, int layer, const Share& share) {
+__device__ __forceinline__ void publish_results(Consumer& c, int layer, const Share& share, int row = 0) {
   constexpr int kQuads = kHeadDim / 4;
   Exchange& exchange = *c.params.exchange;
 #pragma unroll 1
@@ -123,14 +123,14 @@ __device__ __forceinline__ void publish_results(Consumer& c, int layer, const Sh
     const int g = real ? i / kQuads : 0, quad = i % kQuads;
     const Quad all = combine_warps(c.shared, smaller(share.count, kWarps), g, quad * 4);
     if (share.splits == 1) {
-      publish_attended(c, layer, share.kv_head * kGroup + g, quad, all, real);
+      publish_attended(c, layer, share.kv_head * kGroup + g, quad, all, real, row);
       continue;
     }
     const uint4 word = make_uint4(__float_as_uint(all.value[0]), __float_as_uint(all.value[1]), __float_as_uint(all.value[2]),
                                   __float_as_uint(all.value[3]));
-    if (real) publish<Buffer::partials>(exchange, c.turn, part_word(share.kv_head, g, share.split, quad), word);
+    if (real) publish<Buffer::partials>(exchange, c.turn, row * kRowWords + part_word(share.kv_head, g, share.split, quad), word);
     if (real && quad == 0)
-      publish<Buffer::partials>(exchange, c.turn, part_word(share.kv_head, g, share.split, kPartialWords - 1),
+      publish<Buffer::partials>(exchange, c.turn, row * kRowWords + part_word(share.kv_head, g, share.split, kPartialWords - 1),
               make_uint4(__float_as_uint(all.peak), __float_as_uint(all.sum), 0, 0));
   }
 }
@@ -187,9 +187,78 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   return c.meet();
 }
 
+// The stage for several rows, which are all in one unit: they see the same units, split in the same way, so each gets the bits
+// of a pass of its own. A warp has one unit at most, and keeps its page until all rows are done. Each query is polled by one
+// warp, for all.
+#ifdef MONOTAPE_RING
+__device__ __forceinline__ uint4* row_query(Consumer& c, int row) {
+  return reinterpret_cast<uint4*>(c.shared.attending + kPartsBytes + row * kQueryBytes) + c.lane();
+}
+__device__ __forceinline__ bool attend_rows(Consumer& c, int layer, int position) {
+  static_assert(kRows == 1 || divide_up(kWarps, kPageUnits) <= kRingPages, "the ring holds a unit of every warp");
+  const Share share = share_of(c.shared, layer, position);
+  if (!share.has_part) return true;
+  const int rows = c.shared.drafts.rows;
+  c.begin(Stage::attention, layer);
+  if (!c.meet()) return false;  // as in `attend`
+  if (c.warp() < rows) {
+    const Head query = hear_token(c, share.kv_head, true, share.has_new, layer, c.warp());
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++) row_query(c, c.warp())[b * kLanes] = query.block[b];
+  }
+  c.trace.arrived();
+  if (resets_in_attention(c)) reset_in_attention(c, layer);
+  const uint4* unit = nullptr;
+  int held = 0;
+  for (int first = 0; first < share.count; first += kPageUnits) {
+    const uint4* page = c.pages.take_units(c, layer, share, first);
+    if (c.warp() >= first && c.warp() < smaller(first + kPageUnits, share.count)) {
+      unit = page + (c.warp() - first) * (kUnitBytes / 16);
+      held = c.pages.keep();
+    } else {
+      c.pages.give_back(c.lane(), c.lost);
+    }
+  }
+  if (!c.meet()) return false;  // all queries are there
+  const int base = (share.first + c.warp()) * kUnitPositions;
+  const bool newest = share.has_new && share.count - 1 == c.warp();
+  if (newest) {
+#pragma unroll 1
+    for (int row = 0; row < rows; row++) put_newest(c, reinterpret_cast<uint8_t*>(const_cast<uint4*>(unit)), position + row, row);
+    warp_meets();
+  }
+#pragma unroll 1
+  for (int row = 0; row < rows; row++) {
+    if (unit) {
+      Head query;
+#pragma unroll
+      for (int b = 0; b < kHeadBlocks; b++) query.block[b] = row_query(c, row)[b * kLanes];
+      const int end = position + row + 1, window = window_of(c.shared, layer);
+      Running running;
+      running.clear();
+      look_at(c, unit, query, (window && end > window ? end - window : 0) - base, end - base, running);
+      keep_part(c, running);
+    }
+    if (!c.meet()) return false;
+    publish_results(c, layer, share, row);
+    if (row + 1 < rows && !c.meet()) return false;  // the next parts lie over these
+  }
+  c.trace.end();
+  if (newest) fence_shared_copies();
+  if (unit) c.pages.give_kept(c.lane(), c.lost, held);
+  if (newest) {
+#pragma unroll 1
+    for (int row = 0; row < rows; row++)
+      put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position + row, row);
+  }
+  return c.meet();
+}
+
+#endif
+
 // Where several workers share a KV head: for a query head, each warp adds up the parts of every eighth split, a lane four
 // values at a time. Then the warps' sums are added up, as in `attend`.
-__device__ __forceinline__ void hear_parts(Consumer& c, int head, int splits, int layer) {
+__device__ __forceinline__ void hear_parts(Consumer& c, int head, int splits, int layer, int row) {
   constexpr int kAtOnce = smaller(divide_up(kMaxSplits, kWarps), 5);  // limited by registers
   const bool has_values = c.lane() < kPartialWords - 1;
   float peak = -infinity(), sum = 0, value[4] = {0, 0, 0, 0};
@@ -200,7 +269,7 @@ __device__ __forceinline__ void hear_parts(Consumer& c, int head, int splits, in
     uint4 word[2 * kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++) {
-      const int split = first + i * kWarps, start = (head * kMaxSplits + split) * kPartialWords;
+      const int split = first + i * kWarps, start = row * kRowWords + (head * kMaxSplits + split) * kPartialWords;
       index[2 * i] = split < splits && has_values ? start + c.lane() : -1;
       index[2 * i + 1] = split < splits ? start + kPartialWords - 1 : -1;
     }
@@ -224,25 +293,27 @@ __device__ __forceinline__ void hear_parts(Consumer& c, int head, int splits, in
   if (c.lane() == 0) part[kHeadDim] = peak, part[kHeadDim + 1] = sum;
 }
 
-__device__ __forceinline__ bool combine(Consumer& c, int layer, int position) {
+template <int Rows>
+__device__ __forceinline__ bool combine(Consumer& c, int layer, int position, int rows) {
   const int splits = split_count(position);
   if (splits == 1) return true;
   // From the last worker down: the first ones have the most to do in attention.
 #pragma unroll 1
-  for (int head = kWorkers - 1 - worker_number(); head < kHeads; head += kWorkers) {
+  for (int task = kWorkers - 1 - worker_number(); task < rows * kHeads; task += kWorkers) {
+    const int head = Rows == 1 ? task : task % kHeads, row = Rows == 1 ? 0 : task / kHeads;
     c.begin(Stage::combine, layer);
     if (!c.meet()) return false;  // no warp reads the sums of qkv any more, as in `attend`, or the parts of the head before
-    hear_parts(c, head, splits, layer);
+    hear_parts(c, head, splits, layer, row);
     if (resets_in_attention(c) && worker_number() / kKvHeads >= splits) reset_in_attention(c, layer);  // not before, in `attend`
     if (!c.meet()) return false;
     if (c.warp() == 0) {
       const int quad = smaller(c.lane(), kHeadDim / 4 - 1);  // all lanes: they shuffle
       const Quad all = combine_warps(c.shared, kWarps, 0, quad * 4);
-      publish_attended(c, layer, head, c.lane(), all, c.lane() < kHeadDim / 4);
+      publish_attended(c, layer, head, c.lane(), all, c.lane() < kHeadDim / 4, row);
     }
     c.trace.end();
   }
-  return worker_number() < kWorkers - kHeads || c.meet();  // the next input lies where the parts are
+  return worker_number() < kWorkers - rows * kHeads || c.meet();  // the next input lies where the parts are
 }
 
 }  // namespace monotape

@@ -34,6 +34,8 @@ __host__ __device__ constexpr int norm_rounds() {
 }
 constexpr int kNormRounds = norm_rounds();
 static_assert(kNormRounds <= kRounds, "words of a normalised input that registers can hold");
+// In a pass of several rows, longer inputs than these are read as they are multiplied (TileProduct).
+__host__ __device__ constexpr bool is_direct(int rows, int blocks) { return rows > 1 && blocks > kMostRowBlocks; }
 
 // Groups of 32 values in a block of a stage's weights: a warp has all groups of its blocks.
 __device__ __forceinline__ unsigned groups_of(Stage stage) {
@@ -85,7 +87,7 @@ __device__ __forceinline__ float keep_integers(Consumer& c, const Matrix& matrix
     const float most = float_of(most_of_lanes(magnitude(value)));
     const int at = input_word(c, matrix.stage, first + r);
     if (at >= matrix.blocks * 4) continue;
-    c.shared.x[0][at] = integer_word(value, quotient(kMostActivation, most));
+    c.shared.x[at] = integer_word(value, quotient(kMostActivation, most));
     if (at % 16 == 0) c.shared.input_scale[at / 16] = most * (1 / kMostActivation);
   }
   return squares;
@@ -94,7 +96,7 @@ __device__ __forceinline__ float keep_integers(Consumer& c, const Matrix& matrix
 // Polls this warp's words of a row's input from round `first` on, and leaves them in shared memory, in the order of k,
 // multiplied by the norm's gain. Returns the lane's sum of squares, taken before the gain.
 template <int Rounds>
-__device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, int row, int first, const float (&gains)[kNormRounds][8],
+__device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, int first, const float (&gains)[kNormRounds][8],
                                              Patience& patience) {
   int index[Rounds];
   uint4 word[Rounds];
@@ -106,12 +108,10 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
       if (has_inputs(matrix.stage)) index[r] = expert_word(matrix, at);
   }
 #ifdef MONOTAPE_DIE_COPIES
-  DieCopy copy = copy_of_input(c, matrix.stage);
-  copy.words += row * matrix.words * 4;
-  poll_on_die(matrix.input + row * matrix.words, copy, index, word, patience,
+  poll_on_die(matrix.input, copy_of_input(c, matrix.stage), index, word, patience,
               [&](int i) { return brings_over(c, static_cast<int>(matrix.stage), index[i]); });
 #else
-  poll(matrix.input + row * matrix.words, index, word, patience);
+  poll(matrix.input, index, word, patience);
 #endif
   if constexpr (kIntegerProducts)
     if (takes_integers(matrix.stage)) return keep_integers<Rounds>(c, matrix, first, gains, word);
@@ -132,14 +132,48 @@ __device__ __forceinline__ float read_rounds(Consumer& c, const Matrix& matrix, 
       word[r] = pack8_for(matrix.stage, value);
     }
     const int at = input_word(c, matrix.stage, first + r);
-    if (at < matrix.blocks * 4) c.shared.x[row][at] = input_order(word[r]);  // past the last word there are zeros
+    if (at < matrix.blocks * 4) c.shared.x[at] = input_order(word[r]);  // past the last word there are zeros
   }
   return squares;
 }
 
+// The same of all rows of a pass at once: a poll costs the way to the L2 and back, however many words it is for.
+template <int Rows>
+__device__ __forceinline__ void read_rows(Consumer& c, const Matrix& matrix, int rows, const float (&gains)[kNormRounds][8], float (&squares)[Rows],
+                                          Patience& patience) {
+  int index[Rows * kNormRounds];
+  uint4 word[Rows * kNormRounds];
+#pragma unroll
+  for (int i = 0; i < Rows * kNormRounds; i++) {
+    const int row = i / kNormRounds, at = input_word(c, matrix.stage, i % kNormRounds);
+    index[i] = row < rows && at < matrix.words ? row * kRowWords + at : -1;
+  }
+#ifdef MONOTAPE_DIE_COPIES
+  poll_on_die(matrix.input, copy_of_input(c, matrix.stage), index, word, patience,
+              [&](int i) { return brings_over(c, static_cast<int>(matrix.stage), index[i] % kRowWords); });
+#else
+  poll(matrix.input, index, word, patience);
+#endif
+#pragma unroll
+  for (int i = 0; i < Rows * kNormRounds; i++) {
+    const int row = i / kNormRounds, r = i % kNormRounds, at = input_word(c, matrix.stage, r);
+    float value[8], factor[8];
+    unpack8(word[i], value);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      if (matrix.gain) squares[row] += value[k] * value[k];
+      factor[k] = matrix.gain ? gains[r][k] : input_factor(matrix.stage);
+      value[k] *= factor[k];
+    }
+    if (matrix.gain || !kOneHalf || kScalesInputs) word[i] = pack8_for(matrix.stage, value);
+    if (at < matrix.blocks * 4) c.shared.x[row * kRowBlocks * 4 + at] = input_order(word[i]);
+  }
+}
+
 // The whole input, and each row's squares. A short input, normalised or not, is polled in one go: the time from input to
 // output is mostly the number of instructions in between.
-__device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, float (&squares)[kRows]) {
+template <int Rows>
+__device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, int rows, float (&squares)[Rows]) {
   float gains[kNormRounds][8] = {};
 #pragma unroll
   for (int r = 0; r < kNormRounds; r++) {
@@ -149,15 +183,16 @@ __device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, fl
       for (int i = 0; i < 8; i++) gains[r][i] *= input_factor(matrix.stage);
   }
   Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
+  if constexpr (Rows > 1) {
 #pragma unroll
-  for (int row = 0; row < kRows; row++) {
-    squares[row] = 0;
-    if (matrix.blocks <= kNormRounds * kWarps * kSide * 8) {
-      squares[row] = read_rounds<kNormRounds>(c, matrix, row, 0, gains, patience);
-    } else {
+    for (int row = 0; row < Rows; row++) squares[row] = 0;
+    read_rows<Rows>(c, matrix, rows, gains, squares, patience);
+  } else if (matrix.blocks <= kNormRounds * kWarps * kSide * 8) {
+    squares[0] = read_rounds<kNormRounds>(c, matrix, 0, gains, patience);
+  } else {
+    squares[0] = 0;
 #pragma unroll 1
-      for (int first = 0; first * kWarps * kSide * 8 < matrix.blocks; first += kRounds) read_rounds<kRounds>(c, matrix, row, first, gains, patience);
-    }
+    for (int first = 0; first * kWarps * kSide * 8 < matrix.blocks; first += kRounds) read_rounds<kRounds>(c, matrix, first, gains, patience);
   }
   c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));
   warp_meets();

@@ -1,8 +1,8 @@
 // A matrix stage of one token: polls the input from the exchange, multiplies it by this worker's tiles as they come off the
 // tape, adds up the sums of the eight warps, and passes each finished row to the epilogue.
 //
-// All matrix stages share this code. A pass may have several rows (kRows): their inputs follow each other in the exchange
-// and in shared memory, and the same weights multiply all of them.
+// All matrix stages share this code. A pass may have several rows, `rows` of at most `Rows`: the same weights multiply all of
+// them, and each gets the bits of a pass of its own.
 #pragma once
 #include "token/tiles.h"
 
@@ -14,113 +14,145 @@ __device__ __forceinline__ float sum_of_warps(const float (&parts)[kWarps]) {
   return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
 }
 
-__device__ __forceinline__ void sum_squares(float (&squares)[kRows]) {
+template <int Rows>
+__device__ __forceinline__ void sum_squares(float (&squares)[Rows]) {
 #pragma unroll
-  for (int p = 0; p < kRows; p++) squares[p] = warp_sum(squares[p]);
+  for (int p = 0; p < Rows; p++) squares[p] = warp_sum(squares[p]);
 }
 
 // The tile of the batch from tile `first` on that a thread finishes. Tile t of a worker is always finished by the same
 // threads, whatever the batch: the memory order in ranks/words.h depends on it.
 static_assert((kBatchTiles & (kBatchTiles - 1)) == 0, "a power of two");
-__device__ __forceinline__ int own_tile(const Consumer& c, int first) { return (c.part(kTileRows) - first) & (kBatchTiles - 1); }
+template <int Rows>
+__device__ __forceinline__ int own_tile(const Consumer& c, int first) {
+  if constexpr (Rows > 1) return c.part(kTileRows) % kRowBatch;
+  return (c.part(kTileRows) - first) & (kBatchTiles - 1);
+}
+// The row of the pass that a thread finishes. Eight tiles of four rows are as many elements as there are consumers.
+static_assert(kRows * kRowBatch * kTileRows <= kConsumers, "a thread for each element of a batch");
+template <int Rows>
+__device__ __forceinline__ int own_row_of_pass(const Consumer& c) {
+  if constexpr (Rows > 1) return c.part(kRowBatch * kTileRows);
+  return 0;
+}
 
+template <int Rows>
 __device__ __forceinline__ float of_own_row(const Consumer& c, const float* values, int first, int count) {
-  const int tile = first + own_tile(c, first);
+  const int tile = first + own_tile<Rows>(c, first);
   return values && tile < count ? values[tile * kTileRows + c.within(kTileRows)] : 0;
 }
 
 // Of experts: the bias and the scale of the row that a thread finishes. Where a worker adds up experts, their scales have been
 // applied before (TileProduct), and their biases are added up here.
 __device__ __forceinline__ float expert_bias(const Consumer& c, const Matrix& matrix, int first, int count) {
-  const int position = first + own_tile(c, first);
+  const int position = first + own_tile<1>(c, first);
   if (!matrix.bias || position >= count) return 0;
   if (!is_dealt(matrix.stage)) return expert_values(c, matrix.bias, matrix.stage, c.span(matrix.stage).first + position);
   const Dealing::Place place = dealing_of(c, matrix.stage).place_of(position);
   return place.real ? expert_value(c, matrix.bias, matrix.stage, place.slot, place.within) : 0;
 }
 __device__ __forceinline__ float expert_scale(const Consumer& c, const Matrix& matrix, int first, int count) {
-  const int position = first + own_tile(c, first);
+  const int position = first + own_tile<1>(c, first);
   const Dealing::Place place = dealing_of(c, matrix.stage).place_of(position);
   const bool scaled = matrix.scale && is_dealt(matrix.stage) && position < count && place.real;
   return (scaled ? expert_value(c, matrix.scale, matrix.stage, place.slot, place.within) : 1) * output_factor(matrix.stage);
 }
 
+template <int Rows>
 __device__ __forceinline__ float bias_of(const Consumer& c, const Matrix& matrix, int first, int count) {
   if constexpr (kExperts > 0)
     if (is_routed(matrix.stage)) return expert_bias(c, matrix, first, count);
-  return of_own_row(c, matrix.bias, first, count);
+  return of_own_row<Rows>(c, matrix.bias, first, count);
 }
 
+template <int Rows>
 __device__ __forceinline__ float scale_of(const Consumer& c, const Matrix& matrix, int first, int count) {
   if constexpr (kExperts > 0)
     if (is_routed(matrix.stage)) return expert_scale(c, matrix, first, count);
-  return (matrix.scale ? of_own_row(c, matrix.scale, first, count) : 1) * output_factor(matrix.stage);
+  return (matrix.scale ? of_own_row<Rows>(c, matrix.scale, first, count) : 1) * output_factor(matrix.stage);
+}
+
+// Tiles whose sums are kept before warps add them up: an even number of steps.
+__host__ __device__ constexpr int batch_of(int rows, Product p) { return rows == 1 ? p.batch : kRowBatch / (2 * p.together) * 2 * p.together; }
+
+// The first words of an input that stays in the exchange: from then on the stage has its input, as the janitor counts.
+template <class Tiles, int Rows>
+__device__ __forceinline__ void hear_directly(Consumer& c, Progress& progress, const Matrix& matrix, Tiles& tiles, float (&squares)[Rows]) {
+  ahead_in(progress).stage = matrix.stage, ahead_in(progress).layer = matrix.layer;
+#pragma unroll
+  for (int row = 0; row < Rows; row++) squares[row] = 0;
+  Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
+  tiles.hear_first(patience);
+  c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));
+  warp_meets();
 }
 
 // Runs the stage: ending(row of the pass, tile, row of the tile, value, whether it is real) for every row of a batch, with
 // whole warps so that the ending may shuffle.
-template <class Ending>
-__device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, Ending ending) {
+template <int Rows, class Ending>
+__device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, int rows, Ending ending) {
   const int count = positions_of(c, matrix.stage), number = product_number(matrix.stage);
-  const int most = of_stage(matrix.stage, [](StageRow row) { return product(row.product).batch; });
+  const int most = of_stage(matrix.stage, [](StageRow row) { return batch_of(Rows, product(row.product)); });
   if (count == 0) return !needs_choice(c, matrix.stage) || choose_experts(c, matrix.layer);  // all warps must learn of a failure at the same barrier
   c.begin(matrix.stage, matrix.layer);
   c.set_pace(matrix.stage == kAfterAttention ? kAttending : kPolling);
   Progress progress;
-  float squares[kRows], bias, scale;
+  float squares[Rows], bias, scale;
   const bool chooses = kExperts > 0 && matrix.stage == kFirstRouted;
   if (chooses) {  // its input was the router's: it has come, the choice has not
-    read_input(c, matrix, squares);
+    read_input<Rows>(c, matrix, rows, squares);
     if (!choose_experts(c, matrix.layer)) return false;
   }
-  bias = bias_of(c, matrix, 0, count);  // in flight while the input is polled
-  scale = kScalesOutputs ? scale_of(c, matrix, 0, count) : 1;
+  bias = bias_of<Rows>(c, matrix, 0, count);  // in flight while the input is polled
+  scale = kScalesOutputs ? scale_of<Rows>(c, matrix, 0, count) : 1;
   if constexpr (kExperts > 0) begin_runs(c, progress, matrix.stage);
   c.pages.go_to(c, matrix.stage, matrix.layer);
-  prepare_tiles(c, progress, number, count);
-  if (!chooses) read_input(c, matrix, squares);
+  with_product<Rows>(c, progress, number, count, matrix.input, rows, [&](auto product) {
+    product.prepare();
+    if constexpr (decltype(product)::kDirect) hear_directly(c, progress, matrix, product, squares);
+  });
+  if (!chooses && !is_direct(Rows, matrix.blocks)) read_input<Rows>(c, matrix, rows, squares);
   c.trace.arrived();
   const int64_t starved = c.pages.waited_ns;
   c.trace.part();
 #pragma unroll 1
   for (int first = 0; first < count; first += most, c.buffer ^= 1) {
     const int batch = smaller(count - first, most);
-    const int mine = own_tile(c, first), row = c.within(kTileRows);  // the element that this thread finishes
+    const int mine = own_tile<Rows>(c, first), row = c.within(kTileRows);  // the element that this thread finishes
     if constexpr (kScalesExperts)
       if (is_routed(matrix.stage) && !is_dealt(matrix.stage)) {
         if (first > 0) fetch_expert_scales(c, matrix.layer, first);
         if (!have_expert_scales(c)) return false;
       }
-    multiply_tiles(c, progress, number, count, first + batch, [&] {
+    const auto meanwhile = [&] {
       if (first == 0 && matrix.gain) sum_squares(squares);
-    });
+    };
+    with_product<Rows>(c, progress, number, count, matrix.input, rows, [&](auto product) { product.run(first + batch, meanwhile); });
 #pragma unroll
-    for (int p = 0; p < kRows; p++)
+    for (int p = 0; p < Rows; p++)
       if (c.lane() == 0) c.shared.squares[c.buffer][p][c.warp()] = squares[p];
     if (first == 0 && c.thread == 0) await_resets(c, step_of(c, matrix.stage, matrix.layer));
     c.trace.part_ends(kMultiplied);
     if (!c.meet()) return false;
     c.trace.part_ends(kMet);
-    if (c.thread < kBatchTiles * kTileRows) {
-#pragma unroll
-      for (int p = 0; p < kRows; p++) {
-        float y = sum_of_warps(c.shared.sums[c.buffer][p][mine][row]);
-        if (matrix.gain) y *= inverse_root(sum_of_warps(c.shared.squares[c.buffer][p]) * (1.0f / kWidth) + kNormEps);
-        if constexpr (kScalesOutputs) y *= scale;
-        if constexpr (kQkvBias) y += bias;
-        int tile = first + mine;
-        bool real = mine < batch;
-        if constexpr (kExperts > 0)
-          if (is_dealt(matrix.stage)) {
-            const Dealing::Place place = dealing_of(c, matrix.stage).place_of(tile);
-            tile = place.tile, real = real && place.real;
-          }
-        if (real && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
-        ending(p, tile, row, y, real);
-      }
+    const int p = own_row_of_pass<Rows>(c);
+    if (c.thread < (Rows == 1 ? kBatchTiles : rows * kRowBatch) * kTileRows) {
+      float y = sum_of_warps(c.shared.sums[c.buffer][Rows == 1 ? mine : p * kRowBatch + mine][row]);
+      if (matrix.gain) y *= inverse_root(sum_of_warps(c.shared.squares[c.buffer][p]) * (1.0f / kWidth) + kNormEps);
+      if constexpr (kScalesOutputs) y *= scale;
+      if constexpr (kQkvBias) y += bias;
+      int tile = first + mine;
+      bool real = mine < batch;
+      if constexpr (kExperts > 0)
+        if (is_dealt(matrix.stage)) {
+          const Dealing::Place place = dealing_of(c, matrix.stage).place_of(tile);
+          tile = place.tile, real = real && place.real;
+        }
+      if (real && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
+      ending(p, tile, row, y, real);
     }
-    if constexpr (kQkvBias) bias = bias_of(c, matrix, first + most, count);
-    if constexpr (kScalesOutputs) scale = scale_of(c, matrix, first + most, count);
+    if constexpr (kQkvBias) bias = bias_of<Rows>(c, matrix, first + most, count);
+    if constexpr (kScalesOutputs) scale = scale_of<Rows>(c, matrix, first + most, count);
     c.trace.part();
   }
   c.trace.add(kStarved, c.pages.waited_ns - starved);

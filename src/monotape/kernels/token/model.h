@@ -35,7 +35,7 @@ __device__ __forceinline__ void embedding_values(const Params& params, int token
 }
 
 // The token's embedding becomes this worker's elements of the residual stream.
-__device__ __forceinline__ void embed(Consumer& c, int token) {
+__device__ __forceinline__ void embed(Consumer& c, int token, int row_of_pass = 0) {
   c.refresh();
   const Span& owned = c.span(kResidualStage);
 #pragma unroll 1
@@ -43,9 +43,9 @@ __device__ __forceinline__ void embed(Consumer& c, int token) {
     const int tile = i / kTileRows, row = i % kTileRows, k = (owned.first + tile) * kTileRows + row;
     const bool mine = tile < owned.count;
     const float value = mine && k < kWidth ? embedding_value(c.params, token, k) : 0;
-    if (mine) c.shared.residual[i] = value;  // zeros where the last tile is padded
+    if (mine) c.shared.residual[row_of_pass][i] = value;  // zeros where the last tile is padded
     const uint4 word = gather_word(value);
-    if (mine && row == 0) publish<Buffer::residual>(*c.params.exchange, c.turn, owned.first + tile, word);
+    if (mine && row == 0) publish<Buffer::residual>(*c.params.exchange, c.turn, row_of_pass * kRowWords + owned.first + tile, word);
   }
 }
 
@@ -60,7 +60,7 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   constexpr int kBlocks = product(kRow.product).blocks * format_of(kRow).sub;
   Matrix matrix = {kStage, layer, kBlocks, divide_up(kRow.k, 8), nullptr, nullptr, nullptr, nullptr, nullptr};
   const int first = own_first(c.span(kStage), kStage);
-  matrix.input = words_of<kRow.reads>(exchange, kRow.reads == Buffer::final_residual ? c.sample_turn() : c.turn);
+  matrix.input = words_of<kRow.reads>(exchange, kRow.reads == Buffer::final_residual ? c.head_turn() : c.turn);
   if constexpr (kRow.gain != kNoVector && !(kStage == Stage::head && kHeadInput == HeadInput::mean))  // a mean is of normalised values
     matrix.gain = MONOTAPE_UNIFORM(c.params.vectors[static_cast<int>(kRow.gain)]) + (kStage == Stage::head ? 0 : layer * kWidth);
   if constexpr (kRow.bias != kNoVector)
@@ -77,7 +77,7 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
   if constexpr (kRow.writes == Buffer::residual) {  // the next layer starts from it, or the head
     uint4* next = words_of<Buffer::residual>(exchange, c.turn ^ 1) + first;
     // The head's input may combine several ranks: see ranks/head.h.
-    uint4* last = kHeadInput == HeadInput::own ? words_of<Buffer::final_residual>(exchange, c.sample_turn()) + first : nullptr;
+    uint4* last = kHeadInput == HeadInput::own ? words_of<Buffer::final_residual>(exchange, c.head_turn()) + first : nullptr;
     matrix.output = layer == kLayers - 1 ? last : next;
   } else if constexpr (kRow.writes != Buffer::none) {
     matrix.output = words_of<kRow.writes>(exchange, c.turn) + first;
@@ -86,8 +86,8 @@ __device__ __forceinline__ Matrix matrix_of(Consumer& c, Stage stage, int layer)
 }
 
 // An element of the residual stream after a module; `partial` is this rank's sum.
-__device__ __forceinline__ float end_module(Consumer& c, Stage stage, int layer, int own, float partial) {
-  float& residual = c.shared.residual[own];
+__device__ __forceinline__ float end_module(Consumer& c, Stage stage, int layer, int row_of_pass, int own, float partial) {
+  float& residual = c.shared.residual[row_of_pass][own];
   if constexpr (kRanks == 1) return residual += partial;
   return residual = settle(c, stage, layer, own, residual, partial);
 }
@@ -106,13 +106,13 @@ __device__ __forceinline__ void publish_logits(const Matrix& matrix, int tile, i
 }
 
 // The epilogue of a finished row. Whole warps: a word is gathered from eight lanes.
-__device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int tile, int row, float y, bool real) {
+__device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int row_of_pass, int tile, int row, float y, bool real) {
   const Stage stage = matrix.stage;
   if (stage == Stage::head) {
     const int index = (c.span(stage).first + tile) * kTileRows + row, id = first_id(c.params) + index;
     if (!real || index >= kVocab) return;
     if (kRanks > 1 && c.params.sampling.active) push_logit(c, id, y);
-    else c.params.logits[id] = y;
+    else c.params.logits[row_of_pass * kRowLogits + id] = y;
     if (better({y, id}, c.best)) c.best = {y, id};
     return;
   }
@@ -123,19 +123,42 @@ __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int t
   if (paired) y = gated(y, up);
   if constexpr (kExperts > 0)
     if (is_dealt(stage) && real) y *= c.shared.chosen_weight[(c.span(stage).first + tile) / row_of(kFirstRouted).tiles];
-  if (adds_to_residual(stage) && real) y = end_module(c, stage, matrix.layer, tile * kTileRows + row, y);
+  if (adds_to_residual(stage) && real) y = end_module(c, stage, matrix.layer, row_of_pass, tile * kTileRows + row, y);
   const uint4 word = gather_word(y);
-  if (row == 0 && real && !(paired && tile % 2) && matrix.output) store_word(matrix.output + (paired ? tile / 2 : tile), word);
+  if (row == 0 && real && !(paired && tile % 2) && matrix.output) store_word(matrix.output + row_of_pass * kRowWords + (paired ? tile / 2 : tile), word);
+}
+
+template <int Rows>
+__device__ __forceinline__ bool attend_all(Consumer& c, int layer, int position, int rows) {
+#ifdef MONOTAPE_RING
+  if constexpr (Rows > 1) return attend_rows(c, layer, position) && combine<Rows>(c, layer, position, rows);
+#endif
+  return attend(c, layer, position) && combine<1>(c, layer, position, 1);
+}
+
+template <int Rows>
+__device__ __forceinline__ void begin_rows(Consumer& c, int token, int position, int rows) {
+  if constexpr (Rows == 1) {
+    keep_angles(c, position);
+    embed(c, token);
+  } else {
+#pragma unroll 1
+    for (int row = 0; row < rows; row++) {
+      keep_angles(c, position + row, row);
+      embed(c, c.shared.drafts.token[row], row);
+    }
+  }
 }
 
 // A token through all layers and the head, or the last row of a prefill through the head only. The logits of this
-// worker's part of the vocabulary are in params.logits then.
+// worker's part of the vocabulary are in params.logits then. Of several rows, drafts.token has the tokens.
+template <int Rows>
 __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bool head_only) {
+  const int rows = Rows == 1 ? 1 : c.shared.drafts.rows;
   if (!head_only) {
     c.pages.begin_token(c.thread);
-    keep_lists(c, position);
-    keep_angles(c, position);
-    embed(c, token);
+    keep_lists(c, position, rows);
+    begin_rows<Rows>(c, token, position, rows);
     if constexpr (kRanks > 1) count_sends(c);
     if (!c.meet()) return false;
   }
@@ -151,16 +174,15 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     if constexpr (kRanks > 1)
       if (adds_to_residual(stage)) look_early(c, c.shared.steps[module_of(stage, layer)]);
     const Matrix matrix = matrix_of(c, stage, layer);
-    const auto ending = [&](int, int tile, int row, float y, bool real) { end_row(c, matrix, tile, row, y, real); };
-    if (!run_matrix(c, matrix, ending)) return false;
+    const auto ending = [&](int p, int tile, int row, float y, bool real) { end_row(c, matrix, p, tile, row, y, real); };
+    if (!run_matrix<Rows>(c, matrix, Rows == 1 ? 1 : c.shared.drafts.rows, ending)) return false;
     if (stage == Stage::head) {
       c.token_step += kTokenSteps;
       return c.meet();
     }
     if (attention_follows(stage)) {
       const int here = c.shared.position;  // reloaded here to limit live registers
-      if (!attend(c, layer, here)) return false;
-      if (!combine(c, layer, here)) return false;
+      if (!attend_all<Rows>(c, layer, here, Rows == 1 ? 1 : c.shared.drafts.rows)) return false;
     }
     if constexpr (kHeadInput != HeadInput::own)
       if (step == kTokenSteps - 2 && !combine_lanes(c)) return false;

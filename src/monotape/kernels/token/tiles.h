@@ -39,8 +39,26 @@ struct ExpertRuns {
   int found = 0;                        // its tiles
 #endif
 };
+// A lane's words of the input that is multiplied next, where a pass of several rows reads them from the exchange.
+__host__ __device__ constexpr int most_inputs_ahead() {
+  int most = 1;
+  for (int i = 0; i < kProducts; i++)
+    if (is_direct(kRows, product(i).blocks)) most = larger(most, divide_up(product(i).page_run, kWarps * kSide));
+  return most;
+}
+struct InputsAhead {
+  uint4 ahead[most_inputs_ahead()];
+  Stage stage;  // which reads them, for the report of a wait
+  int layer;
+};
+struct NoInputsAhead {};
+template <class Progress>
+__device__ __forceinline__ InputsAhead& ahead_in(Progress& progress) {
+  return progress;
+}
+
 // A warp's position in its worker's tiles of a stage. A tile may take several pages.
-struct Progress : ExpertRuns {
+struct Progress : ExpertRuns, Chosen<(kRows > 1), InputsAhead, NoInputsAhead> {
   Weights even, odd;              // the weights to multiply next, and those after them
   int tile = 0, k = 0;            // of what is multiplied next
   int next_tile = 0, next_k = 0;  // of what is fetched next
@@ -68,18 +86,27 @@ struct InputScales<0> {
 // tile's row r times row p. Columns past the last row are copies of others, and their results are ignored.
 //
 // Each product of the plan, a tile length and a format, has its own loop: run-time bounds double the instruction count.
-template <int Number>
+template <int Number, int Rows>
 class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divide_up(product(Number).page_run, kWarps) : 0> {
  public:
   static constexpr TileLayout kProduct = product(Number);
   static constexpr int kAdded = product(Number).inputs, kExpertBlocks = expert_blocks(product(Number));
   static constexpr int kTogether = kProduct.together;
 
-  __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
-      : c_(c), at_(progress), count_(count),
-        input_(reinterpret_cast<const TokenInput*>(c.shared.x[input_pass(c.lane()) % kRows]) +
+  __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count, const uint4* input, int rows)
+      : c_(c), at_(progress), count_(count), rows_(rows),
+        input_(reinterpret_cast<const TokenInput*>(c.shared.x + own_row(c, rows) * kRowBlocks * 4) +
                c.warp() * kSide * kSub * kGroupInputs + first_input(c.lane(), kSub) + second_input(c.lane())),
-        sums_out_(&c.shared.sums[c.buffer][token_pass(c.lane()) % kRows][0][token_row(c.lane())][c.warp()]) {}
+        from_(input + own_row(c, rows) * kRowWords + (c.warp() * kSide + c.side()) * 4 + c.column()),
+        sums_out_(&c.shared.sums[c.buffer][Rows == 1 ? 0 : token_pass(c.lane()) * kRowBatch][token_row(c.lane())][c.warp()]) {}
+
+  static constexpr bool kDirect = is_direct(Rows, kProduct.blocks);
+
+  // The first words of an input that is not in shared memory.
+  __device__ __forceinline__ void hear_first(Patience& patience) {
+    load_ahead(0);
+    await_ahead(0, patience);
+  }
 
   __device__ __forceinline__ void prepare() {
     if constexpr (kDealt) find_run();
@@ -107,7 +134,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
  private:
   using Weight = Stored<kProduct.format>;
   static constexpr int kSub = Weight::kSub, kExtra = Weight::kExtra, kHalves = Weight::kHalves, kInputs = Weight::kInputs, kBlockWords = Weight::kBlockBytes / 16;
-  static_assert(kRows == 1 || !Weight::kSlots, "the columns of a product are slots of groups, not rows");
+  static_assert(Rows == 1 || !Weight::kGrouped || !Weight::kSlots, "the columns of a product are slots of groups, not rows");
   static constexpr int kBlocks = kProduct.blocks, kInPage = kProduct.tiles_in_page, kRun = kProduct.page_run;
   static constexpr int kAtOnce = divide_up(kRun, kWarps * kSide);
   static constexpr int kLastRun = kBlocks - (divide_up(kBlocks, kRun) - 1) * kRun, kSure = kLastRun / (kWarps * kSide);
@@ -132,7 +159,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 #pragma unroll
     for (int t = 0; t < kTogether; t++) {
       const float y = finished(t);
-      if (token_pass(c_.lane()) < kRows) sums_out_[t * kTileRows * kWarps] = y;
+      if (token_pass(c_.lane()) < rows_) sums_out_[t * kTileRows * kWarps] = y;
     }
     sums_out_ += kTogether * kTileRows * kWarps;
     at_.k = 0, at_.tile += kTogether;
@@ -248,7 +275,9 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 
   // This warp's blocks of it, from k on.
   __device__ __forceinline__ void read_input() {
-    if constexpr (Weight::kInteger) {
+    if constexpr (kDirect) {
+      take_ahead();
+    } else if constexpr (Weight::kInteger) {
       read_integers();
     } else {
 #pragma unroll
@@ -260,13 +289,42 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         }
     }
   }
+  // Words of the exchange: those of this step have been asked for a step ago. A tile needs all of its input, so all of it has
+  // been polled before anything that depends on it is published; tiles after the first read it again.
+  __device__ __forceinline__ void take_ahead() {
+    static_assert(!Weight::kGrouped, "inputs of 16 bits, as they are in the exchange");
+    InputsAhead& next = ahead_in(at_);
+    Patience patience(c_.shared, c_.lost, next.stage, next.layer);
+    await_ahead(at_.k, patience);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) x_[i] = input_of_word(input_order(next.ahead[i]), c_.lane());
+    load_ahead(kWhole || at_.k + kRun >= kBlocks ? 0 : at_.k + kRun);
+  }
+  __device__ __forceinline__ void load_ahead(int k) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) ahead_in(at_).ahead[i] = there(k, i) ? load_word(from_ + (k + i * kWarps * kSide) * 4) : make_uint4(0, 0, 0, 0);
+  }
+  __device__ __forceinline__ void await_ahead(int k, Patience& patience) {
+    for (;;) {
+      int missing = -1;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++)
+        if (!arrived(ahead_in(at_).ahead[i])) missing = k + i * kWarps * kSide, ahead_in(at_).ahead[i] = load_word(from_ + missing * 4);
+      if (missing < 0 || !patience.more(missing)) return;
+    }
+  }
+  // The row of the pass whose values are this lane's column of a product. Columns without a row have copies of the first.
+  static __device__ __forceinline__ int own_row(const Consumer& c, int rows) {
+    if constexpr (Rows == 1) return 0;
+    return static_cast<int>(input_pass(c.lane())) < rows ? input_pass(c.lane()) : 0;
+  }
   // A lane's column is one byte of the integers of one group, and takes part in one of a block's two products.
   __device__ __forceinline__ void read_integers() {
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++) {
       const bool real = there(at_.k, i);
       const int block = at_.k + i * kWarps + c_.warp();
-      const uint2 x = real ? reinterpret_cast<const uint2*>(c_.shared.x[0])[(block * 16 + c_.row() / 2 * 4 + c_.column()) * 2 + c_.row() % 2] : make_uint2(0, 0);
+      const uint2 x = real ? reinterpret_cast<const uint2*>(c_.shared.x)[(block * 16 + c_.row() / 2 * 4 + c_.column()) * 2 + c_.row() % 2] : make_uint2(0, 0);
       this->scales_[i] = real ? c_.shared.input_scale[block] : 0;
 #pragma unroll
       for (int pair = 0; pair < 2; pair++) x_[i * kInputs + pair] = c_.row() / 4 == pair ? x : make_uint2(0, 0);
@@ -396,8 +454,9 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 
   Consumer& c_;
   Progress& at_;
-  const int count_;
+  const int count_, rows_;
   const TokenInput* const input_;
+  const uint4* const from_;
   float* sums_out_;
   TokenInput x_[kAtOnce * kInputs];
   float totals_[kAtOnce * kHalves];  // of inputs, where formats need them
@@ -416,17 +475,11 @@ __device__ __forceinline__ void begin_runs(const Consumer& c, Progress& progress
 __device__ __forceinline__ int product_number(Stage stage) {
   return of_stage(stage, [](StageRow row) { return row.product; });
 }
-template <int Number = kProducts - 1>
-__device__ __forceinline__ void prepare_tiles(Consumer& c, Progress& progress, int number, int count) {
-  if constexpr (Number == 0) TileProduct<0>(c, progress, count).prepare();
-  else if (number == Number) TileProduct<Number>(c, progress, count).prepare();
-  else prepare_tiles<Number - 1>(c, progress, number, count);
-}
-template <int Number = kProducts - 1, class Meanwhile>
-__device__ __forceinline__ void multiply_tiles(Consumer& c, Progress& progress, int number, int count, int end, Meanwhile meanwhile) {
-  if constexpr (Number == 0) TileProduct<0>(c, progress, count).run(end, meanwhile);
-  else if (number == Number) TileProduct<Number>(c, progress, count).run(end, meanwhile);
-  else multiply_tiles<Number - 1>(c, progress, number, count, end, meanwhile);
+template <int Rows, int Number = kProducts - 1, class Act>
+__device__ __forceinline__ void with_product(Consumer& c, Progress& progress, int number, int count, const uint4* input, int rows, Act act) {
+  if constexpr (Number > 0)
+    if (number != Number) return with_product<Rows, Number - 1>(c, progress, number, count, input, rows, act);
+  act(TileProduct<Number, Rows>(c, progress, count, input, rows));
 }
 
 }  // namespace monotape

@@ -24,26 +24,38 @@ class Clerk {
   __device__ Clerk(Shared& shared, const Params& params) : shared_(shared), params_(params) {}
 
   __device__ void work() {
-    int progress = shared_.progress;
-    int64_t since = clock_ns();
-    if (worker_number() == 0) store_to_host(&params_.status->start_ns, since);
+    begin();
     while (!shared_.done) {
-      if (worker_number() == 0) {
-        deliver();
-        if (!shared_.cancel && load_host_flag(&params_.status->cancel)) shared_.cancel = 1;
-      }
-      report_nan_place();
-      // Before the progress: a wait that has just ended must not be judged by the deadline of the next one.
-      const int64_t deadline = deadline_ns();
-      if (progress != shared_.progress) progress = shared_.progress, since = clock_ns();
-      else if (clock_ns() - since > deadline) give_up();
-      if (read_flag(&params_.exchange->healthy) == 0) stop_waiting();
+      look();
       rest(500);
     }
+    end();
+  }
+
+  __device__ __forceinline__ void begin() {
+    progress_ = shared_.progress;
+    since_ = clock_ns();
+    if (worker_number() == 0) store_to_host(&params_.status->start_ns, since_);
+  }
+  __device__ __forceinline__ void look() {
+    if (worker_number() == 0) {
+      deliver();
+      if (!shared_.cancel && load_host_flag(&params_.status->cancel)) shared_.cancel = 1;
+    }
+    report_nan_place();
+    // Before the progress: a wait that has just ended must not be judged by the deadline of the next one.
+    const int64_t deadline = deadline_ns();
+    if (progress_ != shared_.progress) progress_ = shared_.progress, since_ = clock_ns();
+    else if (clock_ns() - since_ > deadline) give_up();
+    if (read_flag(&params_.exchange->healthy) == 0) stop_waiting();
+  }
+  __device__ __forceinline__ void end() {
     fence_block();
     report_nan_place();
     if (worker_number() != 0) return;
     deliver();
+    if constexpr (kRows > 1)
+      store_to_host(&params_.status->drafted, static_cast<int>(shared_.drafts.drafted)), store_to_host(&params_.status->accepted, static_cast<int>(shared_.drafts.accepted));
     if (shared_.finish != static_cast<int>(Finish::running)) ended(shared_.finish);
   }
 
@@ -51,6 +63,7 @@ class Clerk {
   __device__ void deliver() {
     for (int number = shared_.delivered; number < shared_.mailed; number++) {
       store_to_host(&params_.ids[number], shared_.mail_id[number % kMailbox]);
+      if (kRows > 1 && params_.history) params_.history[params_.history_length + number] = shared_.mail_id[number % kMailbox];
       store_to_host(&params_.times_ns[number], shared_.mail_time[number % kMailbox]);
       fence_host();
       store_to_host(&params_.status->tokens, number + 1);
@@ -107,6 +120,8 @@ class Clerk {
   Shared& shared_;
   const Params& params_;
   bool reported_ = false;
+  int progress_ = 0;
+  int64_t since_ = 0;
 };
 
 }  // namespace monotape

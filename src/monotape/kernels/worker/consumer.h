@@ -83,6 +83,10 @@ struct Consumer {
     thread = opaque(thread_number());
   }
   __device__ __forceinline__ int sample_turn() const { return shared.sample_turn; }  // a token has one of the sampler
+  // The turn of the head's input: a pass has one, whatever the number of tokens that are drawn in it.
+  __device__ __forceinline__ int head_turn() const { return kRows == 1 ? shared.sample_turn : shared.drafts.pass; }
+  // Those that a token is drawn from.
+  __device__ __forceinline__ const float* logits() const { return kRows == 1 ? params.logits : params.logits + shared.drafts.row * kRowLogits; }
   // Unsigned, because the compiler does not know that a thread number is not negative, and signed divisions are slower.
   __device__ __forceinline__ int part(unsigned by) const { return static_cast<unsigned>(thread) / by; }
   __device__ __forceinline__ int within(unsigned by) const { return static_cast<unsigned>(thread) % by; }

@@ -94,8 +94,10 @@ class Producer {
       if constexpr (kExperts > 0)
         if (is_routed(stage)) from = nullptr;
       if (kExperts > 0 && !from ? !experts(stage, layer_of(step)) : !segment(from, stage)) break;
+      if constexpr (kRows > 1)
+        if (unknown_ && attention_follows(stage) && !find_position(position)) break;
       if (attention_follows(stage) && !look_back(layer_of(step), position)) break;
-      if (head && !shared_.head_first) position++;
+      if (head && !shared_.head_first) kRows == 1 ? position++ : unknown_ = true;
       if (head) shared_.head_first = 0;
       step = head ? 0 : step + 1;
       step_++;
@@ -182,6 +184,16 @@ class Producer {
       if (shared_.done) return false;
     }
     fence_block();
+    return true;
+  }
+
+  // How many rows of the pass before were accepted decides where the next one begins.
+  __device__ bool find_position(int& position) {
+    for (int found; unknown_; unknown_ = found == position, position = found) {
+      found = shared_.position;
+      landed();
+      if (shared_.done) return false;
+    }
     return true;
   }
 
@@ -277,6 +289,7 @@ class Producer {
   int issued_ = 0, landed_ = 0;
   int64_t last_ = 0;  // when a copy was issued last
   int begun_ = -1;
+  bool unknown_ = false;  // the position of the pass
   uint32_t copied_ = 0;
   int step_ = 0;  // counted on from token to token, as the consumers do
 };
@@ -310,6 +323,17 @@ class PageReader {
     // After a failure pages are skipped: releasing them would let the producer overwrite pages that are still landing.
     if (lane == 0 && !lost) barriers_.arrive(kRingPages + cursor_.slot);
     cursor_.advance();
+  }
+
+  // A page may be kept while later ones are taken, and given back by its number then.
+  __device__ __forceinline__ int keep() {
+    const int slot = cursor_.slot;
+    cursor_.advance();
+    return slot;
+  }
+  __device__ __forceinline__ void give_kept(int lane, bool lost, int slot) {
+    warp_meets();
+    if (lane == 0 && !lost) barriers_.arrive(kRingPages + slot);
   }
 
   int64_t waited_ns = 0;  // for pages, where a trace is kept
@@ -353,6 +377,8 @@ class PageReader {
   }
   __device__ __forceinline__ const uint4* take(bool&) const { return at_; }
   __device__ __forceinline__ void give_back(int, bool) {}
+  __device__ __forceinline__ int keep() { return 0; }
+  __device__ __forceinline__ void give_kept(int, bool, int) {}
 
   int64_t waited_ns = 0;  // there are no pages to wait for
 

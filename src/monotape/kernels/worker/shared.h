@@ -20,25 +20,44 @@ struct DieRole {
 };
 #endif
 
+// A pass of several rows: the token that was chosen last, and drafts of those after it.
+struct Drafts {
+  int rows;                                  // of the pass at hand
+  int rows_of[4];                            // of the last passes, by their number: see exchange/janitor.h
+  int token[kRows];                          // of the rows
+  int chosen[kRows];                         // what followed each of them
+  int row;                                   // whose logits are drawn from
+  uint4 offered;                             // what worker 0 expects to follow, and the tokens after it
+  volatile int pass;                         // the number of the pass at hand
+  volatile int offer_of;                     // the pass that `offer` is for: see worker/drafter.h
+  volatile int offer[4];
+  volatile int drafted, accepted;            // drafts of the request
+};
+
+// Between matrices: each warp's part of every head, then the queries of a pass of several rows, as the tensor cores want them.
+constexpr int kPartsBytes = kWarps * kGroup * kPartValues * 4, kQueryBytes = kHeadBlocks * kLanes * 16;
+constexpr int kAttendingBytes = kPartsBytes + (kRows > 1 ? kRows * kQueryBytes : 0);
+
 struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
   union {
     struct {
-      uint4 x[kRows][kMostBlocks * 4];                      // the input of the current stage, each warp its own blocks
+      uint4 x[larger(kMostBlocks, kRows * kRowBlocks) * 4];  // the input of the current stage, each warp its own blocks
       union {
         // Partial sums of warps; two buffers, used in turn.
-        alignas(16) float sums[2][kRows][kBatchTiles][kTileRows][kWarps];
+        alignas(16) float sums[2][kKeptTiles][kTileRows][kWarps];
         SelectScratch select;                               // while a token is drawn
       };
     };
     alignas(16) float attention[kWarps][kGroup][kPartValues];  // between matrices: each warp's part of every head
+    uint8_t attending[kAttendingBytes];
   };
   SamplerState sampler;
   alignas(16) float squares[2][kRows][kWarps];
-  float residual[kMostWidthTiles * kTileRows];              // this worker's own elements of the residual stream
-  uint4 new_key[kHeadBlocks * 4];                           // of the current token, for its unit
-  alignas(16) uint16_t new_value[kHeadDim];
-  alignas(16) float cosines[kRopeDims / 2], sines[kRopeDims / 2];  // of the token at hand
+  float residual[kRows][kMostWidthTiles * kTileRows];       // this worker's own elements of the residual stream
+  uint4 new_key[kRows][kHeadBlocks * 4];                    // of the rows at hand, for their unit
+  alignas(16) uint16_t new_value[kRows][kHeadDim];
+  alignas(16) float cosines[kRows][kRopeDims / 2], sines[kRows][kRopeDims / 2];
   float best_value[kWarps];
   int best_id[kWarps];
   Span spans[kMatrixStages];
@@ -46,8 +65,8 @@ struct alignas(128) Shared {
   uint64_t full[kRingPages], empty[kRingPages];             // one after the other: a page's other barrier is kRingPages on
   int64_t mail_time[kMailbox];
   int mail_id[kMailbox];
-  uint32_t own_words[2][kMostOwnWords];                     // words that this worker publishes in a turn: see exchange/janitor.h
-  int own_count[2];
+  uint32_t own_words[2][kRows * kMostOwnWords];             // words that this worker publishes in a turn: see exchange/janitor.h
+  int own_count[2][kRows];                                  // those of the first rows, up to each
   int sample_turn;                                          // tokens that have been chosen
   int list_of[2], listed_splits;                            // which of the two, of even tokens and of odd ones
   volatile int swept;                                       // matrices up to it have their words reset: see exchange/janitor.h
@@ -80,6 +99,7 @@ struct alignas(128) Shared {
   float chosen_weight[larger(1, kChosen)];
   alignas(kScalesExperts ? 16 : 4) float expert_scale[kScalesExperts ? kChosen * kBatchTiles * kTileRows : 1];  // of the rows of a batch, expert after expert
   volatile int chosen_step;                                 // the number of the matrix for which they have been chosen
+  Drafts drafts;
 };
 
 static_assert(sizeof(SelectScratch) == 864 + 32 * kCandidates, "as compiler/gpu/pages.py counts it");

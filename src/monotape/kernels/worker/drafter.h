@@ -1,0 +1,112 @@
+// The drafter: in worker 0, the clerk's warp looks for what may follow, while the pass at hand streams. It looks up the last
+// tokens in the history, which is a predicted text if the client sent one, the prompt, and the output so far; what followed
+// them there is offered as the next drafts. Everybody else only follows the offer (sampling/offers.h), so when an offer is
+// made, or whether, changes no token.
+#pragma once
+#include "worker/clerk.h"
+
+namespace monotape {
+
+constexpr int kNoToken = -2;  // of an offer; -1 would look like a word that has not come
+
+class Drafter {
+ public:
+  __device__ Drafter(Shared& shared, const Params& params) : shared_(shared), params_(params) {}
+
+  // The whole warp, once the clerk has delivered all tokens before pass `pass`.
+  __device__ void look(int pass) {
+    if (pass == seen_) return;
+    seen_ = pass;
+    warp_meets();  // lane 0 has written the newest tokens
+    const int rows = shared_.drafts.rows, length = params_.history_length + shared_.delivered;
+    learn(length - known_, length);
+    if (match_ < 0) find(length);
+    offer(pass, rows, length);
+  }
+
+ private:
+  static constexpr int kLoads = 4;           // in flight in each lane
+  static constexpr int kEvidence = 8;        // tokens in a row that need no better match
+  static constexpr int kLeastEvidence = 2;
+  static constexpr int kFarthest = 1 << 16;  // tokens that are searched
+  // The gate: sixteenths of a pass. A pass with drafts costs more than one without, an accepted draft saves a pass.
+  static constexpr int kCost = 4, kSaved = 16, kMostCredit = 64, kFirstCredit = 16;
+  static constexpr int kProbe = 32;          // offers that are held back between two that are made all the same
+
+  // What the tokens since the last look say about the match at hand, and about drafts in general.
+  __device__ void learn(int told, int length) {
+    if (drafted_ > 0) {
+      const int accepted = told - 1 < drafted_ ? told - 1 : drafted_;
+      credit_ += kSaved * accepted - kCost;
+      credit_ = smaller(kMostCredit, larger(-kMostCredit, credit_));
+      if (lane_number() == 0) shared_.drafts.drafted = shared_.drafts.drafted + drafted_, shared_.drafts.accepted = shared_.drafts.accepted + accepted;
+      drafted_ = 0;
+    }
+    for (int i = length - told; i < length && match_ >= 0; i++) {
+      const bool same = token_at(i) == token_at(match_);
+      match_ = same ? match_ + 1 : -1;
+      evidence_ += same;
+    }
+    known_ = length;
+  }
+
+  // The longest place where the last tokens stood before, and of several the newest. `match_` is what followed it.
+  __device__ void find(int length) {
+    uint32_t best = 0;
+    const uint32_t last = token_at(length - 1);
+    const int oldest = larger(0, length - kFarthest);
+    for (int end = length - 2; end >= oldest && best >> 24 < kEvidence; end -= kLoads * kLanes) {
+      uint32_t token[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; i++) {
+        const int at = end - i * kLanes - lane_number();
+        token[i] = at >= oldest ? token_at(at) : ~last;
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; i++) {
+        const int at = end - i * kLanes - lane_number();
+        uint32_t key = 0;
+        if (token[i] == last) key = static_cast<uint32_t>(run_before(at, length - 1)) << 24 | static_cast<uint32_t>(at - oldest);
+        warp_meets();
+        key = most_of_lanes(key);
+        if (key >> 24 > best >> 24) best = key;
+      }
+    }
+    evidence_ = static_cast<int>(best >> 24);
+    match_ = evidence_ >= kLeastEvidence ? static_cast<int>(best & 0xffffff) + oldest + 1 : -1;
+  }
+  // Equal tokens up to these two places, which have the same.
+  __device__ int run_before(int at, int last) const {
+    int run = 1;
+    while (run < kEvidence && at - run >= 0 && token_at(at - run) == token_at(last - run)) run++;
+    return run;
+  }
+
+  // If all rows of the pass are accepted and the first of these follows, then the others are the next drafts.
+  __device__ void offer(int pass, int rows, int length) {
+    if (match_ < 0 || !worth_it()) return;
+    if (lane_number() < 4) shared_.drafts.offer[lane_number()] = static_cast<int>(token_at(continued(match_ + rows - 1 + lane_number(), length)));
+    fence_block();
+    warp_meets();
+    if (lane_number() == 0) shared_.drafts.offer_of = pass;
+    drafted_ = rows - 1;
+  }
+  // Past the end of the history, what has been matched repeats itself.
+  __device__ int continued(int at, int length) const {
+    while (at >= length) at -= length - match_;
+    return at;
+  }
+  __device__ bool worth_it() {
+    if (credit_ >= 0 || evidence_ >= kEvidence) return true;
+    held_back_ = (held_back_ + 1) % kProbe;
+    return held_back_ == 0;
+  }
+
+  __device__ uint32_t token_at(int at) const { return read_flag(params_.history + at); }
+
+  Shared& shared_;
+  const Params& params_;
+  int seen_ = 0, known_ = 0, match_ = -1, evidence_ = 0, drafted_ = 0, credit_ = kFirstCredit, held_back_ = 0;
+};
+
+}  // namespace monotape
