@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monotape.compiler.compile import compile_plan
 from monotape.compiler.gpu.exchange import (
@@ -53,6 +53,9 @@ from monotape.plan.types import Machine, Plan, RankPlan
 from monotape.plan.types import Stage as PlanStage
 
 
+MOST_ROWS = 4  # of a decode pass: a product has two columns for each
+
+
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Choices that experiments and tests override."""
@@ -70,14 +73,28 @@ class Tuning:
 def gpu_plan(
     spec: ModelSpec, workers: int, context: int, fmt: Format = Format.BF16, tp: int | None = None, *,
     stage_formats: Mapping[str, Format] | None = None, tuning: Tuning | None = None, backend: str = "cuda",
+    drafts: bool = False,
 ) -> GpuPlan:  # fmt: skip
     """The plan for GPUs: 32 values along k at a time, heads finished by the worker that attends to them.
 
-    `workers` are those of one rank.
+    `workers` are those of one rank. `drafts`: a pass may have several rows, where the kernel can do that.
     """
     machine = Machine(backend, workers, alignment=128, whole_heads=False, levels=False)
     plan = compile_plan(spec, machine, fmt, context=context, ranks=tp, stage_formats=stage_formats)
+    if drafts and takes_drafts(spec, plan):
+        tuning = replace(tuning or Tuning(), rows=MOST_ROWS)
     return lower(spec, plan, tuning)
+
+
+def takes_drafts(spec: ModelSpec, plan: Plan) -> bool:
+    """Whether a pass of this model may have several rows.
+
+    One rank of a GPU with a ring, dense layers that all see the same positions, and weights of 16 bits: products of codes use
+    the columns of further rows for groups of their scales.
+    """
+    alike = len(set(spec.windows)) == 1 and spec.experts is None
+    halves = all(stage.format.is_half for rank in plan.ranks for stage in rank.stages)
+    return GPU_MACHINES[plan.machine.kind].ring and len(plan.ranks) == 1 and alike and halves
 
 
 def lower(spec: ModelSpec, plan: Plan, tuning: Tuning | None = None) -> GpuPlan:

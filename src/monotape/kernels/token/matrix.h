@@ -76,13 +76,12 @@ __device__ __forceinline__ float scale_of(const Consumer& c, const Matrix& matri
 __host__ __device__ constexpr int batch_of(int rows, Product p) { return rows == 1 ? p.batch : kRowBatch / (2 * p.together) * 2 * p.together; }
 
 // The first words of an input that stays in the exchange: from then on the stage has its input, as the janitor counts.
-template <class Tiles, int Rows>
-__device__ __forceinline__ void hear_directly(Consumer& c, Progress& progress, const Matrix& matrix, Tiles& tiles, float (&squares)[Rows]) {
-  ahead_in(progress).stage = matrix.stage, ahead_in(progress).layer = matrix.layer;
+template <int Rows>
+__device__ __forceinline__ void hear_directly(Consumer& c, Progress& progress, const Matrix& matrix, int count, float (&squares)[Rows]) {
 #pragma unroll
   for (int row = 0; row < Rows; row++) squares[row] = 0;
   Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
-  tiles.hear_first(patience);
+  hear_first<Rows>(c, progress, product_number(matrix.stage), count, patience);
   c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));
   warp_meets();
 }
@@ -107,11 +106,14 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, in
   scale = kScalesOutputs ? scale_of<Rows>(c, matrix, 0, count) : 1;
   if constexpr (kExperts > 0) begin_runs(c, progress, matrix.stage);
   c.pages.go_to(c, matrix.stage, matrix.layer);
-  with_product<Rows>(c, progress, number, count, matrix.input, rows, [&](auto product) {
-    product.prepare();
-    if constexpr (decltype(product)::kDirect) hear_directly(c, progress, matrix, product, squares);
-  });
+  if constexpr (Rows > 1) {
+    InputsAhead& input = ahead_in(progress);
+    input.from = matrix.input, input.stage = matrix.stage, input.layer = matrix.layer, input.rows = rows;
+  }
+  prepare_tiles<Rows>(c, progress, number, count);
   if (!chooses && !is_direct(Rows, matrix.blocks)) read_input<Rows>(c, matrix, rows, squares);
+  if constexpr (Rows > 1)
+    if (is_direct(Rows, matrix.blocks)) hear_directly<Rows>(c, progress, matrix, count, squares);
   c.trace.arrived();
   const int64_t starved = c.pages.waited_ns;
   c.trace.part();
@@ -127,7 +129,7 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, in
     const auto meanwhile = [&] {
       if (first == 0 && matrix.gain) sum_squares(squares);
     };
-    with_product<Rows>(c, progress, number, count, matrix.input, rows, [&](auto product) { product.run(first + batch, meanwhile); });
+    multiply_tiles<Rows>(c, progress, number, count, first + batch, meanwhile);
 #pragma unroll
     for (int p = 0; p < Rows; p++)
       if (c.lane() == 0) c.shared.squares[c.buffer][p][c.warp()] = squares[p];

@@ -39,7 +39,7 @@ struct ExpertRuns {
   int found = 0;                        // its tiles
 #endif
 };
-// A lane's words of the input that is multiplied next, where a pass of several rows reads them from the exchange.
+// A pass of several rows: how many, and a lane's words of the input that is multiplied next where they are read from the exchange.
 __host__ __device__ constexpr int most_inputs_ahead() {
   int most = 1;
   for (int i = 0; i < kProducts; i++)
@@ -48,8 +48,9 @@ __host__ __device__ constexpr int most_inputs_ahead() {
 }
 struct InputsAhead {
   uint4 ahead[most_inputs_ahead()];
-  Stage stage;  // which reads them, for the report of a wait
-  int layer;
+  const uint4* from;  // the first row's input
+  Stage stage;        // which reads it, for the report of a wait
+  int layer, rows;
 };
 struct NoInputsAhead {};
 template <class Progress>
@@ -93,11 +94,10 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static constexpr int kAdded = product(Number).inputs, kExpertBlocks = expert_blocks(product(Number));
   static constexpr int kTogether = kProduct.together;
 
-  __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count, const uint4* input, int rows)
-      : c_(c), at_(progress), count_(count), rows_(rows),
-        input_(reinterpret_cast<const TokenInput*>(c.shared.x + own_row(c, rows) * kRowBlocks * 4) +
+  __device__ __forceinline__ TileProduct(Consumer& c, Progress& progress, int count)
+      : c_(c), at_(progress), count_(count),
+        input_(reinterpret_cast<const TokenInput*>(c.shared.x + own_row() * kRowBlocks * 4) +
                c.warp() * kSide * kSub * kGroupInputs + first_input(c.lane(), kSub) + second_input(c.lane())),
-        from_(input + own_row(c, rows) * kRowWords + (c.warp() * kSide + c.side()) * 4 + c.column()),
         sums_out_(&c.shared.sums[c.buffer][Rows == 1 ? 0 : token_pass(c.lane()) * kRowBatch][token_row(c.lane())][c.warp()]) {}
 
   static constexpr bool kDirect = is_direct(Rows, kProduct.blocks);
@@ -159,7 +159,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 #pragma unroll
     for (int t = 0; t < kTogether; t++) {
       const float y = finished(t);
-      if (token_pass(c_.lane()) < rows_) sums_out_[t * kTileRows * kWarps] = y;
+      if (token_pass(c_.lane()) < rows()) sums_out_[t * kTileRows * kWarps] = y;
     }
     sums_out_ += kTogether * kTileRows * kWarps;
     at_.k = 0, at_.tile += kTogether;
@@ -302,21 +302,29 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   }
   __device__ __forceinline__ void load_ahead(int k) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) ahead_in(at_).ahead[i] = there(k, i) ? load_word(from_ + (k + i * kWarps * kSide) * 4) : make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < kAtOnce; i++) ahead_in(at_).ahead[i] = there(k, i) ? load_word(word_at(k + i * kWarps * kSide)) : make_uint4(0, 0, 0, 0);
   }
   __device__ __forceinline__ void await_ahead(int k, Patience& patience) {
     for (;;) {
       int missing = -1;
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++)
-        if (!arrived(ahead_in(at_).ahead[i])) missing = k + i * kWarps * kSide, ahead_in(at_).ahead[i] = load_word(from_ + missing * 4);
+        if (!arrived(ahead_in(at_).ahead[i])) missing = k + i * kWarps * kSide, ahead_in(at_).ahead[i] = load_word(word_at(missing));
       if (missing < 0 || !patience.more(missing)) return;
     }
   }
   // The row of the pass whose values are this lane's column of a product. Columns without a row have copies of the first.
-  static __device__ __forceinline__ int own_row(const Consumer& c, int rows) {
+  __device__ __forceinline__ int own_row() const {
     if constexpr (Rows == 1) return 0;
-    return static_cast<int>(input_pass(c.lane())) < rows ? input_pass(c.lane()) : 0;
+    return input_pass(c_.lane()) < rows() ? input_pass(c_.lane()) : 0;
+  }
+  __device__ __forceinline__ int rows() const {
+    if constexpr (Rows == 1) return 1;
+    else return ahead_in(at_).rows;
+  }
+  // The lane's word of block k of the input.
+  __device__ __forceinline__ const uint4* word_at(int k) const {
+    return ahead_in(at_).from + own_row() * kRowWords + (k + c_.warp() * kSide + c_.side()) * 4 + c_.column();
   }
   // A lane's column is one byte of the integers of one group, and takes part in one of a block's two products.
   __device__ __forceinline__ void read_integers() {
@@ -454,9 +462,8 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 
   Consumer& c_;
   Progress& at_;
-  const int count_, rows_;
+  const int count_;
   const TokenInput* const input_;
-  const uint4* const from_;
   float* sums_out_;
   TokenInput x_[kAtOnce * kInputs];
   float totals_[kAtOnce * kHalves];  // of inputs, where formats need them
@@ -475,11 +482,24 @@ __device__ __forceinline__ void begin_runs(const Consumer& c, Progress& progress
 __device__ __forceinline__ int product_number(Stage stage) {
   return of_stage(stage, [](StageRow row) { return row.product; });
 }
-template <int Rows, int Number = kProducts - 1, class Act>
-__device__ __forceinline__ void with_product(Consumer& c, Progress& progress, int number, int count, const uint4* input, int rows, Act act) {
-  if constexpr (Number > 0)
-    if (number != Number) return with_product<Rows, Number - 1>(c, progress, number, count, input, rows, act);
-  act(TileProduct<Number, Rows>(c, progress, count, input, rows));
+template <int Rows, int Number = kProducts - 1>
+__device__ __forceinline__ void prepare_tiles(Consumer& c, Progress& progress, int number, int count) {
+  if constexpr (Number == 0) TileProduct<0, Rows>(c, progress, count).prepare();
+  else if (number == Number) TileProduct<Number, Rows>(c, progress, count).prepare();
+  else prepare_tiles<Rows, Number - 1>(c, progress, number, count);
+}
+template <int Rows, int Number = kProducts - 1, class Meanwhile>
+__device__ __forceinline__ void multiply_tiles(Consumer& c, Progress& progress, int number, int count, int end, Meanwhile meanwhile) {
+  if constexpr (Number == 0) TileProduct<0, Rows>(c, progress, count).run(end, meanwhile);
+  else if (number == Number) TileProduct<Number, Rows>(c, progress, count).run(end, meanwhile);
+  else multiply_tiles<Rows, Number - 1>(c, progress, number, count, end, meanwhile);
+}
+// The first words of an input that stays in the exchange.
+template <int Rows, int Number = kProducts - 1>
+__device__ __forceinline__ void hear_first(Consumer& c, Progress& progress, int number, int count, Patience& patience) {
+  if constexpr (TileProduct<Number, Rows>::kDirect)
+    if (number == Number) return TileProduct<Number, Rows>(c, progress, count).hear_first(patience);
+  if constexpr (Number > 0) hear_first<Rows, Number - 1>(c, progress, number, count, patience);
 }
 
 }  // namespace monotape
