@@ -65,6 +65,7 @@ template <int Rows>
 __device__ __forceinline__ int play_drafts(Consumer& c, int position, int& token) {
   const Params& p = c.params;
   const int rows = c.shared.drafts.rows, first = position + 1 - p.prompt_length;
+  c.trace.start_token(p, first);
   if (!forward<Rows>(c, 0, position, false)) return 0;
   hear_offer(c);
   if (!p.sampling.active) {
@@ -178,8 +179,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
     if constexpr (kRanks > 1) shared.owed_progress = -1;
     shared.copied = 0;
     shared.sampler = {0, {0, 0, 0}};
-    for (int row = 0; row < kRows; row++) shared.own_count[0][row] = shared.own_count[1][row] = 0;
-    shared.barriers = 0;
+    shared.own_count[0][0] = shared.own_count[1][0] = shared.barriers = 0;
     if constexpr (kRows > 1) {
       Drafts& drafts = shared.drafts;
       drafts.rows = 1;

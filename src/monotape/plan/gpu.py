@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from monotape.plan.formats import TILE_ROWS, Format
-from monotape.plan.gpu_machines import GPU_MACHINES, GpuMachine
+from monotape.plan.gpu_machines import GPU_MACHINES, WARPS, GpuMachine
 from monotape.plan.types import Plan, digest_of
 
 # The kernel's own sizes. plan.h repeats them as constants, so that they exist once.
@@ -321,7 +321,8 @@ class GpuRank:
     rank: int
     dimensions: Dimensions
     half: Format  # of activations, KV and words of the exchange
-    rows_a_pass: int  # tokens that a decode pass computes
+    rows_a_pass: int  # tokens that a decode pass computes, at most
+    row_batch: int  # tiles whose sums are kept for each of several rows
     choices: int  # sets of weights that a published stage chooses among; 1: there is no such stage
     vectors: tuple[str, ...]  # norms and biases, in the order of the kernel's table
     products: tuple[Product, ...]
@@ -376,6 +377,12 @@ class GpuRank:
     def further_rows(self) -> int:
         """Words of all rows of a pass but the first: they follow the first row's, and candidates follow them."""
         return (self.rows_a_pass - 1) * self.row_words
+
+    @property
+    def chain_bytes(self) -> int:
+        """Of a worker: what its lanes keep of attention for every row while they wait for more units."""
+        values = 2 + 4 * -(-self.dimensions.head_dim // (2 * TILE_ROWS))  # kernels/machine/hopper_unit.h: Running
+        return self.rows_a_pass * WARPS * 32 * 4 * values
 
     @property
     def exchange_words(self) -> int:

@@ -96,6 +96,10 @@ class CudaBackend:
         self._params.chunk = own.prefill.chunk
         self._params.rows, self._row_memories = rows.allocate(own.prefill)
         self._params.first_place[: len(first_places)] = first_places
+        if own.rows_a_pass > 1:
+            self._chains = DeviceMemory(own.chain_bytes * workers)
+            self._params.chains = self._chains.pointer
+            self._row_memories.append(self._chains)
         self._params.deadline_ns = DEADLINE_NS
         self.inbox: InboxMemory | None = None
         if plan.steps:

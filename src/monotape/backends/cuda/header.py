@@ -26,7 +26,7 @@ from monotape.plan.gpu import (
 from monotape.plan.gpu_formats import GPU_FORMATS
 from monotape.plan.gpu_machines import HOPPER, WARPS
 
-MOST_STAGES, MOST_VECTORS = 8, 12  # entries of tables in kernels/plan/params.h: Params
+MOST_STAGES, MOST_VECTORS = 8, 16  # entries of tables in kernels/plan/params.h: Params
 _LARGE_TAPES = 1 << 36  # bytes from which on a word of the tapes has no 32-bit number
 
 
@@ -103,7 +103,8 @@ def _constants(plan: GpuPlan, own: GpuRank) -> dict[str, int]:
     d, pages, kv, links, routing = own.dimensions, own.pages, own.kv, own.links, own.routing
     windows = [kind.attention.window for kind in own.kinds]
     return {
-        "kRows": own.rows_a_pass, "kRowWords": own.row_words, "kShapes": len(plan.machine.shapes),
+        "kRows": own.rows_a_pass, "kRowWords": own.row_words, "kRowBatch": own.row_batch,
+        "kShapes": len(plan.machine.shapes),
         "kWarps": WARPS, "kTileRows": TILE_ROWS, "kBlockK": BLOCK_K, "kBatchTiles": BATCH_TILES,
         "kUnitPositions": UNIT_POSITIONS, "kWorkers": plan.workers, "kLayers": d.layers, "kWidth": d.width,
         "kHeads": d.heads, "kKvHeads": d.kv_heads, "kHeadDim": d.head_dim, "kFfn": d.ffn, "kVocab": d.vocab,

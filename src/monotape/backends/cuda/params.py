@@ -54,7 +54,7 @@ class ParamsStruct(ctypes.Structure):
         *((name, c_int32) for name in ("prompt_length", "cached", "max_tokens", "stop_count", "chunk")),
         ("trace_tokens", c_int32),
         ("sampling", SamplingStruct), *_pointers("sampler_words"), ("ranks", RanksStruct),
-        *_pointers("history"), ("history_length", c_int32),
+        *_pointers("history"), ("history_length", c_int32), *_pointers("chains"),
     )  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def resets_of(layer: tuple[MatrixStage, ...]) -> tuple[Reset, ...]:
     return (*found, Reset(FINAL, last, turns=1, first_layer=True))
 
 
-def own_words(rank: RankPlan, dimensions: Dimensions, exchange: Exchange) -> int:
+def own_words(rank: RankPlan, dimensions: Dimensions, exchange: Exchange, rows: int = 1) -> int:
     """The most words that one worker resets together."""
     workers = len(rank.tapes)
     listed = {reset.buffer for reset in exchange.resets if reset.listed}
@@ -142,7 +142,7 @@ def own_words(rank: RankPlan, dimensions: Dimensions, exchange: Exchange) -> int
         sum(spans[name][0][worker].count // spans[name][1] for name in owners) for worker in range(workers)
     )
     attention = dimensions.group * (dimensions.head_dim // 4 + 1)
-    combined = -(-dimensions.heads // workers) * (dimensions.head_dim // 8)
+    combined = -(-rows * dimensions.heads // workers) * (dimensions.head_dim // 8)
     return matrices + attention + combined
 
 

@@ -29,6 +29,7 @@ from monotape.compiler.gpu.pages import (
     pages_for,
     product_of,
     row_blocks_of,
+    with_row_batch,
 )
 from monotape.compiler.gpu.rows import chunk_for, row_plan
 from monotape.models.experts import SILU, Softmax
@@ -64,6 +65,7 @@ class Tuning:
         8  # fewer positions are not worth another worker: adding parts up takes an exchange
     )
     page_blocks: int | None = None  # None: the best size by `page_blocks`
+    ring: int | None = None  # pages; None: as many as fit
     rows: int = 1  # tokens that a decode pass computes
     link_delay: bool = False
     published: tuple[str, ...] = ()  # stages whose weights are chosen while the kernel runs
@@ -128,23 +130,26 @@ class _Lowering:
         residual = next(stage for stage in rank.layer_stages if stage.writes == "residual")
         room = Room(
             d, input_blocks=max(input_blocks_of(stage) for stage in rank.stages),
-            own_words=own_words(rank, d, exchange), residual_tiles=max(1, *(span.count for span in residual.spans)),
+            own_words=own_words(rank, d, exchange, tuning.rows), residual_tiles=max(1, *(span.count for span in residual.spans)),
             steps=len(self._plan.steps), rows=tuning.rows,
             row_blocks=row_blocks_of(rank.stages, d.width, self._gpu), gpu=self._gpu, choice=self._choice_bytes(),
             codes=not all(stage.format.is_half for stage in rank.stages),
         )  # fmt: skip
+        room = with_row_batch(rank, room)
         check_room(rank, room)
         blocks = tuning.page_blocks or page_blocks(rank, room)
         kinds, layer_kinds = self._kinds(layer)
         chunk = self._chunk()
         return GpuRank(
-            rank=rank.rank, dimensions=d, half=self._plan.format, rows_a_pass=tuning.rows,
+            rank=rank.rank, dimensions=d, half=self._plan.format, rows_a_pass=tuning.rows, row_batch=room.row_batch,
             choices=tuning.choices if tuning.published else 1,
             vectors=self._vectors(),
-            products=tuple(product_of(stage, blocks, self._gpu, tuning.rows) for stage in lengths),
+            products=tuple(product_of(stage, blocks, self._gpu, room.rows, room.row_batch) for stage in lengths),
             kinds=kinds, layer_kinds=layer_kinds, head=head,
             embedding=rank.head.format if self._spec.tied else self._plan.format,
-            pages=pages_for(rank, blocks, room.pages(blocks), len(self._plan.ranks), self._gpu),
+            pages=pages_for(
+                rank, blocks, tuning.ring or room.pages(blocks), len(self._plan.ranks), self._gpu
+            ),
             buffers=exchange.buffers, resets=exchange.resets, scattered=self._scattered(),
             own_words=room.own_words, residual_tiles=room.residual_tiles, input_blocks=room.input_blocks,
             kv=KvUnits(

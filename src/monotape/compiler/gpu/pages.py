@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monotape.plan.formats import TILE_ROWS
 from monotape.plan.gpu import BATCH_TILES, BLOCK_K, Dimensions, Pages, Product
@@ -20,8 +20,10 @@ _WHOLE_CODED, _WHOLE_INTEGERS = 6, 8
 #: Blocks of a page at most. Of experts nothing is copied before the choice: smaller pages of codes follow it sooner.
 _LARGEST_PAGE, _LARGEST_OF_EXPERTS = 96, 52
 _PREFILL_BLOCKS = 8  # in units of which shared memory is given to a prefill, where there is no ring
-_OTHER_SHARED = 2048  # flags, barriers, the mailbox and the like
-_ROW_BATCH = 8  # tiles whose sums are kept for each row of a pass of several: kRowBatch in kernels/token/matrix.h
+#: Flags, barriers, the mailbox and the like; where a page more depends on it, counted closely.
+_OTHER_SHARED, _OTHER_OF_ROWS = 2048, 1408
+#: Tiles whose sums are kept for each row of a pass of several, at most; and fewer, where that leaves room for a page more.
+_ROW_BATCH, _SMALL_ROW_BATCH = 8, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Room:
     steps: int  # of ranks
     rows: int = 1
     row_blocks: int = 0  # blocks of the longest input that is in shared memory for every row of a pass
+    row_batch: int = _ROW_BATCH
     codes: bool = False  # whether some stages' weights are codes: their inputs have scales
     choice: int = 0  # bytes of the chosen experts
     gpu: GpuMachine = HOPPER
@@ -46,8 +49,8 @@ class Room:
         inputs = 2 * BLOCK_K * max(self.input_blocks, self.rows * self.row_blocks) + sums
         attended = 4 * WARPS * group * (head + 4)  # lies over the input and its sums
         if self.rows > 1:
-            attended += self.rows * 2 * BLOCK_K * TILE_ROWS * -(-head // BLOCK_K)  # queries of all rows
-        lists = 2 * 4 * self.own_words * self.rows + 4 * self.dimensions.layers
+            attended += self.rows * 2 * BLOCK_K * group * -(-head // BLOCK_K)  # queries of all rows
+        lists = 2 * 4 * self.own_words + 4 * self.dimensions.layers
         each = 4 * TILE_ROWS * self.residual_tiles + 8 * head
         rest = max(inputs, attended) + lists + self.rows * each
         if self.codes:
@@ -55,11 +58,11 @@ class Room:
         rest += self.choice
         if self.steps:
             rest += 16 * self.steps + 4 * TILE_ROWS * BATCH_TILES  # steps, and sums that came early
-        return rest + _OTHER_SHARED
+        return rest + (_OTHER_SHARED if self.rows == 1 else _OTHER_OF_ROWS)
 
     @property
     def _sum_tiles(self) -> int:
-        return BATCH_TILES if self.rows == 1 else max(BATCH_TILES, self.rows * _ROW_BATCH)
+        return BATCH_TILES if self.rows == 1 else max(BATCH_TILES, self.rows * self.row_batch)
 
     @property
     def _select(self) -> int:
@@ -95,7 +98,9 @@ def row_blocks_of(stages: Sequence[Stage], width: int, gpu: GpuMachine = HOPPER)
     return max(blocks for stage in stages if (blocks := blocks_of(stage)) <= most)
 
 
-def product_of(stage: Stage, page: int, gpu: GpuMachine = HOPPER, rows: int = 1) -> Product:
+def product_of(
+    stage: Stage, page: int, gpu: GpuMachine = HOPPER, rows: int = 1, row_batch: int = _ROW_BATCH
+) -> Product:
     """How tiles of a stage lie in pages of `page` blocks, and how many a warp multiplies together."""
     k = stage.layout.k
     size = page * BLOCK_BYTES // stage.layout.block_bytes
@@ -113,7 +118,7 @@ def product_of(stage: Stage, page: int, gpu: GpuMachine = HOPPER, rows: int = 1)
     while run > size:  # whole blocks for every warp may be too many
         pages += 1
         run = _whole_warps(blocks, pages, gpu)
-    batch = BATCH_TILES if rows == 1 else _ROW_BATCH
+    batch = BATCH_TILES if rows == 1 else row_batch
     most = min(in_page, batch // 2, max(1, at_once // -(-run // gpu.parts)))
     fitting = [tiles for tiles in range(1, most + 1) if in_page % tiles == 0]
     if stage.dealt:  # an expert's tiles may begin anywhere in a batch, but gate tiles have even numbers there
@@ -127,6 +132,14 @@ def _whole_warps(blocks: int, pages: int, gpu: GpuMachine) -> int:
     return -(-each // gpu.parts) * gpu.parts
 
 
+def with_row_batch(rank: RankPlan, room: Room) -> Room:
+    """The room with the batch of rows that leaves the better pages; of two equal ones the larger batch."""
+    if room.rows == 1:
+        return room
+    rooms = [replace(room, row_batch=batch) for batch in (_ROW_BATCH, _SMALL_ROW_BATCH)]
+    return max(rooms, key=lambda room: _worth(rank, room, page_blocks(rank, room)))
+
+
 def page_blocks(rank: RankPlan, room: Room) -> int:
     """Blocks of a page: the size with which the ring holds most and workers take the fewest steps.
 
@@ -135,16 +148,7 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
     """
     if not room.gpu.ring:
         return _PREFILL_BLOCKS
-    stages, workers = rank.layer_stages, len(rank.tapes)
-    total = sum((stage.routed or 1) * stage.tiles * stage.tile_bytes for stage in stages) / BLOCK_BYTES
-    layer = total * BLOCK_BYTES / workers
-
-    def worth(size: int) -> float:
-        handled = [_pages_and_steps(stage, size, room) for stage in stages]
-        pages, steps = sum(pages for pages, _ in handled), sum(steps for _, steps in handled)
-        held = room.pages(size) * BLOCK_BYTES * total / pages
-        return min(held, layer) / room.gpu.shared_memory - 12 * steps / total
-
+    stages = rank.layer_stages
     unit = _unit_blocks(room.dimensions.head_dim)
     halves = all(stage.format.is_half for stage in stages)
     finest, largest = (
@@ -154,12 +158,23 @@ def page_blocks(rank: RankPlan, room: Room) -> int:
     sizes = [size for size in range(24, largest + 1, finest) if size >= unit] or [unit]
     enough = prefill_ring(room)
     roomy = [size for size in sizes if room.pages(size) * size * BLOCK_BYTES >= enough]
-    return max(roomy or sizes, key=worth)
+    return max(roomy or sizes, key=lambda size: _worth(rank, room, size))
+
+
+def _worth(rank: RankPlan, room: Room, size: int) -> float:
+    """Of pages of that many blocks: the share of shared memory that they keep full, less what steps cost."""
+    stages, workers = rank.layer_stages, len(rank.tapes)
+    total = sum((stage.routed or 1) * stage.tiles * stage.tile_bytes for stage in stages) / BLOCK_BYTES
+    layer = total * BLOCK_BYTES / workers
+    handled = [_pages_and_steps(stage, size, room) for stage in stages]
+    pages, steps = sum(pages for pages, _ in handled), sum(steps for _, steps in handled)
+    held = room.pages(size) * BLOCK_BYTES * total / pages
+    return min(held, layer) / room.gpu.shared_memory - 12 * steps / total
 
 
 def _pages_and_steps(stage: Stage, page: int, room: Room) -> tuple[int, int]:
     """Pages that the tiles of a stage take in all workers, and the steps of their warps."""
-    product = product_of(stage, page, room.gpu, room.rows)
+    product = product_of(stage, page, room.gpu, room.rows, room.row_batch)
     if product.page_run < product.blocks:
         pages = (stage.dealt or 1) * stage.tiles * -(-product.blocks // product.page_run)
         return pages, pages

@@ -56,17 +56,21 @@ __device__ __forceinline__ uint4* place_of(Exchange& exchange, uint32_t word, in
 // The list of words that this worker publishes and resets together. It changes only with the number of splits. There are
 // two lists, because the janitor may still work on the token before.
 //
-// A pass of several rows has words for each of them, one row's after the other's, and the list has the first row's first.
+// A pass of several rows has words for each of them. A worker owns the same words of every row, except what it combines
+// (token/attention.h): the list has the former of the first row, then the latter, row by row.
 class OwnWords {
  public:
   __device__ OwnWords(Consumer& c, int list, int splits) : c_(c), words_(c.shared.own_words[list]), splits_(splits) {}
 
-  // The words of the first rows, up to each.
-  __device__ void add_all(int (&counts)[kRows]) {
-    for (row_ = 0; row_ < kRows; row_++) {
-      add_listed();
-      if (c_.thread == 0) counts[row_] = count_;
-    }
+  // counts[0]: words that each row has; counts[r]: with those that are combined of the first r rows.
+  __device__ void add_all(int (&counts)[kRows == 1 ? 1 : kRows + 1]) {
+    add_listed();
+    if (c_.thread == 0) counts[0] = count_;
+    if constexpr (kRows > 1)
+      for (int row = 0; row < kRows; row++) {
+        add_combined(buffer_row(static_cast<int>(Buffer::attended)), row);
+        if (c_.thread == 0) counts[row + 1] = count_;
+      }
   }
 
  private:
@@ -83,7 +87,7 @@ class OwnWords {
   }
   __device__ void add(BufferRow buffer, int first, int length) {
     for (int i = c_.thread; i < length; i += kConsumers)
-      words_[count_ + i] = static_cast<uint32_t>(row_ * kRowWords + buffer.start + first + i);
+      words_[count_ + i] = static_cast<uint32_t>(buffer.start + first + i);
     count_ += length;
   }
   __device__ void add_parts(BufferRow buffer) {
@@ -93,13 +97,16 @@ class OwnWords {
   __device__ void add_attended(BufferRow buffer) {
     const int kv_head = worker_number() % kKvHeads;
     if (splits_ == 1 && worker_number() / kKvHeads == 0) add(buffer, kv_head * kGroup * kHeadWords, kGroup * kHeadWords);
+    if constexpr (kRows == 1) add_combined(buffer, 0);
+  }
+  __device__ void add_combined(BufferRow buffer, int row) {
     for (int task = kWorkers - 1 - worker_number(); splits_ > 1 && task < kRows * kHeads; task += kWorkers)
-      if (task / kHeads == row_) add(buffer, task % kHeads * kHeadWords, kHeadWords);
+      if (task / kHeads == row) add(buffer, row * kRowWords + task % kHeads * kHeadWords, kHeadWords);
   }
 
   Consumer& c_;
   uint32_t* words_;
-  int splits_, count_ = 0, row_ = 0;
+  int splits_, count_ = 0;
 };
 
 // At the start of a token.
@@ -173,7 +180,13 @@ class Janitor {
     reset_each(count, [&](int i) { return first + i; });
   }
   __device__ void reset_list(int list, int turn, int rows) {
-    reset_each(shared_.own_count[list][rows - 1], [&](int i) { return place_of(*params_.exchange, shared_.own_words[list][i], turn); });
+    const int each = shared_.own_count[list][0];
+    const auto listed = [&](int i) { return place_of(*params_.exchange, shared_.own_words[list][i], turn); };
+    if constexpr (kRows == 1) return reset_each(each, listed);
+    const int combined = shared_.own_count[list][rows] - each;
+    reset_each(rows * each + combined, [&](int i) {
+      return i < rows * each ? listed(i % each) + i / each * kRowWords : listed(i - (rows - 1) * each);
+    });
   }
   __device__ __forceinline__ int rows_of(int token) const {
     if constexpr (kRows == 1) return 1;

@@ -53,7 +53,7 @@ __host__ __device__ constexpr int row_blocks() {
 }
 constexpr int kRowBlocks = row_blocks();
 constexpr int kRowLogits = divide_up(kAllVocab, 8) * 8;  // values between the logits of one row and of the next
-constexpr int kRowBatch = 8;  // tiles whose sums are kept for each of several rows
+constexpr int kMostRowBatch = 8;  // tiles of a row that a batch has threads for
 constexpr int kKeptTiles = kRows == 1 ? kBatchTiles : larger(kBatchTiles, kRows * kRowBatch);
 
 struct Span {
@@ -165,6 +165,7 @@ struct Params {
   Ranks ranks;
   uint32_t* history;            // tokens to look for drafts in, and room for the output; null: no drafts
   int history_length;           // tokens before the output
+  void* chains;                 // of attention, [workers][kRows][consumers]: see attend_rows in token/attention.h
 };
 
 // Whether the prompt goes in rows, and its last row to the head; else its tokens are decoded one by one.

@@ -98,7 +98,7 @@ __device__ __forceinline__ bool elect_rows(Consumer& c, int rows) {
   if (c.lane() == 0) c.shared.best_value[c.warp()] = best.score, c.shared.best_id[c.warp()] = best.id;
   if (!c.meet()) return false;
   if (c.warp() < rows) {
-    constexpr int kShare = kRowBatch * kTileRows / kLanes;  // warps that have finished one row
+    constexpr int kShare = kMostRowBatch * kTileRows / kLanes;  // warps that have finished one row
     Candidate mine = nobody();
     if (c.lane() < kShare) mine = {c.shared.best_value[c.warp() * kShare + c.lane()], c.shared.best_id[c.warp() * kShare + c.lane()]};
     mine = best_of_warp(mine);

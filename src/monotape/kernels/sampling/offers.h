@@ -31,12 +31,11 @@ __device__ __forceinline__ void hear_offer(Consumer& c) {
   drafts.offered = heard[0];
 }
 
-// Rows that a pass from a position on may have, at most `rows`: all in one unit, seeing the same units, and no warp more than one.
-__device__ __forceinline__ int rows_from(const Shared& shared, int position, int rows) {
+// Rows that a pass from a position on may have, at most `rows`: all in one unit, seeing the same units.
+__device__ __forceinline__ int rows_from(int position, int rows) {
   const auto first_unit = [](int at) { return kWidestWindow && at + 1 > kWidestWindow ? (at + 1 - kWidestWindow) / kUnitPositions : 0; };
   while (rows > 1 && ((position + rows - 1) / kUnitPositions != position / kUnitPositions || first_unit(position + rows - 1) != first_unit(position))) rows--;
-  const int units = position / kUnitPositions + 1 - first_unit(position);
-  return divide_up(units, split_count(position)) <= kWarps ? rows : 1;
+  return rows;
 }
 
 // The rows of the next pass: the token at hand, and drafts where the offer began with it.
@@ -46,7 +45,7 @@ __device__ __forceinline__ int plan_rows(Consumer& c, int token, int position, i
   int rows = 1;
   if (c.params.history && all_accepted && static_cast<int>(offered.x) == token)
     while (rows < kRows && rows < left && draft[rows - 1] >= 0) rows++;
-  rows = rows_from(c.shared, position, rows);
+  rows = rows_from(position, rows);
   if (!c.meet()) return 0;  // nobody reads the rows of the pass before any more
   if (c.thread == 0) {
     Drafts& drafts = c.shared.drafts;

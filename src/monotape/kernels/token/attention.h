@@ -81,18 +81,18 @@ __device__ __forceinline__ void put_newest(Consumer& c, uint8_t* unit, int posit
 struct Quad {
   float value[4], peak, sum;
 };
-__device__ __forceinline__ Quad combine_warps(const Shared& shared, int warps, int g, int d) {
+__device__ __forceinline__ Quad combine_warps(const Shared& shared, int warps, int g, int d, int first = 0) {
   Quad all = {{0, 0, 0, 0}, -infinity(), 0};
   float2 ends[kWarps];  // peak and sum of each warp
 #pragma unroll
   for (int w = 0; w < kWarps; w++) {
-    ends[w] = w < warps ? *reinterpret_cast<const float2*>(&shared.attention[w][g][kHeadDim]) : make_float2(-infinity(), 0);
+    ends[w] = w < warps ? *reinterpret_cast<const float2*>(&shared.attention[first + w][g][kHeadDim]) : make_float2(-infinity(), 0);
     all.peak = fmaxf(all.peak, ends[w].x);
   }
 #pragma unroll
   for (int w = 0; w < kWarps; w++) {
     if (w >= warps) continue;
-    const float4 part = *reinterpret_cast<const float4*>(&shared.attention[w][g][d]);
+    const float4 part = *reinterpret_cast<const float4*>(&shared.attention[first + w][g][d]);
     const float weight = exponential(ends[w].x - all.peak);
     all.sum += ends[w].y * weight;
     all.value[0] += part.x * weight, all.value[1] += part.y * weight;
@@ -112,26 +112,39 @@ __device__ __forceinline__ void publish_attended(Consumer& c, int layer, int hea
   if (real && quad % 2 == 0) publish<Buffer::attended>(*c.params.exchange, c.turn, row * kRowWords + head * kHeadWords + quad / 2, word);
 }
 
-// Each thread has four values of a head per iteration. A single split publishes the attended values themselves; several
-// splits publish their parts, for `combine`.
-__device__ __forceinline__ void publish_results(Consumer& c, int layer, const Share& share, int row = 0) {
-  constexpr int kQuads = kHeadDim / 4;
+// Four values of a head, of one row: a single split publishes the attended values themselves; several splits publish their
+// parts, for `combine`.
+__device__ __forceinline__ void publish_result(Consumer& c, int layer, const Share& share, int row, int g, int quad, const Quad& all, bool real) {
   Exchange& exchange = *c.params.exchange;
+  if (share.splits == 1) return publish_attended(c, layer, share.kv_head * kGroup + g, quad, all, real, row);
+  const uint4 word = make_uint4(__float_as_uint(all.value[0]), __float_as_uint(all.value[1]), __float_as_uint(all.value[2]),
+                                __float_as_uint(all.value[3]));
+  if (real) publish<Buffer::partials>(exchange, c.turn, row * kRowWords + part_word(share.kv_head, g, share.split, quad), word);
+  if (real && quad == 0)
+    publish<Buffer::partials>(exchange, c.turn, row * kRowWords + part_word(share.kv_head, g, share.split, kPartialWords - 1),
+            make_uint4(__float_as_uint(all.peak), __float_as_uint(all.sum), 0, 0));
+}
+
+// Each thread has four values of a head per iteration.
+__device__ __forceinline__ void publish_results(Consumer& c, int layer, const Share& share) {
+  constexpr int kQuads = kHeadDim / 4;
 #pragma unroll 1
   for (int i = c.thread; i < whole_warps(kGroup * kQuads); i += kConsumers) {  // whole warps: they shuffle
     const bool real = i < kGroup * kQuads;
     const int g = real ? i / kQuads : 0, quad = i % kQuads;
     const Quad all = combine_warps(c.shared, smaller(share.count, kWarps), g, quad * 4);
-    if (share.splits == 1) {
-      publish_attended(c, layer, share.kv_head * kGroup + g, quad, all, real, row);
-      continue;
-    }
-    const uint4 word = make_uint4(__float_as_uint(all.value[0]), __float_as_uint(all.value[1]), __float_as_uint(all.value[2]),
-                                  __float_as_uint(all.value[3]));
-    if (real) publish<Buffer::partials>(exchange, c.turn, row * kRowWords + part_word(share.kv_head, g, share.split, quad), word);
-    if (real && quad == 0)
-      publish<Buffer::partials>(exchange, c.turn, row * kRowWords + part_word(share.kv_head, g, share.split, kPartialWords - 1),
-              make_uint4(__float_as_uint(all.peak), __float_as_uint(all.sum), 0, 0));
+    publish_result(c, layer, share, 0, g, quad, all, real);
+  }
+}
+// The same for several rows from `group` on, each of which has so many parts.
+__device__ __forceinline__ void publish_rows(Consumer& c, int layer, const Share& share, int chains, int group, int rows) {
+  constexpr int kQuads = kHeadDim / 4, kEach = kGroup * kQuads;
+#pragma unroll 1
+  for (int i = c.thread; i < whole_warps(rows * kEach); i += kConsumers) {
+    const bool real = i < rows * kEach;
+    const int row = real ? i / kEach : 0, g = real ? i % kEach / kQuads : 0, quad = i % kQuads;
+    const Quad all = combine_warps(c.shared, chains, g, quad * 4, row * chains);
+    publish_result(c, layer, share, group + row, g, quad, all, real);
   }
 }
 
@@ -187,73 +200,100 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   return c.meet();
 }
 
-// The stage for several rows, which are all in one unit: they see the same units, split in the same way, so each gets the bits
-// of a pass of its own. A warp has one unit at most, and keeps its page until all rows are done. Each query is polled by one
-// warp, for all.
 #ifdef MONOTAPE_RING
+// The stage for several rows, which are all in one unit: they see the same units, split in the same way. Each row's results are
+// made as by a pass of its own: chain w of it takes the units w, w + 8, w + 16 ..., and chains are added up in order. Which
+// warp computes a chain does not matter: where there are fewer units than warps, warps share the rows.
+//
+// All pages of the ring but one may be kept until every row has seen them. Where there are more, chains wait in memory.
+constexpr int kKeptUnits = (kRingPages - 1) * kPageUnits;
+
 __device__ __forceinline__ uint4* row_query(Consumer& c, int row) {
-  return reinterpret_cast<uint4*>(c.shared.attending + kPartsBytes + row * kQueryBytes) + c.lane();
-}
-__device__ __forceinline__ bool attend_rows(Consumer& c, int layer, int position) {
-  static_assert(kRows == 1 || divide_up(kWarps, kPageUnits) <= kRingPages, "the ring holds a unit of every warp");
-  const Share share = share_of(c.shared, layer, position);
-  if (!share.has_part) return true;
-  const int rows = c.shared.drafts.rows;
-  c.begin(Stage::attention, layer);
-  if (!c.meet()) return false;  // as in `attend`
-  if (c.warp() < rows) {
-    const Head query = hear_token(c, share.kv_head, true, share.has_new, layer, c.warp());
-#pragma unroll
-    for (int b = 0; b < kHeadBlocks; b++) row_query(c, c.warp())[b * kLanes] = query.block[b];
-  }
-  c.trace.arrived();
-  if (resets_in_attention(c)) reset_in_attention(c, layer);
-  const uint4* unit = nullptr;
-  int held = 0;
-  for (int first = 0; first < share.count; first += kPageUnits) {
-    const uint4* page = c.pages.take_units(c, layer, share, first);
-    if (c.warp() >= first && c.warp() < smaller(first + kPageUnits, share.count)) {
-      unit = page + (c.warp() - first) * (kUnitBytes / 16);
-      held = c.pages.keep();
-    } else {
-      c.pages.give_back(c.lane(), c.lost);
-    }
-  }
-  if (!c.meet()) return false;  // all queries are there
-  const int base = (share.first + c.warp()) * kUnitPositions;
-  const bool newest = share.has_new && share.count - 1 == c.warp();
-  if (newest) {
-#pragma unroll 1
-    for (int row = 0; row < rows; row++) put_newest(c, reinterpret_cast<uint8_t*>(const_cast<uint4*>(unit)), position + row, row);
-    warp_meets();
-  }
-#pragma unroll 1
-  for (int row = 0; row < rows; row++) {
-    if (unit) {
-      Head query;
-#pragma unroll
-      for (int b = 0; b < kHeadBlocks; b++) query.block[b] = row_query(c, row)[b * kLanes];
-      const int end = position + row + 1, window = window_of(c.shared, layer);
-      Running running;
-      running.clear();
-      look_at(c, unit, query, (window && end > window ? end - window : 0) - base, end - base, running);
-      keep_part(c, running);
-    }
-    if (!c.meet()) return false;
-    publish_results(c, layer, share, row);
-    if (row + 1 < rows && !c.meet()) return false;  // the next parts lie over these
-  }
-  c.trace.end();
-  if (newest) fence_shared_copies();
-  if (unit) c.pages.give_kept(c.lane(), c.lost, held);
-  if (newest) {
-#pragma unroll 1
-    for (int row = 0; row < rows; row++)
-      put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position + row, row);
-  }
-  return c.meet();
+  const int lane = smaller(c.lane(), kQueryLanes - 1);  // lanes without a head have any
+  return reinterpret_cast<uint4*>(c.shared.attending + kPartsBytes + row * kQueryBytes) + lane;
 }
 
+// Each query is polled by one warp, for all. The key and the value go with it where this worker has the newest unit.
+__device__ __forceinline__ void hear_rows(Consumer& c, const Share& share, int rows, int layer) {
+  if (c.warp() >= rows) return;
+  const Head query = hear_token(c, share.kv_head, true, share.has_new, layer, c.warp());
+  if (c.lane() < kQueryLanes)
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++) row_query(c, c.warp())[b * kQueryLanes] = query.block[b];
+}
+
+// A chain of a row, from unit `first` to `end` of the share, whose pages are kept.
+__device__ __forceinline__ void follow_chain(Consumer& c, int layer, const Share& share, int position, int row, int chain, int kept, int first, int end,
+                                             Running& running) {
+  Head query;
+#pragma unroll
+  for (int b = 0; b < kHeadBlocks; b++) query.block[b] = row_query(c, row)[b * kQueryLanes];
+  const int seen = position + row + 1, window = window_of(c.shared, layer), begin = window && seen > window ? seen - window : 0;
+#pragma unroll 1
+  for (int i = first + ((chain - first) & (kWarps - 1)); i < end; i += kWarps) {
+    const int base = (share.first + i) * kUnitPositions;
+    const uint4* unit = c.pages.kept(kept, (i - first) / kPageUnits) + (i - first) % kPageUnits * (kUnitBytes / 16);
+    look_at(c, unit, query, begin - base, seen - base, running);
+  }
+}
+
+__device__ __forceinline__ Running& waiting_chain(Consumer& c, int row) {
+  return reinterpret_cast<Running*>(c.params.chains)[(static_cast<int64_t>(worker_number()) * kRows + row) * kConsumers + c.thread];
+}
+
+__device__ __forceinline__ bool attend_rows(Consumer& c, int layer, int position) {
+  static_assert(kRows == 1 || kRingPages > 1, "a page that is kept");
+  const Share share = share_of(c.shared, layer, position);
+  if (!share.has_part) return true;
+  const int rows = c.shared.drafts.rows, last = share.has_new ? share.count - 1 : -1;
+  c.begin(Stage::attention, layer);
+  if (!c.meet()) return false;  // as in `attend`
+  hear_rows(c, share, rows, layer);
+  c.trace.arrived();
+  if (resets_in_attention(c)) reset_in_attention(c, layer);
+  if (!c.meet()) return false;  // all queries are there
+  const int chains = smaller(share.count, kWarps), at_once = chains == 0 ? 1 : kWarps / chains;  // rows
+  const int own_row = chains == 0 ? 0 : c.warp() / chains, own_chain = chains == 0 ? 0 : c.warp() % chains;
+  int first = 0;
+#pragma unroll 1
+  do {
+    const int end = smaller(share.count, first + kKeptUnits), pages = divide_up(end - first, kPageUnits);
+    const int kept = c.pages.keep(pages, c.lost);
+    const bool puts = last >= first && last < end && last % kWarps == c.warp(), ends = end == share.count;
+    if (puts) {
+      uint4* unit = const_cast<uint4*>(c.pages.kept(kept, (last - first) / kPageUnits)) + (last - first) % kPageUnits * (kUnitBytes / 16);
+#pragma unroll 1
+      for (int row = 0; row < rows; row++) put_newest(c, reinterpret_cast<uint8_t*>(unit), position + row, row);
+    }
+    if (last >= first && last < end && !c.meet()) return false;  // the newest keys and values are in their unit
+#pragma unroll 1
+    for (int group = 0; group < rows; group += at_once) {
+      const int row = group + own_row;
+      if (own_row < at_once && row < rows && chains > 0) {
+        Running running;
+        if (first > 0) running = waiting_chain(c, row);
+        else running.clear();
+        follow_chain(c, layer, share, position, row, own_chain, kept, first, end, running);
+        if (ends) keep_part(c, running);
+        else waiting_chain(c, row) = running;
+      }
+      if (!ends) continue;
+      if (!c.meet()) return false;
+      publish_rows(c, layer, share, chains, group, smaller(at_once, rows - group));
+      if (group + at_once < rows && !c.meet()) return false;  // the next parts lie over these
+    }
+    if (puts) fence_shared_copies();
+    c.pages.give_kept(kept, pages, c.lane(), c.lost);
+    if (puts) {
+#pragma unroll 1
+      for (int row = 0; row < rows; row++)
+        put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position + row, row);
+    }
+    first = end;
+  } while (first < share.count);
+  c.trace.end();
+  return c.meet();
+}
 #endif
 
 // Where several workers share a KV head: for a query head, each warp adds up the parts of every eighth split, a lane four

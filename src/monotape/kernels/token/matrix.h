@@ -25,14 +25,15 @@ __device__ __forceinline__ void sum_squares(float (&squares)[Rows]) {
 static_assert((kBatchTiles & (kBatchTiles - 1)) == 0, "a power of two");
 template <int Rows>
 __device__ __forceinline__ int own_tile(const Consumer& c, int first) {
-  if constexpr (Rows > 1) return c.part(kTileRows) % kRowBatch;
+  if constexpr (Rows > 1) return c.part(kTileRows) % kMostRowBatch;
   return (c.part(kTileRows) - first) & (kBatchTiles - 1);
 }
-// The row of the pass that a thread finishes. Eight tiles of four rows are as many elements as there are consumers.
-static_assert(kRows * kRowBatch * kTileRows <= kConsumers, "a thread for each element of a batch");
+// The row of the pass that a thread finishes. Eight tiles of four rows are as many elements as there are consumers, and a
+// row's threads are whole warps.
+static_assert(kRowBatch <= kMostRowBatch && kRows * kMostRowBatch * kTileRows <= kConsumers, "a thread for each element of a batch");
 template <int Rows>
 __device__ __forceinline__ int own_row_of_pass(const Consumer& c) {
-  if constexpr (Rows > 1) return c.part(kRowBatch * kTileRows);
+  if constexpr (Rows > 1) return c.part(kMostRowBatch * kTileRows);
   return 0;
 }
 
@@ -138,8 +139,8 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, in
     if (!c.meet()) return false;
     c.trace.part_ends(kMet);
     const int p = own_row_of_pass<Rows>(c);
-    if (c.thread < (Rows == 1 ? kBatchTiles : rows * kRowBatch) * kTileRows) {
-      float y = sum_of_warps(c.shared.sums[c.buffer][Rows == 1 ? mine : p * kRowBatch + mine][row]);
+    if (c.thread < (Rows == 1 ? kBatchTiles : rows * kMostRowBatch) * kTileRows) {
+      float y = sum_of_warps(c.shared.sums[c.buffer][Rows == 1 ? mine : p * kRowBatch + smaller(mine, kRowBatch - 1)][row]);
       if (matrix.gain) y *= inverse_root(sum_of_warps(c.shared.squares[c.buffer][p]) * (1.0f / kWidth) + kNormEps);
       if constexpr (kScalesOutputs) y *= scale;
       if constexpr (kQkvBias) y += bias;

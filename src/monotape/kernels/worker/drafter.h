@@ -19,7 +19,9 @@ class Drafter {
     seen_ = pass;
     warp_meets();  // lane 0 has written the newest tokens
     const int rows = shared_.drafts.rows, length = params_.history_length + shared_.delivered;
+    time_pass();
     learn(length - known_, length);
+    drafted_ = rows - 1;
     if (match_ < 0) find(length);
     offer(pass, rows, length);
   }
@@ -29,16 +31,31 @@ class Drafter {
   static constexpr int kEvidence = 8;        // tokens in a row that need no better match
   static constexpr int kLeastEvidence = 2;
   static constexpr int kFarthest = 1 << 16;  // tokens that are searched
-  // The gate: sixteenths of a pass. A pass with drafts costs more than one without, an accepted draft saves a pass.
-  static constexpr int kCost = 4, kSaved = 16, kMostCredit = 64, kFirstCredit = 16;
-  static constexpr int kProbe = 32;          // offers that are held back between two that are made all the same
+  // The gate, in thousandths of a pass: an accepted draft saves a pass, and a pass with drafts takes longer than one without, by
+  // as much as was measured. While drafts have cost more than they saved, only some are offered, to see whether that changes.
+  static constexpr int kPass = 1000, kFirstCredit = kPass, kLeastCredit = -2 * kPass, kMostCredit = 4 * kPass, kFirstCost = kPass / 4;
+  static constexpr int kProbe = 64, kSureProbe = 8;  // one of so many; of those with all the evidence
+
+  // How long the pass before took.
+  __device__ void time_pass() {
+    const int64_t now = clock_ns(), took = now - began_;
+    if (began_ > 0) {
+      int64_t& mean = drafted_ > 0 ? ns_with_drafts_ : ns_alone_;
+      mean = mean == 0 ? took : mean + (took - mean) / 8;
+    }
+    began_ = now;
+  }
+  __device__ int cost() const {
+    if (ns_alone_ == 0 || ns_with_drafts_ == 0) return kFirstCost;
+    return static_cast<int>((ns_with_drafts_ - ns_alone_) * kPass / ns_alone_);
+  }
 
   // What the tokens since the last look say about the match at hand, and about drafts in general.
   __device__ void learn(int told, int length) {
     if (drafted_ > 0) {
       const int accepted = told - 1 < drafted_ ? told - 1 : drafted_;
-      credit_ += kSaved * accepted - kCost;
-      credit_ = smaller(kMostCredit, larger(-kMostCredit, credit_));
+      credit_ += kPass * accepted - cost();
+      credit_ = smaller(kMostCredit, larger(kLeastCredit, credit_));
       if (lane_number() == 0) shared_.drafts.drafted = shared_.drafts.drafted + drafted_, shared_.drafts.accepted = shared_.drafts.accepted + accepted;
       drafted_ = 0;
     }
@@ -89,7 +106,6 @@ class Drafter {
     fence_block();
     warp_meets();
     if (lane_number() == 0) shared_.drafts.offer_of = pass;
-    drafted_ = rows - 1;
   }
   // Past the end of the history, what has been matched repeats itself.
   __device__ int continued(int at, int length) const {
@@ -97,16 +113,18 @@ class Drafter {
     return at;
   }
   __device__ bool worth_it() {
-    if (credit_ >= 0 || evidence_ >= kEvidence) return true;
-    held_back_ = (held_back_ + 1) % kProbe;
-    return held_back_ == 0;
+    if (credit_ < 0 && ++held_back_ < (evidence_ >= kEvidence ? kSureProbe : kProbe)) return false;
+    held_back_ = 0;
+    return true;
   }
 
   __device__ uint32_t token_at(int at) const { return read_flag(params_.history + at); }
 
   Shared& shared_;
   const Params& params_;
-  int seen_ = 0, known_ = 0, match_ = -1, evidence_ = 0, drafted_ = 0, credit_ = kFirstCredit, held_back_ = 0;
+  int seen_ = 0, known_ = 0, match_ = -1, evidence_ = 0, credit_ = kFirstCredit, held_back_ = 0;
+  int drafted_ = 0;  // drafts of the pass at hand
+  int64_t began_ = 0, ns_alone_ = 0, ns_with_drafts_ = 0;
 };
 
 }  // namespace monotape

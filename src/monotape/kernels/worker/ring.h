@@ -325,20 +325,30 @@ class PageReader {
     cursor_.advance();
   }
 
-  // A page may be kept while later ones are taken, and given back by its number then.
-  __device__ __forceinline__ int keep() {
-    const int slot = cursor_.slot;
-    cursor_.advance();
-    return slot;
+  // Several pages are taken and kept, and given back together; `first` is the slot of the first.
+  __device__ __forceinline__ int keep(int pages, bool& lost) {
+    const int first = cursor_.slot;
+    for (int i = 0; i < pages; i++) {
+      take(lost);
+      cursor_.advance();
+    }
+    return first;
   }
-  __device__ __forceinline__ void give_kept(int lane, bool lost, int slot) {
+  __device__ __forceinline__ const uint4* kept(int first, int page) const {
+    return reinterpret_cast<const uint4*>(shared_.ring[slot_after(first, page)]);
+  }
+  __device__ __forceinline__ void give_kept(int first, int pages, int lane, bool lost) {
     warp_meets();
-    if (lane == 0 && !lost) barriers_.arrive(kRingPages + slot);
+    for (int i = 0; i < pages && lane == 0 && !lost; i++) barriers_.arrive(kRingPages + slot_after(first, i));
   }
 
   int64_t waited_ns = 0;  // for pages, where a trace is kept
 
  private:
+  static __device__ __forceinline__ int slot_after(int first, int pages) {
+    return first + pages < kRingPages ? first + pages : first + pages - kRingPages;
+  }
+
   Shared& shared_;
   Barriers barriers_;
   Cursor cursor_;
@@ -377,8 +387,6 @@ class PageReader {
   }
   __device__ __forceinline__ const uint4* take(bool&) const { return at_; }
   __device__ __forceinline__ void give_back(int, bool) {}
-  __device__ __forceinline__ int keep() { return 0; }
-  __device__ __forceinline__ void give_kept(int, bool, int) {}
 
   int64_t waited_ns = 0;  // there are no pages to wait for
 

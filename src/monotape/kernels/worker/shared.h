@@ -35,7 +35,7 @@ struct Drafts {
 };
 
 // Between matrices: each warp's part of every head, then the queries of a pass of several rows, as the tensor cores want them.
-constexpr int kPartsBytes = kWarps * kGroup * kPartValues * 4, kQueryBytes = kHeadBlocks * kLanes * 16;
+constexpr int kPartsBytes = kWarps * kGroup * kPartValues * 4, kQueryLanes = 4 * kGroup, kQueryBytes = kHeadBlocks * kQueryLanes * 16;
 constexpr int kAttendingBytes = kPartsBytes + (kRows > 1 ? kRows * kQueryBytes : 0);
 
 struct alignas(128) Shared {
@@ -65,8 +65,8 @@ struct alignas(128) Shared {
   uint64_t full[kRingPages], empty[kRingPages];             // one after the other: a page's other barrier is kRingPages on
   int64_t mail_time[kMailbox];
   int mail_id[kMailbox];
-  uint32_t own_words[2][kRows * kMostOwnWords];             // words that this worker publishes in a turn: see exchange/janitor.h
-  int own_count[2][kRows];                                  // those of the first rows, up to each
+  uint32_t own_words[2][kMostOwnWords];                     // words that this worker publishes in a turn: see exchange/janitor.h
+  int own_count[2][kRows == 1 ? 1 : kRows + 1];
   int sample_turn;                                          // tokens that have been chosen
   int list_of[2], listed_splits;                            // which of the two, of even tokens and of odd ones
   volatile int swept;                                       // matrices up to it have their words reset: see exchange/janitor.h
