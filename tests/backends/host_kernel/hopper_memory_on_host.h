@@ -54,6 +54,13 @@ inline uint4 load_word(const uint4* p) {
   machine->saw(all_there(v), "waiting for a word");
   return v;
 }
+inline uint2 load_half(const uint2* p) {
+  machine->touch(p, 8, 8);
+  machine->settle(reinterpret_cast<const uint32_t*>(p));
+  uint2 v = *p;
+  machine->saw(v.x != ~0u && v.y != ~0u, "waiting for half a word");
+  return v;
+}
 inline void store_word(uint4* p, uint4 v) {
   const uint32_t parts[4] = {v.x, v.y, v.z, v.w};
   machine->store(reinterpret_cast<uint32_t*>(p), parts, 15);

@@ -193,8 +193,15 @@ __device__ __forceinline__ int input_pass(unsigned lane) { return fragment_row(l
 __device__ __forceinline__ int first_input(unsigned lane, int) { return fragment_column(lane) * 2; }
 __device__ __forceinline__ int second_input(unsigned lane) { return fragment_row(lane) % 2; }
 __device__ __forceinline__ bool takes_input(unsigned) { return true; }
-inline TokenInput input_of_word(uint4 word, unsigned lane) {
-  return second_input(lane) ? make_uint2(word.z, word.w) : make_uint2(word.x, word.y);
+inline uint2 load_half(const uint2* p);
+inline TokenInput load_input(const uint4* word, unsigned lane) {
+  return load_half(reinterpret_cast<const uint2*>(word) + second_input(lane));
+}
+inline bool input_came(TokenInput v) { return v.x != ~0u && v.y != ~0u; }
+inline TokenInput ordered_input(TokenInput v, unsigned lane) {
+  const bool second = second_input(lane);
+  const uint32_t other = lane_across(second ? v.x : v.y, 4);
+  return second ? make_uint2(other, v.y) : make_uint2(v.x, other);
 }
 template <bool Float16>
 __device__ __forceinline__ void multiply_token(float* sums, const uint4& w, TokenInput x) {

@@ -197,9 +197,24 @@ class Janitor {
   __device__ __forceinline__ void reset_each(int count, WordAt word_at) {
     if (shared_.failed) return;  // leave all words as they are, for the report of the fault
     for (int i = lane_number(); i < count; i += kLanes) store_word(word_at(i), not_yet());
+    if constexpr (kRows > 1) return confirm_each(count, word_at);
     for (int i = lane_number(); i < count; i += kLanes) {
       const uint4* word = word_at(i);
       for (uint4 seen = load_word(word); (seen.x & seen.y & seen.z & seen.w) != ~0u && !shared_.failed;) seen = load_word(word);
+    }
+  }
+
+  // With several rows there are several times as many words: loads of some of them are in flight together.
+  template <class WordAt>
+  __device__ __forceinline__ void confirm_each(int count, WordAt word_at) {
+    constexpr int kLoads = 6;  // limited by registers
+    for (int first = lane_number(); first < count; first += kLoads * kLanes) {
+      uint4 seen[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; i++) seen[i] = first + i * kLanes < count ? load_word(word_at(first + i * kLanes)) : not_yet();
+#pragma unroll
+      for (int i = 0; i < kLoads; i++)
+        while ((seen[i].x & seen[i].y & seen[i].z & seen[i].w) != ~0u && !shared_.failed) seen[i] = load_word(word_at(first + i * kLanes));
     }
   }
 

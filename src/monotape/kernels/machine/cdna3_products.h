@@ -46,7 +46,10 @@ __device__ __forceinline__ int input_pass(unsigned lane) { return fragment_row(l
 __device__ __forceinline__ int first_input(unsigned lane, int sub) { return fragment_side(lane) * sub * kGroupInputs; }
 __device__ __forceinline__ int second_input(unsigned lane) { return fragment_column(lane); }
 __device__ __forceinline__ bool takes_input(unsigned lane) { return fragment_row(lane) / 4 == fragment_row(lane) % 2; }
-__device__ __forceinline__ TokenInput input_of_word(uint4 word, unsigned lane) { return takes_input(lane) ? word : no_input(); }
+// A lane's word of the exchange is its input.
+__device__ __forceinline__ TokenInput load_input(const uint4* word, unsigned lane) { return takes_input(lane) ? load_word(word) : no_input(); }
+__device__ __forceinline__ bool input_came(TokenInput v) { return v.x != ~0u && v.y != ~0u && v.z != ~0u && v.w != ~0u; }
+__device__ __forceinline__ TokenInput ordered_input(TokenInput v, unsigned) { return v; }
 template <bool Float16>
 __device__ __forceinline__ void multiply_token(float* sums, const uint4& w, TokenInput x) {
   multiply_words<Float16>(sums, w, x);

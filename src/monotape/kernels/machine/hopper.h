@@ -216,6 +216,11 @@ __device__ __forceinline__ uint4 load_word(const uint4* p) {
                : "memory");
   return v;
 }
+__device__ __forceinline__ uint2 load_half(const uint2* p) {
+  uint2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  return v;
+}
 __device__ __forceinline__ void store_word(uint4* p, uint4 v) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
@@ -376,8 +381,16 @@ __device__ __forceinline__ int input_pass(unsigned lane) { return fragment_row(l
 __device__ __forceinline__ int first_input(unsigned lane, int) { return fragment_column(lane) * 2; }
 __device__ __forceinline__ int second_input(unsigned lane) { return fragment_row(lane) % 2; }
 __device__ __forceinline__ bool takes_input(unsigned) { return true; }
-__device__ __forceinline__ TokenInput input_of_word(uint4 word, unsigned lane) {
-  return second_input(lane) ? make_uint2(word.z, word.w) : make_uint2(word.x, word.y);
+// A lane's half of a word of the exchange, which says by itself whether it has come; then, with the lane that has the other
+// half, its input.
+__device__ __forceinline__ TokenInput load_input(const uint4* word, unsigned lane) {
+  return load_half(reinterpret_cast<const uint2*>(word) + second_input(lane));
+}
+__device__ __forceinline__ bool input_came(TokenInput v) { return v.x != ~0u && v.y != ~0u; }
+__device__ __forceinline__ TokenInput ordered_input(TokenInput v, unsigned lane) {
+  const bool second = second_input(lane);
+  const uint32_t other = lane_across(second ? v.x : v.y, 4);
+  return second ? make_uint2(other, v.y) : make_uint2(v.x, other);
 }
 template <bool Float16>
 __device__ __forceinline__ void multiply_token(float* sums, const uint4& w, TokenInput x) {

@@ -85,8 +85,8 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
 }
 
 // Stores the warp's part in shared memory, head by head.
-__device__ __forceinline__ void keep_part(Consumer& c, const Running& running) {
-  float(*part)[kPartValues] = c.shared.attention[c.warp()];
+__device__ __forceinline__ void keep_part(Consumer& c, const Running& running, int place) {
+  float(*part)[kPartValues] = c.shared.attention[place];
 #pragma unroll
   for (int j = 0; j < kValueTiles; j++)
 #pragma unroll

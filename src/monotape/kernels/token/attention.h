@@ -188,7 +188,7 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
       }
     if (!newest || unit + kPageUnits < share.count) c.pages.give_back(c.lane(), c.lost);
   }
-  if (c.warp() < share.count) keep_part(c, running);
+  if (c.warp() < share.count) keep_part(c, running, c.warp());
   if (!c.meet()) return false;
   publish_results(c, layer, share);
   c.trace.end();
@@ -210,7 +210,7 @@ constexpr int kKeptUnits = (kRingPages - 1) * kPageUnits;
 
 __device__ __forceinline__ uint4* row_query(Consumer& c, int row) {
   const int lane = smaller(c.lane(), kQueryLanes - 1);  // lanes without a head have any
-  return reinterpret_cast<uint4*>(c.shared.attending + kPartsBytes + row * kQueryBytes) + lane;
+  return reinterpret_cast<uint4*>(c.shared.attending + kAllPartsBytes + row * kQueryBytes) + lane;
 }
 
 // Each query is polled by one warp, for all. The key and the value go with it where this worker has the newest unit.
@@ -252,8 +252,7 @@ __device__ __forceinline__ bool attend_rows(Consumer& c, int layer, int position
   c.trace.arrived();
   if (resets_in_attention(c)) reset_in_attention(c, layer);
   if (!c.meet()) return false;  // all queries are there
-  const int chains = smaller(share.count, kWarps), at_once = chains == 0 ? 1 : kWarps / chains;  // rows
-  const int own_row = chains == 0 ? 0 : c.warp() / chains, own_chain = chains == 0 ? 0 : c.warp() % chains;
+  const int chains = smaller(share.count, kWarps), at_once = chains == 0 ? kRows : smaller(kRows, kPartSets * kWarps / chains);  // rows
   int first = 0;
 #pragma unroll 1
   do {
@@ -268,13 +267,14 @@ __device__ __forceinline__ bool attend_rows(Consumer& c, int layer, int position
     if (last >= first && last < end && !c.meet()) return false;  // the newest keys and values are in their unit
 #pragma unroll 1
     for (int group = 0; group < rows; group += at_once) {
-      const int row = group + own_row;
-      if (own_row < at_once && row < rows && chains > 0) {
+#pragma unroll 1
+      for (int part = c.warp(); part < chains * smaller(at_once, rows - group); part += kWarps) {
+        const int row = group + part / chains;
         Running running;
         if (first > 0) running = waiting_chain(c, row);
         else running.clear();
-        follow_chain(c, layer, share, position, row, own_chain, kept, first, end, running);
-        if (ends) keep_part(c, running);
+        follow_chain(c, layer, share, position, row, part % chains, kept, first, end, running);
+        if (ends) keep_part(c, running, part);
         else waiting_chain(c, row) = running;
       }
       if (!ends) continue;

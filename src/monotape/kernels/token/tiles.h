@@ -39,27 +39,32 @@ struct ExpertRuns {
   int found = 0;                        // its tiles
 #endif
 };
-// A pass of several rows: how many, and a lane's words of the input that is multiplied next where they are read from the exchange.
-__host__ __device__ constexpr int most_inputs_ahead() {
+// In a pass of several rows an input may be too long for shared memory. Then lanes keep their values of all of it in registers,
+// or, where there are too many, of a page's length of it, read again for every tile.
+constexpr int kMostHeld = 36;  // blocks of a lane
+__host__ __device__ constexpr int pages_of(Product p) { return divide_up(p.blocks, p.page_run); }
+__host__ __device__ constexpr int blocks_in_page(Product p) { return divide_up(p.page_run, kWarps * kSide); }
+__host__ __device__ constexpr bool is_held(Product p) { return pages_of(p) * blocks_in_page(p) <= kMostHeld; }
+__host__ __device__ constexpr int most_inputs_held() {
   int most = 1;
   for (int i = 0; i < kProducts; i++)
-    if (is_direct(kRows, product(i).blocks)) most = larger(most, divide_up(product(i).page_run, kWarps * kSide));
+    if (is_direct(kRows, product(i).blocks)) most = larger(most, blocks_in_page(product(i)) * (is_held(product(i)) ? pages_of(product(i)) : 1));
   return most;
 }
-struct InputsAhead {
-  uint4 ahead[most_inputs_ahead()];
+struct RowsInput {
+  TokenInput held[most_inputs_held()];
   const uint4* from;  // the first row's input
   Stage stage;        // which reads it, for the report of a wait
-  int layer, rows;
+  int layer, rows, words;
 };
-struct NoInputsAhead {};
+struct OneRowInput {};
 template <class Progress>
-__device__ __forceinline__ InputsAhead& ahead_in(Progress& progress) {
+__device__ __forceinline__ RowsInput& rows_input(Progress& progress) {
   return progress;
 }
 
 // A warp's position in its worker's tiles of a stage. A tile may take several pages.
-struct Progress : ExpertRuns, Chosen<(kRows > 1), InputsAhead, NoInputsAhead> {
+struct Progress : ExpertRuns, Chosen<(kRows > 1), RowsInput, OneRowInput> {
   Weights even, odd;              // the weights to multiply next, and those after them
   int tile = 0, k = 0;            // of what is multiplied next
   int next_tile = 0, next_k = 0;  // of what is fetched next
@@ -102,10 +107,13 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 
   static constexpr bool kDirect = is_direct(Rows, kProduct.blocks);
 
-  // The first words of an input that is not in shared memory.
+  // An input that is not in shared memory, or its first words.
   __device__ __forceinline__ void hear_first(Patience& patience) {
-    load_ahead(0);
-    await_ahead(0, patience);
+    load_held<kHeldBlocks>(0);
+    await_held<kHeldBlocks>(0, patience);
+    if constexpr (!kHeld) return;
+#pragma unroll
+    for (int i = 0; i < kHeldBlocks; i++) rows_input(at_).held[i] = ordered_input(rows_input(at_).held[i], c_.lane());
   }
 
   __device__ __forceinline__ void prepare() {
@@ -118,6 +126,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   // The tiles from the next one on, up to `end`; `meanwhile` is called once loads are in flight.
   template <class Meanwhile>
   __device__ __forceinline__ void run(int end, Meanwhile meanwhile) {
+    if constexpr (kDirect && kHeld) return run_held(end, meanwhile);
     if constexpr (kScalesBlocks) at_.batch = at_.tile;
     if constexpr (kFewRegisters && !kWhole) clear();  // sums without a value would take registers of the whole token
     if (kWhole) read_input();
@@ -138,6 +147,8 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static constexpr int kBlocks = kProduct.blocks, kInPage = kProduct.tiles_in_page, kRun = kProduct.page_run;
   static constexpr int kAtOnce = divide_up(kRun, kWarps * kSide);
   static constexpr int kLastRun = kBlocks - (divide_up(kBlocks, kRun) - 1) * kRun, kSure = kLastRun / (kWarps * kSide);
+  static constexpr int kPages = pages_of(product(Number)), kHeldBlocks = kAtOnce * (is_held(product(Number)) ? kPages : 1);
+  static constexpr bool kHeld = is_held(product(Number));
   static constexpr bool kWhole = kRun == kBlocks;  // a tile is never in two pages, and the input is the same for all
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
   static constexpr uint32_t kOnes = 0x01010101u;
@@ -149,6 +160,10 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   template <bool Adds>
   __device__ __forceinline__ void step(Weights& weights) {
     if (!kWhole) read_input();
+    multiply_step<Adds>(weights);
+  }
+  template <bool Adds>
+  __device__ __forceinline__ void multiply_step(Weights& weights) {
     if (kWhole || at_.k == 0) clear();
     if constexpr (Weight::kInteger) multiply_integers<Adds && Weight::kShifts>(weights);
     else if constexpr (Weight::kGrouped) multiply_groups<Adds && Weight::kShifts>(weights);
@@ -163,6 +178,26 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     }
     sums_out_ += kTogether * kTileRows * kWarps;
     at_.k = 0, at_.tile += kTogether;
+  }
+
+  // Tiles of several pages, with the input in registers: a step for each page, because registers have no addresses.
+  template <class Meanwhile>
+  __device__ __forceinline__ void run_held(int end, Meanwhile meanwhile) {
+    meanwhile();
+#pragma unroll 1
+    while (at_.tile < end) {
+      tile_held(at_.even, at_.odd);
+      if (kPages % 2 == 0 || at_.tile >= end) continue;
+      tile_held(at_.odd, at_.even);
+    }
+  }
+  __device__ __forceinline__ void tile_held(Weights& first, Weights& second) {
+#pragma unroll
+    for (int page = 0; page < kPages; page++) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++) x_[i] = rows_input(at_).held[page * kAtOnce + i];
+      multiply_step<true>(page % 2 ? second : first);
+    }
   }
 
   // Adds the sum of block i of tile t: times its expert's scale of the lane's row, if there is one.
@@ -276,7 +311,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   // This warp's blocks of it, from k on.
   __device__ __forceinline__ void read_input() {
     if constexpr (kDirect) {
-      take_ahead();
+      take_held();
     } else if constexpr (Weight::kInteger) {
       read_integers();
     } else {
@@ -291,27 +326,37 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   }
   // Words of the exchange: those of this step have been asked for a step ago. A tile needs all of its input, so all of it has
   // been polled before anything that depends on it is published; tiles after the first read it again.
-  __device__ __forceinline__ void take_ahead() {
+  __device__ __forceinline__ void take_held() {
     static_assert(!Weight::kGrouped, "inputs of 16 bits, as they are in the exchange");
-    InputsAhead& next = ahead_in(at_);
-    Patience patience(c_.shared, c_.lost, next.stage, next.layer);
-    await_ahead(at_.k, patience);
+    RowsInput& input = rows_input(at_);
+    Patience patience(c_.shared, c_.lost, input.stage, input.layer);
+    await_held<kAtOnce>(at_.k, patience);
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) x_[i] = input_of_word(input_order(next.ahead[i]), c_.lane());
-    load_ahead(kWhole || at_.k + kRun >= kBlocks ? 0 : at_.k + kRun);
+    for (int i = 0; i < kAtOnce; i++) x_[i] = ordered_input(input.held[i], c_.lane());
+    load_held<kAtOnce>(kWhole || at_.k + kRun >= kBlocks ? 0 : at_.k + kRun);
   }
-  __device__ __forceinline__ void load_ahead(int k) {
+  // Blocks i of the warp's from block k of the input on, page by page.
+  static __device__ __forceinline__ constexpr int block_of(int i) { return i / kAtOnce * kRun + i % kAtOnce * kWarps * kSide; }
+  template <int Blocks>
+  __device__ __forceinline__ void load_held(int k) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) ahead_in(at_).ahead[i] = there(k, i) ? load_word(word_at(k + i * kWarps * kSide)) : make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < Blocks; i++) rows_input(at_).held[i] = in_input(k, i) ? load_input(word_at(k + block_of(i)), c_.lane()) : no_input();
   }
-  __device__ __forceinline__ void await_ahead(int k, Patience& patience) {
+  template <int Blocks>
+  __device__ __forceinline__ void await_held(int k, Patience& patience) {
     for (;;) {
       int missing = -1;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; i++)
-        if (!arrived(ahead_in(at_).ahead[i])) missing = k + i * kWarps * kSide, ahead_in(at_).ahead[i] = load_word(word_at(missing));
-      if (missing < 0 || !patience.more(missing)) return;
+      for (int i = 0; i < Blocks; i++) {
+        TokenInput& mine = rows_input(at_).held[i];
+        if (!input_came(mine)) missing = k + block_of(i), mine = load_input(word_at(missing), c_.lane());
+      }
+      if (missing < 0 || !patience.more(missing)) break;
     }
+    warp_meets();
+  }
+  __device__ __forceinline__ bool in_input(int k, int i) const {  // the last block may be padded
+    return (k + block_of(i) + c_.warp() * kSide + c_.side()) * 4 + c_.column() < rows_input(at_).words;
   }
   // The row of the pass whose values are this lane's column of a product. Columns without a row have copies of the first.
   __device__ __forceinline__ int own_row() const {
@@ -320,11 +365,11 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   }
   __device__ __forceinline__ int rows() const {
     if constexpr (Rows == 1) return 1;
-    else return ahead_in(at_).rows;
+    else return rows_input(at_).rows;
   }
   // The lane's word of block k of the input.
   __device__ __forceinline__ const uint4* word_at(int k) const {
-    return ahead_in(at_).from + own_row() * kRowWords + (k + c_.warp() * kSide + c_.side()) * 4 + c_.column();
+    return rows_input(at_).from + own_row() * kRowWords + (k + c_.warp() * kSide + c_.side()) * 4 + c_.column();
   }
   // A lane's column is one byte of the integers of one group, and takes part in one of a block's two products.
   __device__ __forceinline__ void read_integers() {

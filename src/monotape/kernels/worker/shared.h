@@ -36,20 +36,24 @@ struct Drafts {
 
 // Between matrices: each warp's part of every head, then the queries of a pass of several rows, as the tensor cores want them.
 constexpr int kPartsBytes = kWarps * kGroup * kPartValues * 4, kQueryLanes = 4 * kGroup, kQueryBytes = kHeadBlocks * kQueryLanes * 16;
-constexpr int kAttendingBytes = kPartsBytes + (kRows > 1 ? kRows * kQueryBytes : 0);
+constexpr int kInputBytes = larger(kMostBlocks, kRows * kRowBlocks) * 64;
+constexpr int kSumBytes = larger(2 * kKeptTiles * kTileRows * kWarps * 4, static_cast<int>(sizeof(SelectScratch)));
+// Parts of several rows where there is room for them: rows that need not wait for each other.
+constexpr int kPartSets = kRows == 1 ? 1 : larger(1, smaller(kRows, (kInputBytes + kSumBytes - kRows * kQueryBytes) / kPartsBytes));
+constexpr int kAllPartsBytes = kPartSets * kPartsBytes, kAttendingBytes = kAllPartsBytes + (kRows > 1 ? kRows * kQueryBytes : 0);
 
 struct alignas(128) Shared {
   uint8_t ring[kRingPages][kPageBytes];
   union {
     struct {
-      uint4 x[larger(kMostBlocks, kRows * kRowBlocks) * 4];  // the input of the current stage, each warp its own blocks
+      uint4 x[kInputBytes / 16];                            // the input of the current stage, each warp its own blocks
       union {
         // Partial sums of warps; two buffers, used in turn.
         alignas(16) float sums[2][kKeptTiles][kTileRows][kWarps];
         SelectScratch select;                               // while a token is drawn
       };
     };
-    alignas(16) float attention[kWarps][kGroup][kPartValues];  // between matrices: each warp's part of every head
+    alignas(16) float attention[kPartSets * kWarps][kGroup][kPartValues];  // between matrices: each warp's part of every head
     uint8_t attending[kAttendingBytes];
   };
   SamplerState sampler;
