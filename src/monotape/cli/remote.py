@@ -28,6 +28,17 @@ def cached_tokens(usage: Mapping[str, Any]) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def drafts(usage: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How many drafts the server checked and accepted, where it says so."""
+    details = usage.get("completion_tokens_details")
+    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    values = [details.get(name) for name in names] if isinstance(details, Mapping) else []
+    if not values or not all(isinstance(value, int) for value in values):
+        return None
+    accepted, rejected = values
+    return accepted + rejected, accepted
+
+
 class RemoteChat:
     """Stands where an LLM stands for a Conversation."""
 
@@ -49,6 +60,8 @@ def remote_stats(stream: ChatStream) -> str:
             parts.append(f"{(tokens - 1) / (arrivals[-1] - arrivals[0]):.1f} tok/s here")
     if speed := decode_speed(stream.timings):
         parts.append(f"{speed:.1f} tok/s in the engine")
+    if (checked := drafts(stream.usage)) and checked[0]:
+        parts.append(f"drafts: {checked[0]}, accepted {checked[1]}")
     if (prompt := stream.usage.get("prompt_tokens")) is not None:
         cached = cached_tokens(stream.usage)
         parts.append(f"prompt {prompt}" + (f" ({cached} cached)" if cached else ""))
@@ -60,7 +73,7 @@ def check_engine_flags(options: argparse.Namespace) -> None:
     for field in dataclasses.fields(EngineConfig):
         given = getattr(options, field.name, field.default)
         if field.name not in ("model", "seed") and given != field.default:
-            flag = "--" + field.name.replace("_", "-")
+            flag = ("--no-" if given is False else "--") + field.name.replace("_", "-")
             raise UsageError(
                 f"{flag} does nothing with --url.", "Give it to the server instead: `monotape serve`."
             )
