@@ -31,11 +31,11 @@ def cached_tokens(usage: Mapping[str, Any]) -> int | None:
 def drafts(usage: Mapping[str, Any]) -> tuple[int, int] | None:
     """How many drafts the server checked and accepted, where it says so."""
     details = usage.get("completion_tokens_details")
-    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
-    values = [details.get(name) for name in names] if isinstance(details, Mapping) else []
-    if not values or not all(isinstance(value, int) for value in values):
+    if not isinstance(details, Mapping):
         return None
-    accepted, rejected = values
+    accepted, rejected = (details.get(f"{what}_prediction_tokens") for what in ("accepted", "rejected"))
+    if not isinstance(accepted, int) or not isinstance(rejected, int):
+        return None
     return accepted + rejected, accepted
 
 

@@ -54,9 +54,10 @@ def _ids(given: object) -> TokenIds:
         raise RequestError("prediction holds what is no token id.", "Token ids are integers.") from None
 
 
-def check_length(tokens: int, context: int) -> None:
+def check_length(tokens: int, context: int, *, exact: bool = True) -> None:
     if tokens > context:
+        least = "" if exact else "at least "
         raise RequestError(
-            f"prediction has {tokens} tokens, but the context has {context}.",
+            f"prediction has {least}{tokens} tokens, but the context has {context}.",
             "Leave out what the answer will not repeat.",
         )
