@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from report import publish, spread
 MODEL = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
 SEEDS = 100
 TEMPERATURE = 0.8
+WARM_UP_TOKENS = 16
 MORE_TOKENS = 128  # than the edited file has: an answer may say a word before it
 
 
@@ -169,9 +170,10 @@ def _speed_of(answers: Sequence[CompletionOutput]) -> float:
 
 
 def measure(llm: LLM, asked: Sequence[Asked], runs: int) -> list[dict[str, Any]]:
-    """The rows of a report, the sum first; one line each as they come. The first request wakes the machine up."""
-    answered(llm, asked[0], speculation=True)
-    answered(llm, asked[0], speculation=False)
+    """The rows of a report, the sum first; one line each as they come. A few tokens wake the machine up."""
+    short = replace(asked[0], params=replace(asked[0].params, max_tokens=WARM_UP_TOKENS))
+    for speculation in (True, False):
+        answered(llm, short, speculation=speculation)
     compared = []
     for number, one in enumerate(asked):
         compared.append(compare(llm, one, runs, number))

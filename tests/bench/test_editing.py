@@ -189,7 +189,9 @@ def test_an_edit_has_room_for_the_file_and_is_checked() -> None:
     total, row = measure(llm, asked, 1)
     assert row["right"] is True and total["right"] == 1
     assert (row["lines"], row["sha256"]) == (TASK.lines, TASK.sha256)
-    assert backend.jobs[0].max_tokens == row["tokens"] - 1 + editing.MORE_TOKENS
+    room = row["tokens"] - 1 + editing.MORE_TOKENS
+    warm_up = editing.WARM_UP_TOKENS
+    assert [job.max_tokens for job in backend.jobs] == [warm_up, warm_up, room, room]
     wrong = dataclasses.replace(TASK, new_name="other")
     assert [row["right"] for row in measure(llm, edits(llm, [wrong]), 1)] == [0, False]
 
