@@ -54,9 +54,11 @@ def tokenizer_of(model: Path) -> Tokenizer:
     return tokenizer
 
 
-def monotape_engine(model: Path, backend: str, dtype: str, context: int, max_tokens: int) -> Engine:
+def monotape_engine(
+    model: Path, backend: str, dtype: str, context: int, max_tokens: int, *, speculation: bool = True
+) -> Engine:
     """Monotape itself, through its public API."""
-    llm = LLM(str(model), backend=backend, dtype=dtype, max_model_len=context)
+    llm = LLM(str(model), backend=backend, dtype=dtype, max_model_len=context, speculation=speculation)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, stop=STOPS)
 
     def complete(prompt: Sequence[int]) -> Completion:
@@ -68,7 +70,7 @@ def monotape_engine(model: Path, backend: str, dtype: str, context: int, max_tok
             end = "stop string"
         return Completion(output.text, tuple(output.token_ids), seconds, end)
 
-    name = f"monotape {llm.backend.name} {llm.backend.plan.format.value}"
+    name = f"monotape {llm.backend.name} {llm.backend.plan.format.value}" + ", no drafts" * (not speculation)
     kernels = (
         recipes_of(llm.backend, model.name, open_checkpoint(model).config)
         if llm.backend.name == "cuda"

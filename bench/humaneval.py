@@ -134,7 +134,10 @@ def engines(arguments: argparse.Namespace, model: Path, context: int) -> Iterato
     """What loads each engine that was asked for, to be called when the one before it is gone."""
     if arguments.engine in ("monotape", "both"):
         for dtype in arguments.dtype:
-            yield partial(monotape_engine, model, arguments.backend, dtype, context, arguments.max_tokens)
+            load = partial(monotape_engine, model, arguments.backend, dtype, context, arguments.max_tokens)
+            yield load
+            if arguments.both_ways:
+                yield partial(load, speculation=False)
     if arguments.engine in ("transformers", "both"):
         yield partial(transformers_engine, model, arguments.max_tokens, arguments.transformers_device)
 
@@ -193,6 +196,9 @@ def parser() -> argparse.ArgumentParser:
         default=["f32"],
         metavar="TYPE",
         help="Monotape's weights in memory, one run each (default: f32, the numbers that transformers has)",
+    )
+    made.add_argument(
+        "--both-ways", action="store_true", help="Monotape once more without speculation; tokens are compared"
     )
     made.add_argument("--problems", type=int, default=40, help=f"1 to {PROBLEMS} (default: %(default)s)")
     made.add_argument("--max-tokens", type=int, default=320, help="a completion (default: %(default)s)")

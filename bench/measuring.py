@@ -34,6 +34,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--stored-head", choices=STORED, help="how its head is stored")
     parser.add_argument("--skewed-router", action="store_true", help="a shape's routers prefer a few experts")
     parser.add_argument("--workers", type=int, help="threads; all by default, and always on a GPU")
+    parser.add_argument(
+        "--no-speculation", dest="speculation", action="store_false",
+        help="load without rows for drafts; no draft is checked either way",
+    )  # fmt: skip
     parser.add_argument("--save", action="store_true", help="keep the result under reports/")
 
 
@@ -64,6 +68,7 @@ def load_model(
         options.backend, spec_from_config(checkpoint.config), checkpoint,
         dtype=dtype, context=context, workers=options.workers, tp=tp,
         emulate_ranks=tp is not None and options.backend == "cuda",
+        speculation=getattr(options, "speculation", True),
     )  # fmt: skip
     return backend, path
 
@@ -131,7 +136,8 @@ def run_request(
     backend: Backend, sequence: KvSequence, prompt: Sequence[int], cached: int, tokens: int,
     sampling: Sampling | None = None,
 ) -> Timed:  # fmt: skip
-    job = Job(tuple(prompt), cached, tokens, sampling=sampling or Sampling())
+    # Without drafts: how fast a pass is. Random weights repeat themselves, and drafts of that would be accepted.
+    job = Job(tuple(prompt), cached, tokens, sampling=sampling or Sampling(), drafts=False)
     generation = backend.start(job, sequence)
     times = [token.time_ns for token in generation]
     assert len(times) == tokens, f"{len(times)} of {tokens} tokens: {generation.finish_reason}"

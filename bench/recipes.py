@@ -38,6 +38,7 @@ class Recipe:
     lanes: Lanes | None = None
     link_delay: bool = False
     trace: bool = False
+    drafts: bool = False  # a pass has rows for drafts, where the model allows it
     formats: Mapping[str, str] = field(default_factory=dict)  # of stages that have another than `dtype`
 
     @property
@@ -52,7 +53,8 @@ class Recipe:
                 self.lanes.early == "sum"
             )
         words += [f"{name} {fmt}" for name, fmt in self.formats.items()]
-        words += [word for word, said in (("slow links", self.link_delay), ("trace", self.trace)) if said]
+        said = {"slow links": self.link_delay, "trace": self.trace, "drafts": self.drafts}
+        words += [word for word, true in said.items() if true]
         return ", ".join(words)
 
     def spec(self) -> ModelSpec:
@@ -70,6 +72,7 @@ class Recipe:
             ranks,
             tuning=tuning,
             stage_formats=formats,
+            drafts=self.drafts,
         )
 
     def header(self) -> str:
@@ -113,6 +116,7 @@ def recipes_of(backend: Any, model: str, config: Mapping[str, Any]) -> list[Reci
         shape=model, config=own, dtype=plan.format.value, workers=plan.machine.workers, context=plan.context,
         ranks=len(plan.ranks),
         formats={stage.name: stage.format.value for stage in plan.ranks[0].stages if stage.format is not plan.format},
+        drafts=lowered.ranks[0].rows_a_pass > 1,
     )  # fmt: skip
     found: dict[str, Recipe] = {}
     for rank in range(len(plan.ranks)):

@@ -82,6 +82,10 @@ class TokenSource:
             return Token(token_id, time_ns)
         return Token(token_id, time_ns, -0.25, tuple((token_id + rank, -0.25 - rank) for rank in range(top)))
 
+    def drafts(self, job: Job, output: Sequence[int]) -> tuple[int, int]:
+        """How many drafts were checked for these tokens, and how many accepted."""
+        return 0, 0
+
     def new_sequence(self) -> SourceSequence:
         return SourceSequence(self._token_bytes)
 
@@ -111,6 +115,8 @@ class SourceGeneration:
         self.start_ns = time.monotonic_ns()
         self.source, self.job, self.sequence = source, job, sequence
         self.cancelled = threading.Event()
+        self.drafted = self.accepted = 0
+        self._output: list[int] = []
         self._tokens = self._run()
 
     def __iter__(self) -> Iterator[Token]:
@@ -139,10 +145,13 @@ class SourceGeneration:
             if index:
                 self.sequence.tokens.append(previous)
             previous = token_id
+            self._output.append(token_id)
             if token_id in job.stop_ids and index >= job.min_tokens:
                 self.finish_reason = "stop"
             elif index == job.max_tokens - 1:
                 self.finish_reason = "length"
+            if self.finish_reason is not None:
+                self.drafted, self.accepted = source.drafts(job, self._output)
             yield source.token(token_id, source.time_ns(self, index), job.logprobs)
             if self.finish_reason is not None:
                 return

@@ -172,6 +172,21 @@ def test_differences_are_between_each_run_and_the_last() -> None:
     assert two.results()["tokens_per_second"] == 2.0
 
 
+@pytest.mark.parametrize(("flags", "ways"), [([], [True]), (["--both-ways"], [True, False])])
+def test_monotape_runs_once_more_without_speculation(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], ways: list[bool]
+) -> None:
+    loaded: list[bool] = []
+
+    def load(*_: object, speculation: bool = True) -> None:
+        loaded.append(speculation)
+
+    monkeypatch.setattr(humaneval, "monotape_engine", load)
+    for each in humaneval.engines(humaneval.parser().parse_args(flags), Path("a"), 64):
+        each()
+    assert loaded == ways
+
+
 @pytest.mark.parametrize("name", ["a.gguf", "org/model:a.gguf"])
 def test_a_file_in_the_cache_saves_the_download(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -220,9 +220,9 @@ class Loaded:
 
     name = "cuda"
 
-    def __init__(self, config: dict[str, Any], ranks: int | None = None) -> None:
+    def __init__(self, config: dict[str, Any], ranks: int | None = None, *, drafts: bool = False) -> None:
         self.spec = spec_from_config(config)
-        self.gpu_plan = gpu_plan(self.spec, 66 if ranks else 132, 96, tp=ranks)
+        self.gpu_plan = gpu_plan(self.spec, 66 if ranks else 132, 96, tp=ranks, drafts=drafts)
 
 
 def test_the_recipe_of_a_named_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +231,16 @@ def test_the_recipe_of_a_named_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     other: Any = Loaded(SHAPES["qwen3-0.6b"])
     with pytest.raises(AssertionError, match="makes another kernel than the one that ran"):
         recipes_of(other, "smollm2-135m", {})
+
+
+def test_the_recipe_of_a_kernel_that_checks_drafts() -> None:
+    backend: Any = Loaded(SHAPES["llama-3.2-1b"], drafts=True)
+    (recipe,) = recipes_of(backend, "llama-3.2-1b", {})
+    assert recipe == Recipe(shape="llama-3.2-1b", workers=132, context=96, drafts=True)
+    assert recipe.label == "llama-3.2-1b bf16, 132 workers, drafts"
+    assert recipe_of(recipe.facts()) == recipe
+    plain: Any = Loaded(SHAPES["llama-3.2-1b"])
+    assert header_text(recipe, plain.gpu_plan) != recipe.header()
 
 
 def test_ranks_with_different_kernels_have_a_recipe_each() -> None:

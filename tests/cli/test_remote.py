@@ -40,6 +40,18 @@ def test_a_conversation_with_any_server(
     assert ("tok/s in the engine" in captured.err) == (dialect != "plain")
 
 
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "told"), [(9, 6, "drafts: 9, accepted 6"), (0, 0, ""), (None, 0, "")]
+)
+def test_drafts_are_told_where_the_server_counts_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, drafted: int | None, accepted: int, told: str
+) -> None:
+    with running(Script(tokens_per_second=3000, drafted=drafted, accepted=accepted)) as url:
+        assert chat(monkeypatch, "hello\n", "--url", url, "--max-tokens", "9", "--stats") == 0
+    line = capsys.readouterr().err
+    assert told in line and ("drafts" in line) == bool(told)
+
+
 def test_a_refused_question_does_not_end_the_conversation(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,3 +51,11 @@ def test_what_beats_the_memory_came_from_the_cache(measured: list[Bandwidth]) ->
 
 def test_a_gpu_is_not_held_against_the_bandwidth_of_the_cores(measured: list[Bandwidth]) -> None:
     assert stats_object(stats(100), backend("cuda"))["bandwidth_share"] is None
+
+
+def test_drafts_are_told_where_there_were_any(measured: list[Bandwidth]) -> None:
+    drafted = dataclasses.replace(stats(25), drafted_tokens=9, accepted_tokens=6)
+    assert " · drafts: 9, accepted 6 · " in stats_line(drafted, backend())
+    assert "drafts" not in stats_line(stats(25), backend())
+    found = stats_object(drafted, backend())
+    assert (found["drafted_tokens"], found["accepted_tokens"]) == (9, 6)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lookup import counted_drafts
 from monotape.backends.protocol import Job, KvSequence, Token
 from monotape.errors import NumericalFault
 from token_source import SourceGeneration, SourceSequence, TokenSource
@@ -42,6 +43,9 @@ class FakeBackend(TokenSource):
         if index < job.min_tokens:
             script = [token for token in script if token not in job.stop_ids]
         return script[index] if index < len(script) else script[0]
+
+    def drafts(self, job: Job, output: Sequence[int]) -> tuple[int, int]:
+        return counted_drafts(job.prediction, output) if job.drafts else (0, 0)
 
     def wait(self, generation: SourceGeneration, index: int) -> None:
         if index < 0:

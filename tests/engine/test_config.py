@@ -20,7 +20,7 @@ from monotape.errors import UsageError
     [
         {"workers": 0}, {"workers": True}, {"max_model_len": -1}, {"max_model_len": 1.5}, {"seed": -1},
         {"seed": 2**64}, {"max_sequences": 0}, {"max_sequences": None}, {"kv_bytes": -1}, {"model": ""},
-        {"backend": None}, {"dtype": 7},
+        {"backend": None}, {"dtype": 7}, {"speculation": 1}, {"emulate_ranks": "yes"},
     ],
 )  # fmt: skip
 def test_a_setting_that_cannot_be_is_refused_by_name(fields: dict[str, Any]) -> None:

@@ -51,6 +51,10 @@ class Script:
     late_s: float = (
         0.0  # how long the last tokens are on their way, which the engine's clock knows nothing of
     )
+    drafted: int | None = (
+        None  # drafts that each answer is said to have checked; None: the server says nothing
+    )
+    accepted: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
     cancelled: int = 0
     finished: int = 0
@@ -126,6 +130,8 @@ class Answer:
                 {"phase": "decode", "start_ms": 1.5 + prefill, "ms": decode},
             ],
         }  # fmt: skip
+        if self.script.drafted is not None:
+            timings |= {"draft_n": self.script.drafted, "draft_n_accepted": self.script.accepted}
         metrics = {
             "time_to_first_token_ms": 1000 * first_s, "generation_time_ms": decode, "queue_time_ms": 0.3,
             "mean_itl_ms": decode / max(1, count - 1), "tokens_per_second": speed, "decode_tokens_per_second": speed,
@@ -138,7 +144,15 @@ class Answer:
         return {
             "prompt_tokens": self.prompt, "completion_tokens": count, "total_tokens": self.prompt + count,
             "prompt_tokens_details": {"cached_tokens": self.cached},
+            **self.details(),
         }  # fmt: skip
+
+    def details(self) -> dict[str, Any]:
+        if self.script.drafted is None:
+            return {}
+        accepted, rejected = self.script.accepted, self.script.drafted - self.script.accepted
+        counts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        return {"completion_tokens_details": counts}
 
     def reading(self) -> Iterator[dict[str, Any]]:
         """The prompt, read in four steps, and said to be where the client wants to know."""

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.vocabularies import byte_level
+from lookup import counted_drafts
 from monotape.backends.protocol import Job, KvSequence
 from monotape.engine.config import EngineConfig
 from monotape.engine.llm import LLM
@@ -84,6 +85,9 @@ class ScriptedBackend(TokenSource):
 
     def answer(self, job: Job, index: int) -> int:
         return self._script.ids[min(index, len(self._script.ids) - 1)]
+
+    def drafts(self, job: Job, output: Sequence[int]) -> tuple[int, int]:
+        return counted_drafts(job.prediction, output) if job.drafts else (0, 0)
 
     def wait(self, generation: SourceGeneration, index: int) -> None:
         if index < 0:

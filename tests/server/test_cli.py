@@ -95,7 +95,7 @@ def test_defaults_are_those_of_the_configurations(started: list[tuple[ServerConf
         (["--quantization", "q8", "--dtype", "f32"], "contradict each other"),
         (["--kv-cache-dtype", "int4"], "--kv-cache-dtype int4 is not supported"),
         (["--kv-cache-dtype", "fp8", "--kv-dtype", "f16"], "contradict each other"),
-        (["--speculative-config", '{"method": "ngram"}'], "--speculative-config is not supported yet"),
+        (["--speculative-config", '{"method": "ngram"}'], "--no-speculation turns that off"),
         (["--speculative-config", "{"], "'{' is not JSON"),
         (["--no-enable-prefix-caching"], "Prefix caching cannot be switched off"),
         (["--host", "0.0.0.0"], "would let anybody on the network use this server"),

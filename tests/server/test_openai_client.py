@@ -82,6 +82,21 @@ def test_a_stream_says_the_same_as_a_plain_answer(client: openai.OpenAI) -> None
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens == plain.usage.prompt_tokens - 1
 
 
+def test_a_prediction_changes_nothing_but_the_count_of_drafts(client: openai.OpenAI) -> None:
+    plain = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=24)
+    text = plain.choices[0].message.content or ""
+    predicted = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=24,
+        prediction={"type": "content", "content": text.replace("Paris", "Rome")},
+    )  # fmt: skip
+    assert predicted.choices[0].message.content == text
+    assert predicted.usage is not None and predicted.usage.completion_tokens_details is not None
+    details = predicted.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens is not None and details.rejected_prediction_tokens is not None
+    assert 0 <= details.accepted_prediction_tokens < predicted.usage.completion_tokens
+    assert details.rejected_prediction_tokens >= 0
+
+
 def test_the_second_turn_finds_the_first_in_the_cache(client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "Name a colour of the rainbow, please."}]
     first = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)  # type: ignore[arg-type]

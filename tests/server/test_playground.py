@@ -385,6 +385,22 @@ def test_the_timeline_shows_phases_and_stages_and_can_be_saved(visit: Open, tmp_
 
 
 @needs_browser
+def test_drafts_are_shown_where_there_were_any(visit: Open) -> None:
+    script = Script(tokens_per_second=2000, drafted=40, accepted=31)
+    shown = visit(script)
+    say(shown, "Hello")
+    expect(shown.locator(".strip").first).to_contain_text("120 tokens, 31 from drafts")
+    expect(shown.locator("#drafts")).to_have_text("31 of 40")
+    expect(shown.locator("#light-note")).to_contain_text("31 tokens were drafts")
+    script.drafted = script.accepted = 0
+    say(shown, "And now?")
+    expect(shown.locator(".strip")).to_have_count(2)
+    expect(shown.locator(".strip").last).not_to_contain_text("drafts")
+    expect(shown.locator("#drafts-figure")).to_be_hidden()
+    expect(shown.locator("#light-note")).not_to_contain_text("drafts")
+
+
+@needs_browser
 def test_what_was_not_measured_is_not_shown(visit: Open) -> None:
     shown = visit(Script(timeline=False, bandwidth=None, tokens_per_second=2000))
     say(shown, "Hello")

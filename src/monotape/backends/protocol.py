@@ -53,8 +53,12 @@ class Job:
     sampling: Sampling = field(default_factory=Sampling)
     logprobs: int | None = None  # None: none; n: the chosen token's and those of the n most likely
     masked: bool = False  # every choice waits for a mask: see TakesMasks
-    drafts: bool = True  # several tokens a pass where earlier text says what may follow; the tokens are the same
-    prediction: Sequence[int] = ()  # a text that the output is expected to repeat: drafts are looked up in it too
+    drafts: bool = (
+        True  # several tokens a pass where earlier text says what may follow; the tokens are the same
+    )
+    prediction: Sequence[
+        int
+    ] = ()  # a text that the output is expected to repeat: drafts are looked up in it too
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,23 @@ class Generation(Protocol):
     def cancel(self) -> None:
         """Ends the job within one token; safe from any thread."""
         ...
+
+
+@runtime_checkable
+class CountsDrafts(Protocol):
+    """A Generation that says how many drafts its passes have checked. Both counts are known when it has ended."""
+
+    @property
+    def drafted(self) -> int: ...
+    @property
+    def accepted(self) -> int:
+        """Drafts that were the tokens chosen: each of them saved a pass."""
+        ...
+
+
+def drafts_of(generation: Generation) -> tuple[int, int]:
+    """Drafts that were checked and drafts that were accepted; none of a backend that has none."""
+    return (generation.drafted, generation.accepted) if isinstance(generation, CountsDrafts) else (0, 0)
 
 
 class Backend(Protocol):

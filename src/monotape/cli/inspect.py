@@ -14,7 +14,7 @@ from monotape.engine.config import EngineConfig
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a name, a Hugging Face id, a folder or a GGUF file")
     fields = {field.name: field for field in dataclasses.fields(EngineConfig)}
-    for name in ("dtype", "head_dtype", "kv_dtype"):
+    for name in ("dtype", "head_dtype", "kv_dtype", "speculation"):
         add_setting(parser, fields[name])
     parser.add_argument(
         "--backend",
@@ -52,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
     plan = planned(
         options.backend, spec, checkpoint,
         dtype=options.dtype, head_dtype=options.head_dtype, kv_dtype=options.kv_dtype, context=context,
-        workers=options.workers, tp=options.tp,
+        workers=options.workers, tp=options.tp, speculation=options.speculation,
     )  # fmt: skip
     memory = _memory(plan)
     if options.json:

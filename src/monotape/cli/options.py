@@ -12,7 +12,10 @@ from monotape.engine.recommended import default_text
 from monotape.errors import UsageError
 
 _INTEGERS = {"max_model_len", "workers", "tp", "seed", "max_sequences", "kv_bytes"}
-_SWITCHES = {"emulate_ranks"}
+_SWITCHES: dict[str, str | type[argparse.Action]] = {
+    "emulate_ranks": "store_true",
+    "speculation": argparse.BooleanOptionalAction,
+}
 _HIDDEN = {"model", "progress", "seed"}  # a flag of their own, or none
 
 
@@ -32,7 +35,7 @@ def add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) 
     """One setting of EngineConfig as a flag."""
     flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"]
     if field.name in _SWITCHES:
-        parser.add_argument(flag, action="store_true", help=text)
+        parser.add_argument(flag, action=_SWITCHES[field.name], default=field.default, help=text)
         return
     parser.add_argument(
         flag,

@@ -28,6 +28,17 @@ def cached_tokens(usage: Mapping[str, Any]) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def drafts(usage: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How many drafts the server checked and accepted, where it says so."""
+    details = usage.get("completion_tokens_details")
+    if not isinstance(details, Mapping):
+        return None
+    accepted, rejected = (details.get(f"{what}_prediction_tokens") for what in ("accepted", "rejected"))
+    if not isinstance(accepted, int) or not isinstance(rejected, int):
+        return None
+    return accepted + rejected, accepted
+
+
 class RemoteChat:
     """Stands where an LLM stands for a Conversation."""
 
@@ -49,6 +60,8 @@ def remote_stats(stream: ChatStream) -> str:
             parts.append(f"{(tokens - 1) / (arrivals[-1] - arrivals[0]):.1f} tok/s here")
     if speed := decode_speed(stream.timings):
         parts.append(f"{speed:.1f} tok/s in the engine")
+    if (checked := drafts(stream.usage)) and checked[0]:
+        parts.append(f"drafts: {checked[0]}, accepted {checked[1]}")
     if (prompt := stream.usage.get("prompt_tokens")) is not None:
         cached = cached_tokens(stream.usage)
         parts.append(f"prompt {prompt}" + (f" ({cached} cached)" if cached else ""))
@@ -60,7 +73,7 @@ def check_engine_flags(options: argparse.Namespace) -> None:
     for field in dataclasses.fields(EngineConfig):
         given = getattr(options, field.name, field.default)
         if field.name not in ("model", "seed") and given != field.default:
-            flag = "--" + field.name.replace("_", "-")
+            flag = ("--no-" if given is False else "--") + field.name.replace("_", "-")
             raise UsageError(
                 f"{flag} does nothing with --url.", "Give it to the server instead: `monotape serve`."
             )

@@ -101,7 +101,12 @@ def _add_vllm_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True, help="always on"
     )
-    parser.add_argument("--speculative-config", type=_json, metavar="JSON", help="not supported yet")
+    parser.add_argument(
+        "--speculative-config",
+        type=_json,
+        metavar="JSON",
+        help="not supported: --speculation needs no settings",
+    )
     parser.add_argument(
         "--uvicorn-log-level",
         "--log-level",
@@ -199,7 +204,10 @@ def _check(options: argparse.Namespace) -> None:
     if options.kv_cache_dtype == "fp8" and options.kv_dtype not in ("auto", "fp8"):
         raise UsageError("--kv-cache-dtype and --kv-dtype contradict each other.", "Give one of them.")
     if options.speculative_config is not None:
-        raise UsageError("--speculative-config is not supported yet.", "Leave it out.")
+        raise UsageError(
+            "--speculative-config is not supported.",
+            "Leave it out: drafts are looked up in prompt and answer. --no-speculation turns that off.",
+        )
     if not options.enable_prefix_caching:
         raise UsageError("Prefix caching cannot be switched off.", "Leave out --no-enable-prefix-caching.")
 

@@ -67,6 +67,8 @@ def stats_line(stats: GenerationStats, backend: Backend) -> str:
         parts.append(f"{100 * share:.0f} % of the {bandwidth / 1e9:.1f} GB/s this machine reads{cache}")
     if stats.ttft_s is not None:
         parts.append(f"first token after {1000 * stats.ttft_s:.0f} ms")
+    if stats.drafted_tokens:
+        parts.append(f"drafts: {stats.drafted_tokens}, accepted {stats.accepted_tokens}")
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     parts.append(f"prompt {stats.prompt_tokens}{cached}")
     parts.append(f"{stats.bytes_per_token / 1e6:.0f} MB per token")

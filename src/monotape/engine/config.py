@@ -58,6 +58,10 @@ class EngineConfig:
     emulate_ranks: bool = _setting(
         False, "let ranks share one GPU, each with memory of its own (on a CPU they always share the machine)"
     )
+    speculation: bool = _setting(
+        True,
+        "check several tokens in one pass where earlier text says what may follow; the answer is the same",
+    )
     seed: int | None = _setting(None, "makes the seeds that are drawn for requests repeatable")
     chat_template: str | None = _setting(
         None, "a template file, or a template, instead of the model's own", metavar="FILE"
@@ -76,8 +80,9 @@ class EngineConfig:
         for name in ("model", "backend", "dtype", "head_dtype", "kv_dtype"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise UsageError(f"{name} is {getattr(self, name)!r}.", "It must be a name.")
-        if not isinstance(self.emulate_ranks, bool):
-            raise UsageError(f"emulate_ranks is {self.emulate_ranks!r}.", "It must be true or false.")
+        for name in ("emulate_ranks", "speculation"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} is {getattr(self, name)!r}.", "It must be true or false.")
         bounds = {
             "max_model_len": (1, 2**31 - 1), "workers": (1, 1024), "seed": (0, 2**64 - 1),
             "max_sequences": (1, 1024), "kv_bytes": (0, 2**63 - 1), "tp": (1, 64),

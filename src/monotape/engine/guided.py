@@ -20,6 +20,7 @@ from monotape.backends.protocol import (
     MaskedGeneration,
     TakesMasks,
     Token,
+    drafts_of,
 )
 from monotape.engine.constraint import Constraint, only, without
 from monotape.engine.naps import end_naps_on_time
@@ -50,6 +51,14 @@ class GuidedGeneration:
     @property
     def filled(self) -> int:
         return self._generation.filled
+
+    @property
+    def drafted(self) -> int:
+        return drafts_of(self._generation)[0]
+
+    @property
+    def accepted(self) -> int:
+        return drafts_of(self._generation)[1]
 
     def __iter__(self) -> Iterator[Token]:
         try:

@@ -14,6 +14,7 @@ from monotape.engine.chat_prompts import ChatPrompts
 from monotape.engine.chat_template import ChatTemplate, Message, Rendering, RenderingArguments, read_template
 from monotape.engine.config import EngineConfig, check_unknown
 from monotape.engine.defaults import DefaultSampling, default_sampling, end_of_text_ids
+from monotape.engine.drafts import Drafts, PredictionLike, make_prediction
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from monotape.engine.progress import progress_bar
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _DEFAULT = EngineConfig()
 Params = SamplingParams | Sequence[SamplingParams] | None
+Predictions = str | Sequence[str | None] | None
 
 
 class LLM:
@@ -48,6 +50,7 @@ class LLM:
         workers: int | None = _DEFAULT.workers,
         tp: int | None = _DEFAULT.tp,
         emulate_ranks: bool = _DEFAULT.emulate_ranks,
+        speculation: bool = _DEFAULT.speculation,
         seed: int | None = _DEFAULT.seed,
         chat_template: str | None = _DEFAULT.chat_template,
         max_sequences: int = _DEFAULT.max_sequences,
@@ -58,8 +61,9 @@ class LLM:
         check_unknown(others, tuple(field.name for field in dataclasses.fields(EngineConfig)))
         config = EngineConfig(
             model=str(model), backend=backend, dtype=dtype, head_dtype=head_dtype, kv_dtype=kv_dtype,
-            max_model_len=max_model_len, workers=workers, tp=tp, emulate_ranks=emulate_ranks, seed=seed,
-            chat_template=chat_template, max_sequences=max_sequences, kv_bytes=kv_bytes, progress=progress,
+            max_model_len=max_model_len, workers=workers, tp=tp, emulate_ranks=emulate_ranks,
+            speculation=speculation, seed=seed, chat_template=chat_template, max_sequences=max_sequences,
+            kv_bytes=kv_bytes, progress=progress,
         )  # fmt: skip
         wake(config)
         from monotape.engine.startup import load
@@ -146,23 +150,30 @@ class LLM:
         prompts: PromptLike | Sequence[PromptLike],
         sampling_params: Params = None,
         *,
+        prediction: Predictions = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Continues each prompt. All are checked before the first one runs; `use_tqdm` shows progress."""
+        """Continues each prompt. All are checked before the first one runs; `use_tqdm` shows progress.
+
+        `prediction`: a text that the answer will repeat in large parts, or one for each prompt. It changes the speed
+        where the backend checks drafts, never the answer.
+        """
         given = [
             make_prompt(prompt, self.tokenizer, self.backend.spec.vocab) for prompt in split_prompts(prompts)
         ]
-        return self._run_all(given, self._params_for(sampling_params, len(given)), use_tqdm)
+        return self._run_all(given, self._params_for(sampling_params, len(given)), prediction, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
         *,
+        prediction: Predictions = None,
         use_tqdm: bool = True,
         **rendering: Unpack[RenderingArguments],
     ) -> list[RequestOutput]:
         """Answers one conversation or several. Without params an answer may take the rest of the context.
+        `prediction` as in generate().
 
         `rendering`: tools, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs.
 
@@ -174,7 +185,7 @@ class LLM:
         form = Rendering.of(rendering)
         given = [self._chats.prompt(conversation, form) for conversation in conversations]
         chosen = self._chat_params if sampling_params is None else sampling_params
-        return self._run_all(given, self._params_for(chosen, len(given)), use_tqdm)
+        return self._run_all(given, self._params_for(chosen, len(given)), prediction, use_tqdm)
 
     def stream(
         self,
@@ -184,8 +195,12 @@ class LLM:
         index: int = 0,
         constraint: Constraint | None = None,
         special_mark: str = "",
+        prediction: PredictionLike | None = None,
+        speculation: bool = True,
     ) -> TextStream:
         """Starts one prompt; iterating gives its text as it comes. A constraint says which tokens may come.
+
+        `prediction` as in generate(), or its token ids; without `speculation` this request has no drafts.
 
         `index` makes it one of several completions of the prompt: each but the first has the next seed. `special_mark`
         is written before the text of each special token, where those are not skipped.
@@ -195,17 +210,22 @@ class LLM:
             raise RequestError(f"stream() was given {len(prompts)} prompts.", "It takes one; use generate().")
         checked = make_prompt(prompts[0], self.tokenizer, self.backend.spec.vocab)
         params = sampling_params or self.default_sampling_params
-        return self._stream(checked, params, index, constraint, special_mark)
+        drafts = self._drafts(prediction, speculation)
+        return self._stream(checked, params, index, constraint, special_mark, drafts)
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
+        *,
+        prediction: PredictionLike | None = None,
+        speculation: bool = True,
         **rendering: Unpack[RenderingArguments],
     ) -> TextStream:
-        """Starts the answer to one conversation; the arguments are chat()'s."""
+        """Starts the answer to one conversation; the arguments are chat()'s, and stream()'s `speculation`."""
         prompt = self._chats.prompt(messages, Rendering.of(rendering))
-        return self._stream(prompt, sampling_params or self._chat_params)
+        drafts = self._drafts(prediction, speculation)
+        return self._stream(prompt, sampling_params or self._chat_params, drafts=drafts)
 
     def render_chat(self, messages: Sequence[Message], **rendering: Unpack[RenderingArguments]) -> str:
         """The prompt that a conversation becomes; the arguments are chat()'s."""
@@ -249,6 +269,22 @@ class LLM:
             )
         return list(chosen)
 
+    def _drafts(self, prediction: PredictionLike | None, speculation: bool = True) -> Drafts:
+        ids = make_prediction(
+            prediction, self.tokenizer, vocab=self.backend.spec.vocab, context=self.max_model_len
+        )
+        return Drafts(self.config.speculation and speculation, ids)
+
+    def _drafts_for(self, predictions: Predictions, count: int) -> list[Drafts]:
+        if predictions is None or isinstance(predictions, str):
+            return [self._drafts(predictions)] * count
+        if len(predictions) != count:
+            raise RequestError(
+                f"There are {count} prompts but {len(predictions)} predictions.",
+                "Give one, or one per prompt.",
+            )
+        return [self._drafts(prediction) for prediction in predictions]
+
     def _requests(
         self,
         prompt: Prompt,
@@ -256,6 +292,7 @@ class LLM:
         first: int = 0,
         constraint: Constraint | None = None,
         special_mark: str = "",
+        drafts: Drafts | None = None,
     ) -> list[Request]:
         """A prompt's n completions, counted from `first`, checked, with their seeds."""
         if params.stop_strings and self.tokenizer is None:
@@ -271,6 +308,7 @@ class LLM:
             Request(
                 request_id, prompt, params, index, (seed + index) % 2**SEED_BITS, room,
                 frozenset() if params.ignore_eos else self.eos_ids, vocab, constraint, special_mark,
+                drafts or self._drafts(None),
             )
             for index in range(first, first + params.n)
         ]  # fmt: skip
@@ -282,10 +320,11 @@ class LLM:
         index: int = 0,
         constraint: Constraint | None = None,
         special_mark: str = "",
+        drafts: Drafts | None = None,
     ) -> TextStream:
         if params.n != 1:
             raise RequestError(f"n is {params.n}.", "A stream gives one completion; use generate().")
-        return self._open(self._requests(prompt, params, index, constraint, special_mark)[0])
+        return self._open(self._requests(prompt, params, index, constraint, special_mark, drafts)[0])
 
     def _open(self, request: Request) -> TextStream:
         self._turnstile.enter()
@@ -304,10 +343,14 @@ class LLM:
             raise
 
     def _run_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], shown: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        predictions: Predictions,
+        shown: bool,
     ) -> list[RequestOutput]:
-        pairs = zip(prompts, params, strict=True)
-        waiting = [self._requests(prompt, chosen) for prompt, chosen in pairs]
+        asked = zip(prompts, params, self._drafts_for(predictions, len(prompts)), strict=True)
+        waiting = [self._requests(prompt, chosen, drafts=drafts) for prompt, chosen, drafts in asked]
         outputs = []
         with progress_bar(shown and len(waiting) > 1 and self.config.progress) as report:
             for requests in waiting:

@@ -40,25 +40,31 @@ def load_backend(
     workers: int | None = None,
     tp: int | None = None,
     emulate_ranks: bool = False,
+    speculation: bool = True,
     progress: Progress | None = None,
 ) -> Backend:
     """Loads the model onto the named backend; "auto" takes the fastest one this machine has.
 
     `tp`: ranks; None takes as many as the model has lanes, else one. `emulate_ranks` lets ranks share a GPU; on a CPU
-    they always share the machine. The dtypes: formats.py and rounded.py say what each does.
+    they always share the machine. `speculation`: a pass may check drafts, where backend and model can do that. The
+    dtypes: formats.py and rounded.py say what each does.
     """
     ranks = lanes_for(spec, tp).count
     asked = Asked(dtype, head_dtype, kv_dtype)
     chosen = choose_backend(name, dtype, workers, ranks, emulate_ranks)
     if chosen == "cuda":
         try:
-            return _load_cuda(spec, checkpoint, asked, context, workers, progress, ranks, emulate_ranks)
+            return _load_cuda(
+                spec, checkpoint, asked, context, workers, progress, ranks, emulate_ranks, speculation
+            )
         except UnsupportedModel as error:
             if name != "auto":
                 raise
             _note(f"{error.message} Using the CPU.")
     if chosen == "hip":
-        return _load_hip(spec, checkpoint, asked, context, workers, progress, ranks, emulate_ranks)
+        return _load_hip(
+            spec, checkpoint, asked, context, workers, progress, ranks, emulate_ranks, speculation
+        )
     if chosen != "reference":
         try:
             return _load_cpu(spec, checkpoint, asked, context, workers, tp, progress)
@@ -96,7 +102,7 @@ def choose_backend(
 
 def planned(
     name: str, spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str = "auto", head_dtype: str = "auto",
-    kv_dtype: str = "auto", context: int, workers: int | None, tp: int | None = None,
+    kv_dtype: str = "auto", context: int, workers: int | None, tp: int | None = None, speculation: bool = True,
 ) -> Plan | GpuPlan:  # fmt: skip
     """The plan that the named backend would run. With a number of workers it needs no GPU to be there."""
     asked = Asked(dtype, head_dtype, kv_dtype)
@@ -106,8 +112,10 @@ def planned(
     if backend not in GPU_BACKENDS:
         return cpu_plan(spec, formats, context=context, workers=workers, tp=tp)
     workers = _processors(backend) if workers is None else workers
-    stages = formats.of_stages
-    return gpu_plan(spec, workers, context, formats.default, tp, stage_formats=stages, backend=backend)
+    return gpu_plan(
+        spec, workers, context, formats.default, tp, stage_formats=formats.of_stages, backend=backend,
+        drafts=speculation,
+    )  # fmt: skip
 
 
 def _processors(backend: str) -> int:
@@ -182,8 +190,9 @@ def _load_cuda(
     context: int,
     workers: int | None,
     progress: Progress | None,
-    ranks: int = 1,
-    emulated: bool = False,
+    ranks: int,
+    emulated: bool,
+    speculation: bool,
 ) -> Backend:
     if workers is not None:
         raise UsageError(
@@ -194,7 +203,9 @@ def _load_cuda(
     from monotape.backends.cuda.driver import processors
 
     workers = processors() // (ranks if emulated else 1)
-    plan = gpu_plan(spec, workers, context, formats.default, ranks, stage_formats=formats.of_stages)
+    plan = gpu_plan(
+        spec, workers, context, formats.default, ranks, stage_formats=formats.of_stages, drafts=speculation
+    )
     _say(formats.notes)
     backend: Backend
     if ranks > 1:
@@ -212,7 +223,7 @@ def _load_cuda(
 
 def _load_hip(
     spec: ModelSpec, checkpoint: Checkpoint, asked: Asked, context: int, workers: int | None,
-    progress: Progress | None, ranks: int, emulated: bool,
+    progress: Progress | None, ranks: int, emulated: bool, speculation: bool,
 ) -> Backend:  # fmt: skip
     if ranks > 1 and emulated:
         raise UsageError(
@@ -236,6 +247,7 @@ def _load_hip(
         ranks,
         stage_formats=formats.of_stages,
         backend="hip",
+        drafts=speculation,
     )
     _say((*formats.notes, f"The HIP backend is {NEVER_RUN}: please send us what `make test-hip` reports."))
     backend: Backend

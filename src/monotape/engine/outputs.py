@@ -35,7 +35,11 @@ class GenerationStats:
     ttft_s: float | None  # from the start of the job to its first token
     decode_s: float  # from each first token to the last
     decode_tokens_per_second: float | None
-    bytes_per_token: int  # what a decoded token reads, at the mean context of this request
+    bytes_per_token: (
+        int  # what a decoded token reads, at the mean context of this request; an accepted draft, nothing
+    )
+    drafted_tokens: int = 0  # drafts that passes checked; both counts are known when the request has ended
+    accepted_tokens: int = 0  # drafts that were the tokens chosen: each saved a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +107,15 @@ def token_logprobs(token: Token, text_of: Callable[[int], str] | None) -> TokenL
 
 
 def measured(
-    plan: Plan, *, prompt_tokens: int, cached_tokens: int, start_ns: int, times_ns: Sequence[int]
-) -> GenerationStats:
-    """The figures of one completion, from the backend's clock."""
+    plan: Plan, *, prompt_tokens: int, cached_tokens: int, start_ns: int, times_ns: Sequence[int],
+    drafts: tuple[int, int] = (0, 0),
+) -> GenerationStats:  # fmt: skip
+    """The figures of one completion, from the backend's clock; `drafts`: how many were checked, and accepted."""
+    drafted, accepted = drafts
     decode_s = (times_ns[-1] - times_ns[0]) / 1e9 if times_ns else 0.0
-    decoded = len(times_ns) - 1
+    decoded = max(0, len(times_ns) - 1)
+    pass_bytes = plan.token_bytes(prompt_tokens + decoded // 2)
+    passes = max(0, decoded - accepted)
     return GenerationStats(
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
@@ -115,7 +123,9 @@ def measured(
         ttft_s=(times_ns[0] - start_ns) / 1e9 if times_ns else None,
         decode_s=decode_s,
         decode_tokens_per_second=decoded / decode_s if decoded > 0 and decode_s > 0 else None,
-        bytes_per_token=plan.token_bytes(prompt_tokens + max(0, decoded) // 2),
+        bytes_per_token=pass_bytes * passes // decoded if accepted and decoded else pass_bytes,
+        drafted_tokens=drafted,
+        accepted_tokens=accepted,
     )
 
 
@@ -133,4 +143,6 @@ def combined(parts: Sequence[GenerationStats]) -> GenerationStats:
         decode_s=decode_s,
         decode_tokens_per_second=decoded / decode_s if decoded > 0 and decode_s > 0 else None,
         bytes_per_token=sum(part.bytes_per_token for part in parts) // len(parts),
+        drafted_tokens=sum(part.drafted_tokens for part in parts),
+        accepted_tokens=sum(part.accepted_tokens for part in parts),
     )

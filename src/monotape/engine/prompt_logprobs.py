@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from monotape.backends.protocol import Backend, FinishReason, Generation, KvSequence, Token
+from monotape.backends.protocol import Backend, FinishReason, Generation, KvSequence, Token, drafts_of
 from monotape.engine.outputs import Logprob, TokenLogprobs, token_logprobs
 
 _ROWS = 64  # rows of logits in memory at a time
@@ -43,6 +43,14 @@ class ScoredGeneration:
     def filled(self) -> int:
         """All scores of a piece come at once: what counts is that another one has come."""
         return self._scored if self._answer is None else self._answer.filled
+
+    @property
+    def drafted(self) -> int:
+        return 0 if self._answer is None else drafts_of(self._answer)[0]
+
+    @property
+    def accepted(self) -> int:
+        return 0 if self._answer is None else drafts_of(self._answer)[1]
 
     def __iter__(self) -> Iterator[Token]:
         """An interrupt may end the iterator and not the job: a second iteration yields the rest."""

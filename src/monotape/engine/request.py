@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from monotape.backends.protocol import Job
+from monotape.engine.drafts import Drafts
 from monotape.engine.prompts import Prompt
 from monotape.engine.sampling_params import SamplingParams
 from monotape.errors import ContextOverflow
@@ -28,6 +29,7 @@ class Request:
     vocab: int
     constraint: Constraint | None = None
     special_mark: str = ""  # before the text of each special token
+    drafts: Drafts = field(default_factory=Drafts)
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -43,6 +45,8 @@ class Request:
             min_tokens=self.params.min_tokens,
             sampling=self.params.sampling(seed=self.seed, vocab=self.vocab),
             logprobs=self.params.logprobs,
+            drafts=self.drafts.wanted,
+            prediction=self.drafts.prediction,
         )
 
 

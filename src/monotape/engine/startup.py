@@ -60,7 +60,8 @@ def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
         backend = load_backend(
             config.backend, spec, checkpoint,
             dtype=config.dtype, head_dtype=config.head_dtype, kv_dtype=config.kv_dtype, context=context,
-            workers=config.workers, tp=config.tp, emulate_ranks=config.emulate_ranks, progress=report,
+            workers=config.workers, tp=config.tp, emulate_ranks=config.emulate_ranks,
+            speculation=config.speculation, progress=report,
         )  # fmt: skip
     phase("weights")
     generation = checkpoint.generation_config

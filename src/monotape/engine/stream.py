@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from monotape.backends.protocol import Backend, Generation, KvSequence, TakesMasks, Token
+from monotape.backends.protocol import Backend, Generation, KvSequence, TakesMasks, Token, drafts_of
 from monotape.backends.token_ids import TokenIds
 from monotape.engine.answer import Say
 from monotape.engine.changed_prefix import Change
@@ -180,6 +180,7 @@ class TextStream:
                 cached_tokens=self._lease.cached,
                 start_ns=self._generation.start_ns,
                 times_ns=self._times_ns,
+                drafts=drafts_of(self._generation),
             ),
             reasoning="" if self._answer is None else self._answer.reasoning,
             tool_calls=[] if self._answer is None else list(self._answer.calls),

@@ -262,7 +262,7 @@ class CudaBackend:
         slots = self.spec.layers * len(traced) + 2
         clocks = np.zeros((self.plan.machine.workers, count, slots, len(FIELDS)), np.int64)
         memory = DeviceMemory.of(clocks)
-        job = Job(tuple(prompt), 0, count)
+        job = Job(tuple(prompt), 0, count, drafts=False)  # a token a pass
         self.begin(job, self.new_sequence(), kernel=self._trace_kernel, trace=memory).finish()
         read = stage_bytes_of(self._own_plan, len(prompt) + count // 2)
         return records_of(memory.read(clocks)[:, 1:], self.spec.layers, traced, read)

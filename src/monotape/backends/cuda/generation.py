@@ -40,6 +40,14 @@ class CudaGeneration:
         self._launch.collect()
         return self._launch.filled
 
+    @property
+    def drafted(self) -> int:
+        return self._launch.drafted
+
+    @property
+    def accepted(self) -> int:
+        return self._launch.accepted
+
     def __iter__(self) -> Iterator[Token]:
         launch, seen = self._launch, 0
         try:

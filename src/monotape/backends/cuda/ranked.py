@@ -80,7 +80,10 @@ class RankedLaunch(Running):
     def _end(self) -> None:
         self.fault = self._find_fault()
         if self.fault is None:
-            self.finish_reason = self._launches[0].finish_reason
+            first = self._launches[0]
+            self.finish_reason, self.drafted, self.accepted = (
+                first.finish_reason, first.drafted, first.accepted,
+            )  # fmt: skip
         else:
             for part in self._sequence.parts:
                 part.clear()

@@ -15,11 +15,18 @@ def openai_usage(done: Sequence[wire.Stats]) -> dict[str, Any]:
     prompt = done[0].prompt_tokens if done else 0
     made = sum(stats.new_tokens for stats in done)
     cached = done[0].cached_tokens if done else 0
+    accepted = sum(stats.accepted_tokens for stats in done)
+    rejected = sum(stats.drafted_tokens for stats in done) - accepted
     return {
         "prompt_tokens": prompt,
         "completion_tokens": made,
         "total_tokens": prompt + made,
         "prompt_tokens_details": {"cached_tokens": cached},
+        # Of drafts from a client's prediction, from the prompt and from the answer itself: they are checked alike.
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        },
     }
 
 

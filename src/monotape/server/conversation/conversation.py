@@ -8,9 +8,11 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
+from monotape.backends.token_ids import TokenIds
 from monotape.engine.answer import Answer, Event
 from monotape.engine.harmony.marks import SPECIAL
 from monotape.engine.sampling_params import SamplingParams
+from monotape.errors import RequestError
 from monotape.server.api_error import bad_request
 from monotape.server.conversation.answer import AnswerStyle
 from monotape.server.conversation.prompt import ChatPrompt, Form, form_of, write_prompt
@@ -83,6 +85,7 @@ async def converse(
         try:
             await _compiled(service, form)
             params = None if clamp else _params(service, request, form)
+            prediction = await _predicted(service, request, info.context)
             prompt = await writing
         finally:
             writing.cancel()  # where something else is wrong with the request
@@ -91,7 +94,7 @@ async def converse(
         service.check(prompt.ids, params)
     grammar = None if form.asked is None else form.asked.grammar
     mark = SPECIAL if form.harmony else ""
-    work = Work(prompt.ids, params, grammar, clock, mark, progress=True)
+    work = Work(prompt.ids, params, grammar, clock, mark, progress=True, prediction=prediction)
     return Conversation(service, work, completions, prompt.style, turn)
 
 
@@ -99,6 +102,18 @@ async def prompt_of(service: Service, request: ChatRequest) -> ChatPrompt:
     """The prompt of a chat that is only counted: it takes no place in the queue and need not fit the context."""
     form = form_of(service, request)
     return await write_prompt(service, request, form, Clock(), service.config.max_body_bytes)
+
+
+async def _predicted(service: Service, request: ChatRequest, context: int) -> TokenIds | None:
+    """The tokens that the client expects to see again, while other processes and threads write the prompt."""
+    if request.prediction is None or not request.prediction.text:
+        return None
+    text, _ = service.loaded()
+    try:
+        ids, _ = await text.predicted(request.prediction.text, context=context)
+    except RequestError as error:
+        raise bad_request(f"{error.message} {error.hint}", "prediction", "invalid_value") from None
+    return ids
 
 
 async def _compiled(service: Service, form: Form) -> None:

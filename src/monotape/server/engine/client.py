@@ -142,6 +142,7 @@ class Engine:
         interval: int | None = None,
         progress: bool = False,
         special_mark: str = "",
+        prediction: TokenIds | None = None,
     ) -> Run:
         """Starts a completion; only one at a time."""
         assert self._run is None, "the gate lets one through"
@@ -152,8 +153,11 @@ class Engine:
             self._ids, len(prompt), self._timeout_s + PROMPT_TOKEN_S * len(prompt), self._send
         )
         self._last_step = time.monotonic()
+        predicted = b"" if prediction is None else prediction.to_bytes()
         self._send(
-            wire.Generate(run.id, prompt.to_bytes(), params, index, grammar, interval, special_mark, progress)
+            wire.Generate(
+                run.id, prompt.to_bytes(), params, index, grammar, interval, special_mark, progress, predicted
+            )
         )
         return run
 

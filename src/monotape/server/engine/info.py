@@ -31,11 +31,14 @@ names, `timings` llama.cpp's. In a stream both are in the chunk with the finish 
                 "tokens_per_second", "decode_tokens_per_second"}
     "timings": {"cache_n", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second",
                 "predicted_n", "predicted_ms", "predicted_per_token_ms", "predicted_per_second",
-                "itl_p50_ms", "itl_p99_ms", "bytes_per_token",
+                "itl_p50_ms", "itl_p99_ms", "bytes_per_token", "draft_n", "draft_n_accepted",
                 "phases": [{"phase": "render" | "tokenize" | "queue" | "prefill" | "decode", "start_ms", "ms"}]}
 
-`prompt_n` counts the prompt tokens that were computed and `cache_n` those that were not. Chunks sent while the answer
-is being made have only `predicted_n` and `predicted_ms` (from the first token on) in `timings`.
+`prompt_n` counts the prompt tokens that were computed and `cache_n` those that were not. `draft_n` counts drafts that
+were checked and `draft_n_accepted` those that are part of the answer; `usage.completion_tokens_details` has the latter
+as `accepted_prediction_tokens` and the others as `rejected_prediction_tokens`, whether a draft came from the request's
+`prediction`, from the prompt or from the answer itself. Chunks sent while the answer is being made have only
+`predicted_n` and `predicted_ms` (from the first token on) in `timings`.
 
 With `"return_progress": true`, as in llama.cpp, a stream says how far its prompt has been read: for every part of it,
 at most twenty times a second, a chunk without choices has `prompt_progress`. `processed` counts the `cache` too. Other

@@ -172,6 +172,7 @@ class EngineProcess:
             index=job.index,
             constraint=constraint,
             special_mark=job.special_mark,
+            prediction=TokenIds.from_bytes(job.prediction) if job.prediction else None,
         )
         with self._lock, contextlib.ExitStack() as undo:
             undo.callback(stream.close)

@@ -40,6 +40,8 @@ def stats_of(stream: TextStream) -> wire.Stats:
         decode_ns=round(stats.decode_s * 1e9),
         gaps_ns=gaps(times),
         bytes_per_token=stats.bytes_per_token,
+        drafted_tokens=stats.drafted_tokens,
+        accepted_tokens=stats.accepted_tokens,
     )
 
 

@@ -25,6 +25,7 @@ class Generate(msgspec.Struct, tag=True):
     interval: int | None = None  # tokens in a message; None: as many as come within a few milliseconds
     special_mark: str = ""  # before the text of each special token
     progress: bool = False  # whether pieces without text say how much of the prompt has been read
+    prediction: bytes = b""  # TokenIds, like the prompt: a text that the answer may repeat
 
 
 class Compile(msgspec.Struct, tag=True):
@@ -118,6 +119,8 @@ class Stats(msgspec.Struct):
     decode_ns: int
     gaps_ns: tuple[int, int] | None  # median and 99th percentile of the time between tokens
     bytes_per_token: int
+    drafted_tokens: int = 0  # drafts that were checked
+    accepted_tokens: int = 0  # drafts that are part of the answer
 
 
 class Done(msgspec.Struct, tag=True):

@@ -51,11 +51,16 @@ function figuresOf(answer) {
     usage?.prompt_tokens ?? (fresh == null ? (answer.reading?.total ?? null) : fresh + (cached ?? 0));
   const produced = usage?.completion_tokens ?? timings?.predicted_n ?? null;
   const final = metrics?.decode_tokens_per_second ?? null;
+  const details = usage?.completion_tokens_details;
+  const accepted = timings?.draft_n_accepted ?? details?.accepted_prediction_tokens ?? null;
+  const rejected = details?.rejected_prediction_tokens;
   return {
     prompt,
     fresh: fresh ?? (prompt == null ? null : prompt - (cached ?? 0)),
     cached,
     produced,
+    accepted,
+    drafted: timings?.draft_n ?? (rejected == null ? null : accepted + rejected),
     speed: final ?? liveSpeed(answer.chunks),
     ttft: metrics?.time_to_first_token_ms ?? null,
     seenTtft: answer.firstAt == null ? null : answer.firstAt - answer.sentAt,

@@ -107,10 +107,12 @@ function showInstruments(answer) {
   byId("fresh").textContent = count(figures.fresh);
   byId("cached").textContent = count(figures.cached);
   byId("produced").textContent = count(figures.produced);
+  byId("drafts").textContent = `${count(figures.accepted)} of ${count(figures.drafted)}`;
+  byId("drafts-figure").hidden = !figures.drafted;
   byId("itl50").textContent = milliseconds(figures.itl50);
   byId("itl99").textContent = milliseconds(figures.itl99);
   showContext(figures);
-  showLight(figures.speed ?? null, ceiling);
+  showLight(figures.speed ?? null, ceiling, figures.accepted);
   byId("panel-line").textContent = panelLine(figures, ceiling);
 }
 
@@ -144,16 +146,16 @@ function showContext(figures) {
   width(made, (figures.produced ?? 0) / context);
 }
 
-function showLight(speed, ceiling) {
+function showLight(speed, ceiling, accepted) {
   const { info } = server;
   const share = speed && ceiling ? speed / ceiling : null;
   width(byId("light-bar").firstElementChild, share);
   byId("light-text").textContent =
     share == null ? (ceiling ? `${speedText(ceiling)} tok/s` : DASH) : `${(100 * share).toFixed(0)} %`;
-  byId("light-note").textContent = info ? lightNote(info, speed, share) : "";
+  byId("light-note").textContent = info ? lightNote(info, speed, share, accepted) : "";
 }
 
-function lightNote(info, speed, share) {
+function lightNote(info, speed, share, accepted) {
   const { bandwidth_bytes_per_second: bandwidth, bytes_per_token: cost } = info;
   if (!bandwidth) return "The memory bandwidth of this machine has not been measured.";
   const sentences = [
@@ -165,7 +167,9 @@ function lightNote(info, speed, share) {
       `${speedText(speed)} tok/s = ${(100 * share).toFixed(0)} % of what this memory can do.`,
     );
   }
-  if (share > 1) {
+  if (accepted) {
+    sentences.push(`${count(accepted)} tokens were drafts: they read no weights of their own.`);
+  } else if (share > 1) {
     sentences.push(
       "Above 100 %: some of it came from a cache, or the bandwidth was measured on a busy machine.",
     );

@@ -14,7 +14,10 @@ function strip({ figures, finish }) {
     parts.push(`${((100 * figures.speed) / figures.ceiling).toFixed(0)} % of light`);
   if (figures.ttft ?? figures.seenTtft)
     parts.push(`first token ${milliseconds(figures.ttft ?? figures.seenTtft)}`);
-  if (figures.produced) parts.push(`${count(figures.produced)} tokens`);
+  if (figures.produced)
+    parts.push(
+      `${count(figures.produced)} tokens${figures.accepted ? `, ${count(figures.accepted)} from drafts` : ""}`,
+    );
   if (figures.prompt != null)
     parts.push(`prompt ${count(figures.prompt)}${figures.cached ? `, ${count(figures.cached)} cached` : ""}`);
   if (ENDINGS[finish]) parts.push(ENDINGS[finish]);

@@ -61,7 +61,6 @@ REFUSED: dict[str, Refused] = {
     "audio": Refused(_TEXT_ONLY),
     "image": Refused(_TEXT_ONLY),
     "modalities": Refused('only ["text"] is.', _are([], ["text"])),
-    "prediction": Refused("outputs cannot be predicted by the client."),
     "web_search_options": Refused("this server does not search the web."),
     "moderation": Refused("this server does not moderate."),
     "best_of": Refused("ask for n completions instead.", _are(1)),

@@ -77,6 +77,22 @@ class Reasoning(msgspec.Struct):
     summary: str | None = None  # thoughts are given whole
 
 
+class PredictedText(msgspec.Struct):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(msgspec.Struct):
+    """A text that the answer will repeat in large parts: it can change the speed, never the answer."""
+
+    type: Literal["content"]
+    content: str | list[PredictedText]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class Sampled(msgspec.Struct, kw_only=True):
     """How tokens are chosen, in both kinds of completion. Fields that a request leaves out have the model's values."""
 
@@ -130,6 +146,7 @@ class ChatRequest(Sampled, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    prediction: Prediction | None = None
 
 
 class CompletionRequest(Sampled, kw_only=True):

@@ -51,6 +51,8 @@ class Clock:
             f"cached {cached}{why}",
             f"answer {sum(part.new_tokens for part in self.done)} tokens",
         ]
+        if drafted := sum(part.drafted_tokens for part in self.done):
+            parts.append(f"drafts {drafted}, accepted {sum(part.accepted_tokens for part in self.done)}")
         if (first_ms := figures["time_to_first_token_ms"]) is not None:
             parts.append(
                 f"first after {first_ms:.0f} ms"
@@ -99,6 +101,8 @@ class Clock:
             "itl_p50_ms": _ms(gaps[0]) if gaps else None,
             "itl_p99_ms": _ms(gaps[1]) if gaps else None,
             "bytes_per_token": total.bytes_per_token,
+            "draft_n": total.drafted_tokens,
+            "draft_n_accepted": total.accepted_tokens,
             "phases": self._phases(total),
         }
 
@@ -135,6 +139,8 @@ def _summed(parts: Sequence[wire.Stats]) -> wire.Stats:
         decode_ns=sum(part.decode_ns for part in parts),
         gaps_ns=first.gaps_ns,
         bytes_per_token=sum(part.bytes_per_token for part in parts) // len(parts),
+        drafted_tokens=sum(part.drafted_tokens for part in parts),
+        accepted_tokens=sum(part.accepted_tokens for part in parts),
     )
 
 

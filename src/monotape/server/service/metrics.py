@@ -45,6 +45,12 @@ class Metrics:
             "monotape_changed_prefix_tokens", "Prompt tokens computed again because of a change before them.",
             registry=registry,
         )  # fmt: skip
+        self.drafted_tokens = Counter(
+            "vllm:spec_decode_num_draft_tokens", "Drafts that were checked.", registry=registry
+        )
+        self.accepted_tokens = Counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafts that are part of an answer.", registry=registry
+        )
         self.refused = Counter("monotape_queue_full", "Requests answered with 429.", registry=registry)
         self.cancelled = Counter("monotape_disconnects", "Requests whose client left.", registry=registry)
         self.prefill = Histogram(
@@ -75,6 +81,8 @@ class Metrics:
         self.prompt_tokens.inc(stats.prompt_tokens)
         self.cached_tokens.inc(stats.cached_tokens)
         self.new_tokens.inc(stats.new_tokens)
+        self.drafted_tokens.inc(stats.drafted_tokens)
+        self.accepted_tokens.inc(stats.accepted_tokens)
         if stats.prefill_ns is not None:
             self.prefill.observe(stats.prefill_ns / 1e9)
         if stats.new_tokens > 1 and stats.decode_ns:

@@ -42,6 +42,7 @@ class Work:
     clock: Clock = field(default_factory=Clock)
     special_mark: str = ""  # before the text of each special token of an answer
     progress: bool = False  # whether pieces say how much of the prompt has been read, before any token
+    prediction: TokenIds | None = None  # a text that the answer may repeat
 
 
 class Service:
@@ -185,6 +186,7 @@ class Service:
             self.config.stream_interval,
             work.progress,
             work.special_mark,
+            work.prediction,
         )
         try:
             async for message in run:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from monotape.backends.token_ids import TokenIds
 from monotape.engine.chat_template import ChatTemplate, Rendering, cut
+from monotape.engine.drafts import check_length
 from monotape.engine.incremental import IncrementalEncoder
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import ContextOverflow, RequestError
@@ -113,6 +114,14 @@ class TextWork:
         encoder = self._required_encoder()
         self._check_length(sum(len(text) for text, _ in spans), context)
         return await self.elsewhere(partial(encoder.encode_spans, spans))
+
+    async def predicted(self, text: str, *, context: int) -> tuple[TokenIds, int]:
+        """The ids of a text that an answer may repeat, in which nothing is a special token."""
+        encoder = self._required_encoder()
+        check_length(len(text) // self._longest, context, exact=False)
+        ids, took = await self.elsewhere(partial(encoder.encode_spans, [(text, False)]))
+        check_length(len(ids), context)
+        return ids, took
 
     async def decode(self, ids: Sequence[int]) -> str:
         tokenizer = self._required()
