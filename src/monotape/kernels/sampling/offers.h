@@ -43,8 +43,10 @@ __device__ __forceinline__ int plan_rows(Consumer& c, int token, int position, i
   const uint4 offered = c.shared.drafts.offered;
   const int draft[3] = {static_cast<int>(offered.y), static_cast<int>(offered.z), static_cast<int>(offered.w)};
   int rows = 1;
-  if (c.params.history && all_accepted && static_cast<int>(offered.x) == token)
-    while (rows < kRows && rows < left && draft[rows - 1] >= 0) rows++;
+  const bool follows = c.params.history && all_accepted && static_cast<int>(offered.x) == token;
+#pragma unroll
+  for (int row = 1; row < kRows; row++)
+    if (follows && rows == row && row < left && draft[row - 1] >= 0) rows++;
   rows = rows_from(position, rows);
   if (!c.meet()) return 0;  // nobody reads the rows of the pass before any more
   if (c.thread == 0) {

@@ -39,20 +39,16 @@ struct ExpertRuns {
   int found = 0;                        // its tiles
 #endif
 };
-// In a pass of several rows an input may be too long for shared memory. Then lanes keep their values of all of it in registers,
-// or, where there are too many, of a page's length of it, read again for every tile.
-constexpr int kMostHeld = 36;  // blocks of a lane
-__host__ __device__ constexpr int pages_of(Product p) { return divide_up(p.blocks, p.page_run); }
-__host__ __device__ constexpr int blocks_in_page(Product p) { return divide_up(p.page_run, kWarps * kSide); }
-__host__ __device__ constexpr bool is_held(Product p) { return pages_of(p) * blocks_in_page(p) <= kMostHeld; }
-__host__ __device__ constexpr int most_inputs_held() {
+// In a pass of several rows an input may be too long for shared memory. Then lanes read it from the exchange, two pages' length of
+// it ahead, for every tile again.
+__host__ __device__ constexpr int most_inputs_ahead() {
   int most = 1;
   for (int i = 0; i < kProducts; i++)
-    if (is_direct(kRows, product(i).blocks)) most = larger(most, blocks_in_page(product(i)) * (is_held(product(i)) ? pages_of(product(i)) : 1));
+    if (is_direct(kRows, product(i).blocks)) most = larger(most, divide_up(product(i).page_run, kWarps * kSide));
   return most;
 }
 struct RowsInput {
-  TokenInput held[most_inputs_held()];
+  TokenInput ahead[2][most_inputs_ahead()];  // of even steps and of odd ones
   const uint4* from;  // the first row's input
   Stage stage;        // which reads it, for the report of a wait
   int layer, rows, words;
@@ -107,13 +103,11 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 
   static constexpr bool kDirect = is_direct(Rows, kProduct.blocks);
 
-  // An input that is not in shared memory, or its first words.
+  // The first words of an input that is not in shared memory.
   __device__ __forceinline__ void hear_first(Patience& patience) {
-    load_held<kHeldBlocks>(0);
-    await_held<kHeldBlocks>(0, patience);
-    if constexpr (!kHeld) return;
-#pragma unroll
-    for (int i = 0; i < kHeldBlocks; i++) rows_input(at_).held[i] = ordered_input(rows_input(at_).held[i], c_.lane());
+    load_ahead<0>(0);
+    load_ahead<1>(kPages > 1 ? kRun : 0);
+    await_ahead<0>(0, patience);
   }
 
   __device__ __forceinline__ void prepare() {
@@ -126,15 +120,14 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   // The tiles from the next one on, up to `end`; `meanwhile` is called once loads are in flight.
   template <class Meanwhile>
   __device__ __forceinline__ void run(int end, Meanwhile meanwhile) {
-    if constexpr (kDirect && kHeld) return run_held(end, meanwhile);
     if constexpr (kScalesBlocks) at_.batch = at_.tile;
     if constexpr (kFewRegisters && !kWhole) clear();  // sums without a value would take registers of the whole token
-    if (kWhole) read_input();
+    if (kWhole && !kDirect) read_input<false>();
     step<true>(at_.even);
     meanwhile();
 #pragma unroll 1
     while (at_.tile < end) {
-      step<!kWhole>(at_.odd);
+      step<!kWhole, true>(at_.odd);
       if (at_.tile >= end) break;
       step<!kWhole>(at_.even);
     }
@@ -147,8 +140,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static constexpr int kBlocks = kProduct.blocks, kInPage = kProduct.tiles_in_page, kRun = kProduct.page_run;
   static constexpr int kAtOnce = divide_up(kRun, kWarps * kSide);
   static constexpr int kLastRun = kBlocks - (divide_up(kBlocks, kRun) - 1) * kRun, kSure = kLastRun / (kWarps * kSide);
-  static constexpr int kPages = pages_of(product(Number)), kHeldBlocks = kAtOnce * (is_held(product(Number)) ? kPages : 1);
-  static constexpr bool kHeld = is_held(product(Number));
+  static constexpr int kPages = divide_up(kBlocks, kRun);  // of a tile
   static constexpr bool kWhole = kRun == kBlocks;  // a tile is never in two pages, and the input is the same for all
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
   static constexpr uint32_t kOnes = 0x01010101u;
@@ -157,13 +149,9 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 
   // Multiplies a page's tiles, some of them, or a part of one. Data past the last tile is multiplied too, and ignored.
   // `Adds`: the input is new, and its sums are taken along.
-  template <bool Adds>
+  template <bool Adds, bool Odd = false>
   __device__ __forceinline__ void step(Weights& weights) {
-    if (!kWhole) read_input();
-    multiply_step<Adds>(weights);
-  }
-  template <bool Adds>
-  __device__ __forceinline__ void multiply_step(Weights& weights) {
+    if (!kWhole || kDirect) read_input<Odd>();
     if (kWhole || at_.k == 0) clear();
     if constexpr (Weight::kInteger) multiply_integers<Adds && Weight::kShifts>(weights);
     else if constexpr (Weight::kGrouped) multiply_groups<Adds && Weight::kShifts>(weights);
@@ -178,26 +166,6 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     }
     sums_out_ += kTogether * kTileRows * kWarps;
     at_.k = 0, at_.tile += kTogether;
-  }
-
-  // Tiles of several pages, with the input in registers: a step for each page, because registers have no addresses.
-  template <class Meanwhile>
-  __device__ __forceinline__ void run_held(int end, Meanwhile meanwhile) {
-    meanwhile();
-#pragma unroll 1
-    while (at_.tile < end) {
-      tile_held(at_.even, at_.odd);
-      if (kPages % 2 == 0 || at_.tile >= end) continue;
-      tile_held(at_.odd, at_.even);
-    }
-  }
-  __device__ __forceinline__ void tile_held(Weights& first, Weights& second) {
-#pragma unroll
-    for (int page = 0; page < kPages; page++) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; i++) x_[i] = rows_input(at_).held[page * kAtOnce + i];
-      multiply_step<true>(page % 2 ? second : first);
-    }
   }
 
   // Adds the sum of block i of tile t: times its expert's scale of the lane's row, if there is one.
@@ -309,9 +277,10 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   }
 
   // This warp's blocks of it, from k on.
+  template <bool Odd>
   __device__ __forceinline__ void read_input() {
     if constexpr (kDirect) {
-      take_held();
+      take_ahead<Odd>();
     } else if constexpr (Weight::kInteger) {
       read_integers();
     } else {
@@ -324,39 +293,42 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         }
     }
   }
-  // Words of the exchange: those of this step have been asked for a step ago. A tile needs all of its input, so all of it has
-  // been polled before anything that depends on it is published; tiles after the first read it again.
-  __device__ __forceinline__ void take_held() {
+  // Words of the exchange: those of this step have been asked for two steps ago. A tile needs all of its input, so all of it
+  // has been polled before anything that depends on it is published; tiles after the first read it again.
+  template <bool Odd>
+  __device__ __forceinline__ void take_ahead() {
     static_assert(!Weight::kGrouped, "inputs of 16 bits, as they are in the exchange");
     RowsInput& input = rows_input(at_);
     Patience patience(c_.shared, c_.lost, input.stage, input.layer);
-    await_held<kAtOnce>(at_.k, patience);
+    await_ahead<Odd>(at_.k, patience);
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) x_[i] = ordered_input(input.held[i], c_.lane());
-    load_held<kAtOnce>(kWhole || at_.k + kRun >= kBlocks ? 0 : at_.k + kRun);
+    for (int i = 0; i < kAtOnce; i++) x_[i] = ordered_input(input.ahead[Odd][i], c_.lane());
+    const int next = at_.k + 2 % kPages * kRun;
+    load_ahead<Odd>(next < kPages * kRun ? next : next - kPages * kRun);
   }
-  // Blocks i of the warp's from block k of the input on, page by page.
-  static __device__ __forceinline__ constexpr int block_of(int i) { return i / kAtOnce * kRun + i % kAtOnce * kWarps * kSide; }
-  template <int Blocks>
-  __device__ __forceinline__ void load_held(int k) {
+  template <bool Odd>
+  __device__ __forceinline__ void load_ahead(int k) {
 #pragma unroll
-    for (int i = 0; i < Blocks; i++) rows_input(at_).held[i] = in_input(k, i) ? load_input(word_at(k + block_of(i)), c_.lane()) : no_input();
+    for (int i = 0; i < kAtOnce; i++) {
+      const int block = k + i * kWarps * kSide;
+      rows_input(at_).ahead[Odd][i] = in_input(block) ? load_input(word_at(block), c_.lane()) : no_input();
+    }
   }
-  template <int Blocks>
-  __device__ __forceinline__ void await_held(int k, Patience& patience) {
+  template <bool Odd>
+  __device__ __forceinline__ void await_ahead(int k, Patience& patience) {
     for (;;) {
       int missing = -1;
 #pragma unroll
-      for (int i = 0; i < Blocks; i++) {
-        TokenInput& mine = rows_input(at_).held[i];
-        if (!input_came(mine)) missing = k + block_of(i), mine = load_input(word_at(missing), c_.lane());
+      for (int i = 0; i < kAtOnce; i++) {
+        TokenInput& mine = rows_input(at_).ahead[Odd][i];
+        if (!input_came(mine)) missing = k + i * kWarps * kSide, mine = load_input(word_at(missing), c_.lane());
       }
       if (missing < 0 || !patience.more(missing)) break;
     }
     warp_meets();
   }
-  __device__ __forceinline__ bool in_input(int k, int i) const {  // the last block may be padded
-    return (k + block_of(i) + c_.warp() * kSide + c_.side()) * 4 + c_.column() < rows_input(at_).words;
+  __device__ __forceinline__ bool in_input(int k) const {  // the last block may be padded
+    return (k + c_.warp() * kSide + c_.side()) * 4 + c_.column() < rows_input(at_).words;
   }
   // The row of the pass whose values are this lane's column of a product. Columns without a row have copies of the first.
   __device__ __forceinline__ int own_row() const {
