@@ -43,7 +43,8 @@ def dump_gpu(plan: GpuPlan) -> str:
 
 def _rank(plan: Plan, rank: GpuRank, of_plan: RankPlan, machine: GpuMachine) -> Iterator[str]:
     yield f"rank {rank.rank}"
-    yield f"  pass     {rank.rows_a_pass} row, activations {rank.half.value}, embedding {rank.embedding.value}"
+    rows = "1 row" if rank.rows_a_pass == 1 else f"{rank.rows_a_pass} rows"
+    yield f"  pass     {rows}, activations {rank.half.value}, embedding {rank.embedding.value}"
     yield from _pages(rank) if machine.ring else _registers(rank)
     yield from _kinds(rank)
     if rank.routing is not None and of_plan.library is not None:

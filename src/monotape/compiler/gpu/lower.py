@@ -83,16 +83,24 @@ def gpu_plan(
     """
     machine = Machine(backend, workers, alignment=128, whole_heads=False, levels=False)
     plan = compile_plan(spec, machine, fmt, context=context, ranks=tp, stage_formats=stage_formats)
-    if drafts and takes_drafts(spec, plan):
-        tuning = replace(tuning or Tuning(), rows=MOST_ROWS)
-    return lower(spec, plan, tuning)
+    found = lower(spec, plan, tuning)
+    return _with_rows(spec, found, tuning or Tuning()) if drafts and _takes_rows(spec, plan) else found
 
 
-def takes_drafts(spec: ModelSpec, plan: Plan) -> bool:
+def _with_rows(spec: ModelSpec, found: GpuPlan, tuning: Tuning) -> GpuPlan:
+    """The plan with as many rows a pass as there is room for without a smaller ring: a token alone must not be slower."""
+    for rows in (MOST_ROWS, MOST_ROWS // 2):
+        wider = lower(spec, found.plan, replace(tuning, rows=rows))
+        if wider.ranks[0].pages == found.ranks[0].pages:
+            return wider
+    return found
+
+
+def _takes_rows(spec: ModelSpec, plan: Plan) -> bool:
     """Whether a pass of this model may have several rows.
 
-    One rank of a GPU with a ring, dense layers that all see the same positions, and weights of 16 bits: products of codes use
-    the columns of further rows for groups of their scales.
+    One rank of a GPU with a ring, dense layers that all see the same positions, and weights of 16 bits: products of
+    codes use the columns of further rows for groups of their scales.
     """
     alike = len(set(spec.windows)) == 1 and spec.experts is None
     halves = all(stage.format.is_half for rank in plan.ranks for stage in rank.stages)

@@ -21,7 +21,7 @@ _WHOLE_CODED, _WHOLE_INTEGERS = 6, 8
 _LARGEST_PAGE, _LARGEST_OF_EXPERTS = 96, 52
 _PREFILL_BLOCKS = 8  # in units of which shared memory is given to a prefill, where there is no ring
 #: Flags, barriers, the mailbox and the like; where a page more depends on it, counted closely.
-_OTHER_SHARED, _OTHER_OF_ROWS = 2048, 1408
+_OTHER_SHARED, _OTHER_OF_ROWS = 2048, 1216
 #: Tiles whose sums are kept for each row of a pass of several, at most; and fewer, where that leaves room for a page more.
 _ROW_BATCH, _SMALL_ROW_BATCH = 8, 6
 
@@ -51,8 +51,7 @@ class Room:
         if self.rows > 1:
             attended += self.rows * 2 * BLOCK_K * group * -(-head // BLOCK_K)  # queries of all rows
         lists = 2 * 4 * self.own_words + 4 * self.dimensions.layers
-        each = 4 * TILE_ROWS * self.residual_tiles + 8 * head
-        rest = max(inputs, attended) + lists + self.rows * each
+        rest = max(inputs, attended) + lists + 4 * TILE_ROWS * self.residual_tiles * self.rows + 8 * head
         if self.codes:
             rest += self.input_blocks
         rest += self.choice

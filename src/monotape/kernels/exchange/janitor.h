@@ -197,7 +197,7 @@ class Janitor {
   __device__ __forceinline__ void reset_each(int count, WordAt word_at) {
     if (shared_.failed) return;  // leave all words as they are, for the report of the fault
     for (int i = lane_number(); i < count; i += kLanes) store_word(word_at(i), not_yet());
-    if constexpr (kRows > 1) return confirm_each(count, word_at);
+    if (kRows > 1 && count > 2 * kLanes) return confirm_each(count, word_at);
     for (int i = lane_number(); i < count; i += kLanes) {
       const uint4* word = word_at(i);
       for (uint4 seen = load_word(word); (seen.x & seen.y & seen.z & seen.w) != ~0u && !shared_.failed;) seen = load_word(word);
@@ -211,10 +211,10 @@ class Janitor {
     for (int first = lane_number(); first < count; first += kLoads * kLanes) {
       uint4 seen[kLoads];
 #pragma unroll
-      for (int i = 0; i < kLoads; i++) seen[i] = first + i * kLanes < count ? load_word(word_at(first + i * kLanes)) : not_yet();
+      for (int i = 0; i < kLoads; i++) seen[i] = load_word(word_at(smaller(first + i * kLanes, count - 1)));  // behind branches they would wait for each other
 #pragma unroll
       for (int i = 0; i < kLoads; i++)
-        while ((seen[i].x & seen[i].y & seen[i].z & seen[i].w) != ~0u && !shared_.failed) seen[i] = load_word(word_at(first + i * kLanes));
+        while ((seen[i].x & seen[i].y & seen[i].z & seen[i].w) != ~0u && !shared_.failed) seen[i] = load_word(word_at(smaller(first + i * kLanes, count - 1)));
     }
   }
 

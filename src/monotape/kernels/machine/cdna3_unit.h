@@ -100,12 +100,12 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
   KeyWords<kHeadBlocks> keys;
   const uint4* own = own_words(unit, c.lane());
   keys.load(own, c.lane());
-  if (newest >= 0) keys.insert(c.shared.new_key[0], newest, c.lane());
+  if (newest >= 0) keys.insert(c.shared.new_key, newest, c.lane());
   float sum[4][4] = {}, score[4][2];
   keys.multiply(query.block, sum);
   ValueWords<kHeadTiles> values;
   values.load(own + kKeyBlocks * kBlockWords, c.lane());
-  if (newest >= 0) values.insert(c.shared.new_value[0], value_slot(newest), c.lane());
+  if (newest >= 0) values.insert(c.shared.new_value, value_slot(newest), c.lane());
   float top = running.peak;
 #pragma unroll
   for (int tile = 0; tile < 4; tile++)

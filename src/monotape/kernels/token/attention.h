@@ -11,18 +11,19 @@
 namespace monotape {
 
 // A token's angles are the same in all layers: they are in shared memory.
-__device__ __forceinline__ void keep_angles(Consumer& c, int position, int row = 0) {
+__device__ __forceinline__ void keep_angles(Consumer& c, int position) {
   const Angles angles = angles_of(c.params, position);
-  if (c.thread < kRopeHalf) c.shared.cosines[row][c.thread] = angles.cosines[c.thread], c.shared.sines[row][c.thread] = angles.sines[c.thread];
+  if (c.thread < kRopeHalf) c.shared.cosines[c.thread] = angles.cosines[c.thread], c.shared.sines[c.thread] = angles.sines[c.thread];
 }
-__device__ __forceinline__ Angles token_angles(Consumer& c, int row) { return {c.shared.cosines[row], c.shared.sines[row]}; }
+__device__ __forceinline__ Angles token_angles(Consumer& c) { return {c.shared.cosines, c.shared.sines}; }
 
 // Polls and finishes the token's query: row r of the result is query head r of those that share a KV head. The warp that has
 // the newest unit also polls the new key and value and leaves them in shared memory. The key is one more row of the
 // product where a row is free.
 constexpr bool kKeyRides = kGroup < kHeadLanes;
 
-__device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listens, bool newest, int layer, int row = 0) {
+template <class Keep>
+__device__ __forceinline__ Head hear_row(Consumer& c, int kv_head, bool listens, bool newest, int layer, int row, Angles angles, Keep keep) {
   constexpr int kWords = HeadWords::count, kKeyWords = kKeyRides ? 0 : kWords, kAll = kWords + kKeyWords + 1;
   const int first_query = row * kRowWords + kv_head * kGroup * kHeadWords, first_key = row * kRowWords + (kHeads + kv_head) * kHeadWords;
   const bool queries = listens && head_row(c.lane()) < kGroup, is_key = kKeyRides && newest && head_row(c.lane()) == kGroup;
@@ -54,27 +55,33 @@ __device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listen
     uint4 own[kWords];
 #pragma unroll
     for (int i = 0; i < kWords; i++) own[i] = word[first + i];
-    return finish_head(own, head_column(c.lane()), gains, token_angles(c, row), key ? 1.0f : kAttentionScale);
+    return finish_head(own, head_column(c.lane()), gains, angles, key ? 1.0f : kAttentionScale);
   };
   const Head head = finish(0, is_key, gains);
   if (newest) {
     const Head key = kKeyRides ? head : finish(kKeyWords, true, key_gains);
-    if (is_key || (!kKeyRides && head_row(c.lane()) == 0)) {
-#pragma unroll
-      for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[row][b * 4 + head_column(c.lane())] = key.block[b];
-    }
-    if (c.lane() < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value[row])[c.lane()] = word[kAll - 1];
+    keep(key, is_key || (!kKeyRides && head_row(c.lane()) == 0), word[kAll - 1]);
     warp_meets();
   }
   return head;
 }
 
+__device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listens, bool newest, int layer) {
+  return hear_row(c, kv_head, listens, newest, layer, 0, token_angles(c), [&](const Head& key, bool mine, uint4 value) {
+    if (mine) {
+#pragma unroll
+      for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + head_column(c.lane())] = key.block[b];
+    }
+    if (c.lane() < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane()] = value;
+  });
+}
+
 // Stores the new key and value from shared memory into their unit: first the copy in the ring, so that the unit is like all
 // others, later the one in the KV cache. Other workers read the latter after the fence before the head.
-__device__ __forceinline__ void put_newest(Consumer& c, uint8_t* unit, int position, int row = 0) {
-  if (c.lane() < kHeadBlocks * 4) store_key_word(unit, position, c.lane() / 4, c.column(), c.shared.new_key[row][c.lane()]);
+__device__ __forceinline__ void put_newest(Consumer& c, uint8_t* unit, int position) {
+  if (c.lane() < kHeadBlocks * 4) store_key_word(unit, position, c.lane() / 4, c.column(), c.shared.new_key[c.lane()]);
 #pragma unroll
-  for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = c.shared.new_value[row][d];
+  for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = c.shared.new_value[d];
 }
 
 // Four neighbouring values of a head with their peak and sum: the parts of all warps, added up in order.
@@ -213,13 +220,47 @@ __device__ __forceinline__ uint4* row_query(Consumer& c, int row) {
   return reinterpret_cast<uint4*>(c.shared.attending + kAllPartsBytes + row * kQueryBytes) + lane;
 }
 
-// Each query is polled by one warp, for all. The key and the value go with it where this worker has the newest unit.
-__device__ __forceinline__ void hear_rows(Consumer& c, const Share& share, int rows, int layer) {
-  if (c.warp() >= rows) return;
-  const Head query = hear_token(c, share.kv_head, true, share.has_new, layer, c.warp());
+// A row's key and value, from the lanes that have them, into their unit.
+__device__ __forceinline__ void put_row(Consumer& c, uint8_t* unit, int position, const Head& key, bool has_key, uint4 value) {
+  if (has_key) {
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++) store_key_word(unit, position, b, head_column(c.lane()), key.block[b]);
+  }
+  const uint32_t pairs[4] = {value.x, value.y, value.z, value.w};
+  if (c.lane() < kHeadWords) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) *value_place(unit, position, c.lane() * 8 + i) = static_cast<uint16_t>(pairs[i / 2] >> i % 2 * 16);
+  }
+}
+
+// Each query is polled by one warp, for all. The key and the value go with it where this worker has the newest unit: into the
+// KV cache, where other workers find them after the fence before the head, and into the unit in the ring, if it is there.
+__device__ __forceinline__ void hear_rows(Consumer& c, const Share& share, int layer, int position, uint8_t* newest) {
+  const int row = c.warp();
+  if (row >= c.shared.drafts.rows) return;
+  const auto keep = [&](const Head& key, bool has_key, uint4 value) {
+    if (newest) put_row(c, newest, position + row, key, has_key, value);
+    put_row(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position + row, key, has_key, value);
+  };
+  const Head query = hear_row(c, share.kv_head, true, share.has_new, layer, row, angles_of(c.params, position + row), keep);
   if (c.lane() < kQueryLanes)
 #pragma unroll
-    for (int b = 0; b < kHeadBlocks; b++) row_query(c, c.warp())[b * kQueryLanes] = query.block[b];
+    for (int b = 0; b < kHeadBlocks; b++) row_query(c, row)[b * kQueryLanes] = query.block[b];
+}
+
+// The same from the KV cache, where this warp has put it: the unit came into the ring later.
+__device__ __forceinline__ void take_row(Consumer& c, uint8_t* unit, const uint8_t* cache, int position) {
+  warp_meets();
+#pragma unroll
+  for (int word = c.lane(); word < kHeadBlocks * 4; word += kLanes)
+    store_key_word(unit, position, word / 4, word % 4, key_word(cache, position, word / 4, word % 4));
+#pragma unroll
+  for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = *value_place(const_cast<uint8_t*>(cache), position, d);
+}
+
+// A unit of the share whose page is kept.
+__device__ __forceinline__ const uint4* unit_at(Consumer& c, int kept, int unit) {
+  return c.pages.kept(kept, unit / kPageUnits) + unit % kPageUnits * (kUnitBytes / 16);
 }
 
 // A chain of a row, from unit `first` to `end` of the share, whose pages are kept.
@@ -232,13 +273,21 @@ __device__ __forceinline__ void follow_chain(Consumer& c, int layer, const Share
 #pragma unroll 1
   for (int i = first + ((chain - first) & (kWarps - 1)); i < end; i += kWarps) {
     const int base = (share.first + i) * kUnitPositions;
-    const uint4* unit = c.pages.kept(kept, (i - first) / kPageUnits) + (i - first) % kPageUnits * (kUnitBytes / 16);
-    look_at(c, unit, query, begin - base, seen - base, running);
+    look_at(c, unit_at(c, kept, i - first), query, begin - base, seen - base, running);
   }
 }
 
-__device__ __forceinline__ Running& waiting_chain(Consumer& c, int row) {
-  return reinterpret_cast<Running*>(c.params.chains)[(static_cast<int64_t>(worker_number()) * kRows + row) * kConsumers + c.thread];
+// A chain that waits, value after value, of all lanes of its warp side by side.
+template <class Move>
+__device__ __forceinline__ void move_chain(Consumer& c, int row, Running& running, Move move) {
+  constexpr int kValues = sizeof(Running) / 4;
+  float* at = c.params.chains + ((static_cast<int64_t>(worker_number()) * kRows + row) * kWarps + c.warp()) * kValues * kLanes + c.lane();
+  move(at[0], running.peak);
+  move(at[kLanes], running.sum);
+#pragma unroll
+  for (int j = 0; j < kValueTiles; j++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) move(at[(2 + j * 4 + i) * kLanes], running.values[j][i]);
 }
 
 __device__ __forceinline__ bool attend_rows(Consumer& c, int layer, int position) {
@@ -246,51 +295,46 @@ __device__ __forceinline__ bool attend_rows(Consumer& c, int layer, int position
   const Share share = share_of(c.shared, layer, position);
   if (!share.has_part) return true;
   const int rows = c.shared.drafts.rows, last = share.has_new ? share.count - 1 : -1;
+  const int chains = smaller(share.count, kWarps), at_once = chains == 0 ? kRows : smaller(kRows, kPartSets * kWarps / chains);  // rows
   c.begin(Stage::attention, layer);
   if (!c.meet()) return false;  // as in `attend`
-  hear_rows(c, share, rows, layer);
-  c.trace.arrived();
-  if (resets_in_attention(c)) reset_in_attention(c, layer);
-  if (!c.meet()) return false;  // all queries are there
-  const int chains = smaller(share.count, kWarps), at_once = chains == 0 ? kRows : smaller(kRows, kPartSets * kWarps / chains);  // rows
-  int first = 0;
 #pragma unroll 1
-  do {
+  for (int first = 0;;) {
     const int end = smaller(share.count, first + kKeptUnits), pages = divide_up(end - first, kPageUnits);
     const int kept = c.pages.keep(pages, c.lost);
-    const bool puts = last >= first && last < end && last % kWarps == c.warp(), ends = end == share.count;
-    if (puts) {
-      uint4* unit = const_cast<uint4*>(c.pages.kept(kept, (last - first) / kPageUnits)) + (last - first) % kPageUnits * (kUnitBytes / 16);
-#pragma unroll 1
-      for (int row = 0; row < rows; row++) put_newest(c, reinterpret_cast<uint8_t*>(unit), position + row, row);
+    const bool ends = end == share.count;
+    uint8_t* newest = nullptr;  // its unit in the ring
+    if (ends && last >= 0) newest = const_cast<uint8_t*>(reinterpret_cast<const uint8_t*>(unit_at(c, kept, last - first)));
+    if (first == 0) {
+      hear_rows(c, share, layer, position, newest);
+      c.trace.arrived();
+      if (resets_in_attention(c)) reset_in_attention(c, layer);
+    } else if (newest && c.warp() < rows) {
+      take_row(c, newest, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position + c.warp());
     }
-    if (last >= first && last < end && !c.meet()) return false;  // the newest keys and values are in their unit
+    if ((first == 0 || newest) && !c.meet()) return false;  // all queries are there, and the newest keys and values in their unit
 #pragma unroll 1
     for (int group = 0; group < rows; group += at_once) {
 #pragma unroll 1
       for (int part = c.warp(); part < chains * smaller(at_once, rows - group); part += kWarps) {
         const int row = group + part / chains;
         Running running;
-        if (first > 0) running = waiting_chain(c, row);
-        else running.clear();
+        running.clear();
+        if (first > 0) move_chain(c, row, running, [](float& there, float& here) { here = there; });
         follow_chain(c, layer, share, position, row, part % chains, kept, first, end, running);
         if (ends) keep_part(c, running, part);
-        else waiting_chain(c, row) = running;
+        else move_chain(c, row, running, [](float& there, float& here) { there = here; });
       }
       if (!ends) continue;
       if (!c.meet()) return false;
       publish_rows(c, layer, share, chains, group, smaller(at_once, rows - group));
       if (group + at_once < rows && !c.meet()) return false;  // the next parts lie over these
     }
-    if (puts) fence_shared_copies();
+    if (newest) fence_shared_copies();  // orders the stores into the page before the next copy into it
     c.pages.give_kept(kept, pages, c.lane(), c.lost);
-    if (puts) {
-#pragma unroll 1
-      for (int row = 0; row < rows; row++)
-        put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position + row, row);
-    }
+    if (ends) break;
     first = end;
-  } while (first < share.count);
+  }
   c.trace.end();
   return c.meet();
 }

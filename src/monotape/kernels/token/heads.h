@@ -113,6 +113,10 @@ __device__ __forceinline__ void store_key_word(uint8_t* unit, int position, int 
   const int at = position % kUnitPositions;
   reinterpret_cast<uint4*>(unit)[(at / 8 * kHeadBlocks + block) * kBlockWords + at % 8 * 4 + column] = word;
 }
+__device__ __forceinline__ uint4 key_word(const uint8_t* unit, int position, int block, int column) {
+  const int at = position % kUnitPositions;
+  return reinterpret_cast<const uint4*>(unit)[(at / 8 * kHeadBlocks + block) * kBlockWords + at % 8 * 4 + column];
+}
 // Values are transposed, and the positions of a row are in the order in which lanes hold the probabilities: lane t has
 // positions 2t, 2t + 1 of each of the four tiles of eight.
 __device__ __forceinline__ int value_slot(int position) {

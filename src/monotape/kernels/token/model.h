@@ -143,10 +143,7 @@ __device__ __forceinline__ void begin_rows(Consumer& c, int token, int position,
     embed(c, token);
   } else {
 #pragma unroll 1
-    for (int row = 0; row < rows; row++) {
-      keep_angles(c, position + row, row);
-      embed(c, c.shared.drafts.token[row], row);
-    }
+    for (int row = 0; row < rows; row++) embed(c, c.shared.drafts.token[row], row);
   }
 }
 

@@ -39,16 +39,17 @@ struct ExpertRuns {
   int found = 0;                        // its tiles
 #endif
 };
-// In a pass of several rows an input may be too long for shared memory. Then lanes read it from the exchange, two pages' length of
-// it ahead, for every tile again.
+// In a pass of several rows an input may be too long for shared memory. Then lanes read it from the exchange, two steps ahead or
+// one, as registers allow, for every tile again.
 __host__ __device__ constexpr int most_inputs_ahead() {
   int most = 1;
   for (int i = 0; i < kProducts; i++)
     if (is_direct(kRows, product(i).blocks)) most = larger(most, divide_up(product(i).page_run, kWarps * kSide));
   return most;
 }
+constexpr int kStepsAhead = most_inputs_ahead() > 8 ? 1 : 2;
 struct RowsInput {
-  TokenInput ahead[2][most_inputs_ahead()];  // of even steps and of odd ones
+  TokenInput ahead[kStepsAhead][most_inputs_ahead()];
   const uint4* from;  // the first row's input
   Stage stage;        // which reads it, for the report of a wait
   int layer, rows, words;
@@ -106,7 +107,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   // The first words of an input that is not in shared memory.
   __device__ __forceinline__ void hear_first(Patience& patience) {
     load_ahead<0>(0);
-    load_ahead<1>(kPages > 1 ? kRun : 0);
+    if constexpr (kStepsAhead > 1) load_ahead<1>(kPages > 1 ? kRun : 0);
     await_ahead<0>(0, patience);
   }
 
@@ -293,7 +294,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         }
     }
   }
-  // Words of the exchange: those of this step have been asked for two steps ago. A tile needs all of its input, so all of it
+  // Words of the exchange: those of this step have been asked for before. A tile needs all of its input, so all of it
   // has been polled before anything that depends on it is published; tiles after the first read it again.
   template <bool Odd>
   __device__ __forceinline__ void take_ahead() {
@@ -302,17 +303,17 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     Patience patience(c_.shared, c_.lost, input.stage, input.layer);
     await_ahead<Odd>(at_.k, patience);
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) x_[i] = ordered_input(input.ahead[Odd][i], c_.lane());
-    const int next = at_.k + 2 % kPages * kRun;
+    for (int i = 0; i < kAtOnce; i++) {
+      const TokenInput x = ordered_input(input.ahead[Odd % kStepsAhead][i], c_.lane());
+      x_[i] = in_input(at_.k + i * kWarps * kSide) ? x : no_input();
+    }
+    const int next = at_.k + kStepsAhead % kPages * kRun;
     load_ahead<Odd>(next < kPages * kRun ? next : next - kPages * kRun);
   }
   template <bool Odd>
   __device__ __forceinline__ void load_ahead(int k) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) {
-      const int block = k + i * kWarps * kSide;
-      rows_input(at_).ahead[Odd][i] = in_input(block) ? load_input(word_at(block), c_.lane()) : no_input();
-    }
+    for (int i = 0; i < kAtOnce; i++) rows_input(at_).ahead[Odd % kStepsAhead][i] = load_input(word_at(k + i * kWarps * kSide), c_.lane());
   }
   template <bool Odd>
   __device__ __forceinline__ void await_ahead(int k, Patience& patience) {
@@ -320,7 +321,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
       int missing = -1;
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++) {
-        TokenInput& mine = rows_input(at_).ahead[Odd][i];
+        TokenInput& mine = rows_input(at_).ahead[Odd % kStepsAhead][i];
         if (!input_came(mine)) missing = k + i * kWarps * kSide, mine = load_input(word_at(missing), c_.lane());
       }
       if (missing < 0 || !patience.more(missing)) break;
@@ -328,7 +329,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     warp_meets();
   }
   __device__ __forceinline__ bool in_input(int k) const {  // the last block may be padded
-    return (k + c_.warp() * kSide + c_.side()) * 4 + c_.column() < rows_input(at_).words;
+    return word_of(k) < rows_input(at_).words;
   }
   // The row of the pass whose values are this lane's column of a product. Columns without a row have copies of the first.
   __device__ __forceinline__ int own_row() const {
@@ -339,10 +340,11 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     if constexpr (Rows == 1) return 1;
     else return rows_input(at_).rows;
   }
-  // The lane's word of block k of the input.
+  // The lane's word of block k of the input; past its end another one, because loads behind branches would wait for each other.
   __device__ __forceinline__ const uint4* word_at(int k) const {
-    return rows_input(at_).from + own_row() * kRowWords + (k + c_.warp() * kSide + c_.side()) * 4 + c_.column();
+    return rows_input(at_).from + own_row() * kRowWords + (in_input(k) ? word_of(k) : 0);
   }
+  __device__ __forceinline__ int word_of(int k) const { return (k + c_.warp() * kSide + c_.side()) * 4 + c_.column(); }
   // A lane's column is one byte of the integers of one group, and takes part in one of a block's two products.
   __device__ __forceinline__ void read_integers() {
 #pragma unroll

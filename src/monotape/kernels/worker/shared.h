@@ -59,9 +59,9 @@ struct alignas(128) Shared {
   SamplerState sampler;
   alignas(16) float squares[2][kRows][kWarps];
   float residual[kRows][kMostWidthTiles * kTileRows];       // this worker's own elements of the residual stream
-  uint4 new_key[kRows][kHeadBlocks * 4];                    // of the rows at hand, for their unit
-  alignas(16) uint16_t new_value[kRows][kHeadDim];
-  alignas(16) float cosines[kRows][kRopeDims / 2], sines[kRows][kRopeDims / 2];
+  uint4 new_key[kHeadBlocks * 4];                           // of the current token, for its unit
+  alignas(16) uint16_t new_value[kHeadDim];
+  alignas(16) float cosines[kRopeDims / 2], sines[kRopeDims / 2];  // of the token at hand
   float best_value[kWarps];
   int best_id[kWarps];
   Span spans[kMatrixStages];
