@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from backends.host_drafts import SAMPLINGS, Answer, answer, choices_of, plain, predicting
 from backends.host_kernel import HostKernel, Schedule
-from backends.host_masks import Masks, random_bits, run_masked
 from backends.host_masks import SAMPLINGS as MASKED_SAMPLINGS
+from backends.host_masks import Masks, random_bits, run_masked
 from backends.host_setups import CONTEXT, VOCAB, Load, loading_from, make_checkpoints
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.protocol import Job, Sampling
@@ -219,7 +220,7 @@ def test_rows_stay_in_one_unit(load: Load, setup: str, rows: int, end: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("setup", "edge", "starts"),  # where the oldest unit of a token's is another one than that of the token before
+    ("setup", "edge", "starts"),  # the edge: the first token that does not see the oldest unit
     [
         ("window", 71, 2),
         *(pytest.param(*case, 7, marks=long) for case in (("window", 103), ("window in splits", 71))),
@@ -243,29 +244,25 @@ def test_rows_that_see_other_units_are_in_other_passes(
 
 @pytest.mark.parametrize("setup", ["two workers", pytest.param("many splits", marks=long)])
 def test_rejected_rows_leave_nothing_in_the_kv(load: Load, setup: str) -> None:
-    """A second turn on top of it, in which every position counts, has the bits of one after plain tokens."""
-    backend = load(setup, rows=4)
-    job = Job(SHORT, 0, 30)
+    """What is told after them, and its log-probabilities and logits, have the bits of a turn after plain tokens."""
+    backend, job = load(setup, rows=4), Job(SHORT, 0, 30)
     expected = one_by_one(backend, job)
-    turns = []
-    for first in (plain(job), *(predicting(job, expected.ids, wrong, VOCAB) for wrong in WRONG)):
-        sequence = backend.new_sequence()
+    more = (*job.prompt, *expected.ids, *TEXT[40:43])
+
+    def second_turn(first: Job, drafts: bool) -> tuple[Any, Any]:
         HostKernel.schedule = SCHEDULES[1]
+        sequence, copied = backend.new_sequence(), backend.new_sequence()
         told = answer(backend, first, sequence)
         assert told.ids == expected.ids and sequence.length == len(job.prompt) + 29
         assert not first.drafts or told.accepted < told.drafted
-        longer = Job((*job.prompt, *told.ids, *TEXT[40:43]), sequence.length, 8, logprobs=4)
-        again = backend.new_sequence()
-        again.copy_from(sequence, sequence.length)
-        turns.append(answer(backend, longer if first.drafts else plain(longer), sequence))
-        logits = backend.logits(longer.prompt[again.length :], again, chunk=0)
-        turns.append(answer(backend, plain(replace(longer, cached=again.length - 1)), again))
-        if first.drafts:
-            assert np.array_equal(logits, right)
-        else:
-            right = logits
-    assert turns[2].told == turns[4].told == turns[0].told
-    assert turns[3].told == turns[5].told == turns[1].told
+        copied.copy_from(sequence, sequence.length)
+        logits = backend.logits(more[copied.length :], copied, chunk=0)
+        turn = Job(more, sequence.length, 8, logprobs=4, drafts=drafts)
+        return answer(backend, turn, sequence).told, logits.tolist()
+
+    right = second_turn(plain(job), False)
+    for wrong in WRONG:
+        assert second_turn(predicting(job, expected.ids, wrong, VOCAB), True) == right
 
 
 # Masks and the end of a request
@@ -303,7 +300,9 @@ def test_a_mask_that_allows_one_token_makes_a_draft_right_or_wrong(load: Load) -
     backend = load("two workers", rows=4)
     forced = TEXT[50:70]
     masks: Masks = lambda number: packed(np.arange(VOCAB) == forced[number % 20])  # noqa: E731
-    job = replace(Job(SHORT, 0, len(forced)), prediction=(*SHORT[-2:], *forced[:9], *TEXT[90:96], *forced[15:]))
+    job = replace(
+        Job(SHORT, 0, len(forced)), prediction=(*SHORT[-2:], *forced[:9], *TEXT[90:96], *forced[15:])
+    )
     tokens, generation = run_masked(backend, job, masks)
     assert tuple(token.id for token in tokens) == forced
     assert generation._launch.accepted > 0
