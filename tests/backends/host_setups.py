@@ -34,6 +34,9 @@ CASES["deep"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_
 CASES["long"] = replace(
     CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": 1300, "vocab_size": 300}
 )
+# Of several rows, the input of `down` is too long for shared memory: 70 blocks, or 68 and a word.
+for name, size in (("direct", 2240), ("odd direct", 2180)):
+    CASES[name] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": size})
 # More tokens than a worker of AMD's has threads.
 CASES["words"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "vocab_size": 600})
 # What rows leave in memory is of this layer alone.
@@ -63,6 +66,8 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     "two left out": ("deep", 5, 8),
     "many splits": ("deep", 12, 1),  # up to five of a KV head, and room for a sixth
     "long tiles": ("long", 2, 8),
+    "direct": ("direct", 2, 8),
+    "odd direct": ("odd direct", 3, 8),
     "many words": ("words", 2, 8),
     "many masks": ("many masks", 2, 8),
     # Three workers share a KV head, and one of them combines the parts of two of its query heads.
