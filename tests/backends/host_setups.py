@@ -45,8 +45,8 @@ CASES["one layer"] = replace(CASES["broad"], fields={**CASES["broad"].fields, "n
 CASES["many masks"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "vocab_size": 16_700})
 # Four query heads share one KV head.
 CASES["one head"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_key_value_heads": 1})
-# All layers see the last 40 positions: from position 71 on the oldest of a token's units changes, and every 32 further.
-CASES["window"] = Case("window", "mistral", {**CASES["narrow"].fields, "sliding_window": 40})
+# All layers see the last 70 positions: three units or four. From position 101 on a token does not see the first one.
+CASES["window"] = Case("window", "mistral", {**CASES["narrow"].fields, "sliding_window": 70})
 # gpt-oss in small: biases of experts, a clamped gate, sinks and windows.
 CASES["experts"] = Case(
     "experts", "gpt_oss",

@@ -143,8 +143,8 @@ def test_rejected_rows_leave_nothing_in_the_kv(several: CudaBackend) -> None:
     assert all(turn == turns[0] for turn in turns)
 
 
-@pytest.mark.parametrize("units", [1, 2])
-def test_many_splits(folder: Path, units: int) -> None:
+@pytest.mark.parametrize("units", [2, 5])
+def test_splits_of_several_units(folder: Path, units: int) -> None:
     """A pass of several rows combines the parts of each in other workers than a pass of one."""
     backend = load(folder, ROWS, units)
     try:

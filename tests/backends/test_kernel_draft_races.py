@@ -27,7 +27,8 @@ pytestmark = pytest.mark.long
 TEXT = tuple(np.random.default_rng(11).integers(3, VOCAB, CONTEXT).tolist())
 QUIET = Schedule(1)
 STALLS = Schedule(1, stalls_per_million=2000, stall_steps=100_000)
-DELAYS = Schedule(1, stalls_per_million=500, stall_steps=200_000, delay_steps=20_000)
+MANY_STALLS = Schedule(1, stalls_per_million=8000, stall_steps=40_000)
+LATE = Schedule(1, delay_steps=200_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,9 @@ RACES = {
             "token/attention.h",
             "    if (row + 1 < rows && !c.meet()) return false;  // the next parts lie over these\n",
         ),
-        orders(QUIET, 1, 2, 3),
-        prompt=40,
+        orders(STALLS, 1013, 2, 3),
+        wrong=0,
+        prompt=100,
     ),
     # Another warp polls the query.
     "a query that is read too early": Race(
@@ -78,7 +80,10 @@ RACES = {
     "parts of rows over sums": Race(
         "two batches",
         Line("token/attention.h", "  if (!c.meet()) return false;  // as in `attend`\n"),
-        orders(STALLS, 1, 2, 3),
+        orders(MANY_STALLS, 1, 2, 3),
+        wrong=0,
+        prompt=100,
+        tokens=40,
     ),
     # Tasks of further rows make a worker combine that combines nothing of one row.
     "an input over parts of a further row": Race(
@@ -88,7 +93,7 @@ RACES = {
             "  return worker_number() < kWorkers - rows * kHeads || c.meet();",
             "  return worker_number() < kWorkers - kHeads || c.meet();",
         ),
-        orders(STALLS, 1, 2, 3),
+        orders(STALLS, 1005, 2, 3),
         prompt=40,
     ),
     "candidates of further rows": Race(
@@ -118,21 +123,22 @@ RACES = {
         ),
         orders(STALLS, 1, 2, 3),
     ),
-    # The logits of a row are chosen by one thread.
+    # One thread says whose logits are drawn from; here several warps read them.
     "the logits of the row before": Race(
-        "two workers",
+        "many words",
         Line(
             "monotape.cu",
             "if (!c.meet() || !choose_next(c, first + row)) return 0;",
             "if (!choose_next(c, first + row)) return 0;",
         ),
-        orders(QUIET, 1, 2, 3),
+        orders(MANY_STALLS, 1004, 2, 3),
         sampling="drawn",
+        wrong=0,
     ),
     "words of the draw before": Race(
         "two workers",
         Line("monotape.cu", "      if (row > 0) fence_device();  // as between two tokens: see sampling/team.h\n"),
-        orders(DELAYS, 1, 2, 3),
+        orders(LATE, 1, 2, 3),
         sampling="drawn",
         wrong=0,
     ),
@@ -161,6 +167,7 @@ RACES = {
         "two workers",
         Line("exchange/janitor.h", "row < larger(rows_of(token), rows_of(token - 1));", "row < rows_of(token - 1);"),
         orders(QUIET, 1, 2, 3),
+        wrong=0,
     ),
     # Where the next pass begins is known when its drafts have been judged.
     "a position that is not known": Race(
@@ -181,7 +188,7 @@ RACES = {
         wrong=0,
         tokens=40,
     ),
-    # Limits of a pass.
+    # Another unit is copied and attended to by other warps.
     "rows of two units": Race(
         "two workers",
         Line(
@@ -190,25 +197,6 @@ RACES = {
         orders(QUIET, 1),
         wrong=0,
         prompt=25,
-    ),
-    "rows that see other units": Race(
-        "window",
-        Line("sampling/offers.h", " || first_unit(position + rows - 1) != first_unit(position)", ""),
-        orders(QUIET, 1),
-        wrong=0,
-        prompt=62,
-    ),
-    "more rows than tokens": Race(
-        "two workers",
-        Line("sampling/offers.h", "rows < kRows && rows < left && ", "rows < kRows && "),
-        orders(QUIET, 1),
-        wrong=0,
-        tokens=23,
-    ),
-    "drafts after others that were rejected": Race(
-        "two workers",
-        Line("sampling/offers.h", "if (c.params.history && all_accepted && ", "if (c.params.history && "),
-        orders(QUIET, 1),
     ),
 }  # fmt: skip
 

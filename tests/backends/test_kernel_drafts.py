@@ -18,6 +18,8 @@ from backends.host_setups import CONTEXT, VOCAB, Load, loading_from, make_checkp
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.protocol import Job, Sampling
 from monotape.engine.constraint import packed
+from monotape.plan.gpu import BLOCK_K
+from monotape.plan.gpu_machines import WARPS
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +28,7 @@ SCHEDULES = (
     Schedule(2, stalls_per_million=500, stall_steps=50_000, delay_steps=2000),
     Schedule(3, delay_steps=20_000, copy_steps=20_000, favour_steps=60_000),
 )
-PAGE_BLOCKS = {"long tiles": 16}  # a tile of `down` takes three pages: its input stays in the exchange
+PAGE_BLOCKS = {"long tiles": 16, "direct": 16}  # a tile of `down` takes several pages
 TEXT = tuple(np.random.default_rng(11).integers(3, VOCAB, CONTEXT).tolist())
 SHORT = TEXT[:8]
 RIGHT, WRONG = 0.0, (0.15, 0.4)  # shares of a predicted text that are other tokens
@@ -92,6 +94,9 @@ def check_drafts(backend: CudaBackend, job: Job, schedules: tuple[Schedule, ...]
                 ("two left out", 3, "all probabilities"),
                 ("long tiles", 4, "greedy"),
                 ("long tiles", 3, "drawn"),
+                ("direct", 4, "greedy"),
+                ("direct", 2, "filtered"),
+                ("odd direct", 4, "greedy"),
                 ("fewer workers than heads", 4, "filtered"),
                 ("fewer workers than heads", 2, "greedy"),
             )
@@ -117,13 +122,21 @@ def test_drafts_change_no_token(
     assert len(expected.choices) > (20 if job.stop_ids else tokens - 1)
 
 
+def test_inputs_that_stay_in_the_exchange(load: Load) -> None:
+    """Those of `down`: more blocks than eight of a warp. The others are in shared memory, for every row."""
+    backend = loaded(load, "direct", 4)
+    blocks = [-(-stage.k // BLOCK_K) for stage in backend.gpu_rank.matrices]
+    assert max(blocks) > 8 * WARPS and sorted(blocks)[-2] <= 8 * WARPS
+    check_drafts(backend, Job(SHORT, 0, 16))
+
+
 @pytest.mark.parametrize(
     ("setup", "rows"),
     [
         ("two workers", 4),
         *(
             pytest.param(setup, rows, marks=long)
-            for setup in ("odd heads", "splits", "many splits", "two left out", "many workers", "long tiles")
+            for setup in ("odd heads", "splits", "many splits", "two left out", "many workers", "direct")
             for rows in (2, 4)
         ),
         *(pytest.param(setup, 4, marks=long) for setup in ("fewer workers than heads", "two batches")),
@@ -222,15 +235,15 @@ def test_rows_stay_in_one_unit(load: Load, setup: str, rows: int, end: int) -> N
 @pytest.mark.parametrize(
     ("setup", "edge", "starts"),  # the edge: the first token that does not see the oldest unit
     [
-        ("window", 71, 2),
-        *(pytest.param(*case, 7, marks=long) for case in (("window", 103), ("window in splits", 71))),
+        ("window", 101, 2),
+        *(pytest.param(*case, 7, marks=long) for case in (("window", 133), ("window in splits", 101))),
     ],
 )
 def test_rows_that_see_other_units_are_in_other_passes(
     load: Load, setup: str, edge: int, starts: int
 ) -> None:
     backend = load(setup, rows=4)
-    assert backend.spec.windows == (40, 40) and (edge + 1 - 40) % 32 == 0
+    assert backend.spec.windows == (70, 70) and (edge + 1 - 70) % 32 == 0
     for length in range(edge - 8, edge - 8 + starts):
         job = Job(TEXT[:length], 0, 12, logprobs=1)
         expected = one_by_one(backend, job)
