@@ -34,6 +34,9 @@ CASES["deep"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_
 CASES["long"] = replace(
     CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": 1300, "vocab_size": 300}
 )
+# Of several rows, the input of `down` is too long for shared memory: 70 blocks, or 68 and a word.
+for name, size in (("direct", 2240), ("odd direct", 2180)):
+    CASES[name] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": size})
 # More tokens than a worker of AMD's has threads.
 CASES["words"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "vocab_size": 600})
 # What rows leave in memory is of this layer alone.
@@ -42,6 +45,8 @@ CASES["one layer"] = replace(CASES["broad"], fields={**CASES["broad"].fields, "n
 CASES["many masks"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "vocab_size": 16_700})
 # Four query heads share one KV head.
 CASES["one head"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_key_value_heads": 1})
+# All layers see the last 70 positions: three units or four. From position 101 on a token does not see the first one.
+CASES["window"] = Case("window", "mistral", {**CASES["narrow"].fields, "sliding_window": 70})
 # gpt-oss in small: biases of experts, a clamped gate, sinks and windows.
 CASES["experts"] = Case(
     "experts", "gpt_oss",
@@ -61,6 +66,8 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     "two left out": ("deep", 5, 8),
     "many splits": ("deep", 12, 1),  # up to five of a KV head, and room for a sixth
     "long tiles": ("long", 2, 8),
+    "direct": ("direct", 2, 8),
+    "odd direct": ("odd direct", 3, 8),
     "many words": ("words", 2, 8),
     "many masks": ("many masks", 2, 8),
     # Three workers share a KV head, and one of them combines the parts of two of its query heads.
@@ -68,6 +75,8 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     # 30 tiles of q, k and v each: more than a batch.
     "two batches": ("broad", 2, 8),
     "one layer": ("one layer", 3, 8),
+    "window": ("window", 2, 8),
+    "window in splits": ("window", 5, 1),
     "experts": ("experts", 5, 8),
     # Of some workers the only tiles are those of one expert's matrix.
     "experts far apart": ("experts", 20, 8),
@@ -75,7 +84,7 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
 TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
 DEADLINE_NS = 100_000_000  # of the machine's own time; Patience speaks up long before
 Logits = NDArray[np.float32]
-Load = Callable[..., CudaBackend]  # a setup, and blocks of a page
+Load = Callable[..., CudaBackend]  # a setup, blocks of a page, rows of a pass, positions
 
 
 def make_checkpoints(folder: Path) -> Path:
@@ -106,13 +115,15 @@ def loading_from(place: Path, gpu: str = "cuda") -> Iterator[Load]:
     """Within, a setup is loaded onto a GPU of its own; libraries stay in `place`."""
     with ExitStack() as stack:
 
-        def load(setup: str, page_blocks: int | None = None) -> CudaBackend:
+        def load(
+            setup: str, page_blocks: int | None = None, rows: int = 1, context: int = CONTEXT
+        ) -> CudaBackend:
             case, workers, units = SETUPS[setup]
             stack.enter_context(host_gpu(place / "libraries"))
             checkpoint = open_checkpoint(place / case)
             spec = spec_from_config(checkpoint.config)
-            tuning = Tuning(units_per_split=units, page_blocks=page_blocks)
-            plan = gpu_plan(spec, workers, CONTEXT, tuning=tuning, backend=gpu)
+            tuning = Tuning(units_per_split=units, page_blocks=page_blocks, rows=rows)
+            plan = gpu_plan(spec, workers, context, tuning=tuning, backend=gpu)
             loaded = CudaBackend.load(spec, plan, checkpoint)
             loaded._params.deadline_ns = DEADLINE_NS
             stack.callback(loaded.close)

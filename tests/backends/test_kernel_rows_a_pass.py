@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -33,18 +34,20 @@ Values = NDArray[np.float32]
 
 
 def fill_exchange(backend: CudaBackend, rows: Values) -> None:
-    """Every buffer that a stage reads, of even and odd turns, has the same values for a row: bf16, words of eight."""
+    """Every buffer that a stage reads, of even and odd turns, has the same values for a row: bf16, words of eight.
+
+    Rows follow each other, each with all its buffers.
+    """
     memory, own = backend._memories["exchange"], backend.gpu_rank
     words = memory.read(np.empty(memory.bytes, np.uint8)).view(np.uint16).reshape(-1, WORD_VALUES)
     halves = (rows.view(np.uint32) >> 16).astype(np.uint16)
     for buffer in own.buffers:
         if buffer.name == "candidates":
             continue
-        each = buffer.words // len(rows)
-        taken = halves[:, : each * WORD_VALUES].reshape(-1, WORD_VALUES)
-        for copy in range(buffer.copies):
-            start = buffer.start + copy * buffer.stride
-            words[start : start + buffer.words] = taken
+        taken = halves[:, : buffer.words * WORD_VALUES].reshape(len(rows), -1, WORD_VALUES)
+        for copy, (number, row) in itertools.product(range(buffer.copies), enumerate(taken)):
+            start = number * own.row_words + buffer.start + copy * buffer.stride
+            words[start : start + buffer.words] = row
     memory.write(words.view(np.uint8).reshape(-1))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monotape.compiler.gpu import gpu_plan
+from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.errors import PlanError
 from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan, GpuRank, MatrixStage
@@ -86,6 +86,21 @@ BROKEN: dict[str, tuple[Callable[[], GpuPlan], str]] = {
 def test_good_plans_break_no_rule() -> None:
     assert violations(good_plan()) == []
     assert violations(good_plan(2)) == []
+
+
+def test_buffers_of_all_rows_of_a_pass_are_apart() -> None:
+    """Rows follow each other, each with all its buffers, and candidates follow the last."""
+    model = spec("LlamaForCausalLM", 4, 192, 12, 4, 16, 384, 1024)
+    plan = gpu_plan(model, 9, 160, tuning=Tuning(rows=3))
+    assert violations(plan) == []
+    own = plan.ranks[0]
+    for broken in (
+        replace(own, rows_a_pass=4),  # the last row lies over the candidates
+        replace(own, rows_a_pass=2),
+        replace(own, buffers=(*own.buffers[:-1], replace(own.buffers[-1], start=own.row_words))),
+    ):
+        found = violations(replace(plan, ranks=(broken,)))
+        assert any(rule.name == "buffers apart" and "starts at word" in text for rule, text in found), found
 
 
 @pytest.mark.parametrize("rule", BROKEN)

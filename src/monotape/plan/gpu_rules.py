@@ -66,13 +66,13 @@ def _buffers_hold(rank: GpuRank) -> Iterator[str]:
 
 def _buffers_apart(rank: GpuRank) -> Iterator[str]:
     places = sorted(
-        (buffer.start + copy * buffer.stride, buffer.words, buffer.name)
+        (buffer.start + copy * buffer.stride + row * rank.row_words, buffer.words, buffer.name)
         for buffer in rank.buffers
         for copy in range(buffer.copies)
+        for row in range(1 if buffer.name == "candidates" else rank.rows_a_pass)
     )
     end = 0
     for start, words, name in places:
-        end += rank.further_rows if name == "candidates" and start == end + rank.further_rows else 0
         if start != end:
             yield f"a copy of {name} starts at word {start}, the one before ends at {end}"
         end = start + words

@@ -1,0 +1,364 @@
+"""Several rows a pass: drafts that are accepted wholly, partly or not at all change no token and no log-probability."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.host_drafts import SAMPLINGS, Answer, answer, choices_of, plain, predicting
+from backends.host_kernel import HostKernel, Schedule
+from backends.host_masks import SAMPLINGS as MASKED_SAMPLINGS
+from backends.host_masks import Masks, random_bits, run_masked
+from backends.host_setups import CONTEXT, VOCAB, Load, loading_from, make_checkpoints
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.protocol import Job, Sampling
+from monotape.engine.constraint import packed
+from monotape.plan.gpu import BLOCK_K
+from monotape.plan.gpu_machines import WARPS
+
+pytestmark = pytest.mark.slow
+
+SCHEDULES = (
+    Schedule(1),
+    Schedule(2, stalls_per_million=500, stall_steps=50_000, delay_steps=2000),
+    Schedule(3, delay_steps=20_000, copy_steps=20_000, favour_steps=60_000),
+)
+PAGE_BLOCKS = {"long tiles": 16, "direct": 16}  # a tile of `down` takes several pages
+TEXT = tuple(np.random.default_rng(11).integers(3, VOCAB, CONTEXT).tolist())
+SHORT = TEXT[:8]
+RIGHT, WRONG = 0.0, (0.15, 0.4)  # shares of a predicted text that are other tokens
+LATE = 500_000  # steps; a token takes a fifth of them
+long = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoints(tmp_path_factory.mktemp("drafts"))
+
+
+@pytest.fixture
+def load(place: Path) -> Iterator[Load]:
+    with loading_from(place) as load:
+        yield load
+
+
+def loaded(load: Load, setup: str, rows: int) -> CudaBackend:
+    return load(setup, PAGE_BLOCKS.get(setup), rows)
+
+
+def one_by_one(backend: CudaBackend, job: Job) -> Answer:
+    HostKernel.schedule = Schedule(1)
+    whole = answer(backend, plain(job))
+    assert whole.drafted == whole.accepted == 0
+    return whole
+
+
+def check_drafts(backend: CudaBackend, job: Job, schedules: tuple[Schedule, ...] = SCHEDULES[:1]) -> Answer:
+    """With predictions that are right, mostly right and mostly wrong; returns the answer without any."""
+    expected = one_by_one(backend, job)
+    for wrong in (RIGHT, *WRONG):
+        predicted = predicting(job, expected.ids, wrong, VOCAB)
+        for schedule in schedules:
+            HostKernel.schedule = schedule
+            got = answer(backend, predicted)
+            assert got.told == expected.told, f"{wrong} of the prediction are wrong, {schedule}"
+            assert 0 < got.accepted <= got.drafted
+            if wrong:
+                assert got.accepted < got.drafted
+    return expected
+
+
+@pytest.mark.parametrize(
+    ("setup", "rows", "sampling", "schedules", "tokens"),
+    [
+        ("two workers", 4, "greedy", 3, 45),
+        ("two workers", 4, "penalties", 1, 30),
+        ("two workers", 4, "biases", 1, 30),
+        ("odd heads", 3, "filtered", 1, 16),
+        *(
+            pytest.param(setup, rows, sampling, 3, 65, marks=long)
+            for setup, rows, sampling in (
+                ("two workers", 2, "filtered"),
+                ("two workers", 3, "greedy"),
+                ("two workers", 4, "all probabilities"),
+                ("odd heads", 4, "greedy"),
+                ("odd heads", 2, "biases"),
+                ("splits", 2, "greedy"),
+                ("splits", 4, "filtered"),
+                ("two left out", 4, "drawn"),
+                ("two left out", 3, "all probabilities"),
+                ("long tiles", 4, "greedy"),
+                ("long tiles", 3, "drawn"),
+                ("direct", 4, "greedy"),
+                ("direct", 2, "filtered"),
+                ("odd direct", 4, "greedy"),
+                ("fewer workers than heads", 4, "filtered"),
+                ("fewer workers than heads", 2, "greedy"),
+            )
+        ),
+        *(  # many threads, and so many seconds
+            pytest.param(setup, rows, sampling, 2, 35, marks=long)
+            for setup, rows, sampling in (
+                ("many splits", 3, "greedy"),
+                ("many splits", 4, "drawn"),
+                ("many workers", 4, "greedy"),
+                ("many workers", 2, "penalties"),
+                ("two batches", 4, "greedy"),
+                ("two batches", 3, "biases"),
+            )
+        ),
+    ],
+)
+def test_drafts_change_no_token(
+    load: Load, setup: str, rows: int, sampling: str, schedules: int, tokens: int
+) -> None:
+    job = Job(SHORT, 0, tokens, **SAMPLINGS[sampling])
+    expected = check_drafts(loaded(load, setup, rows), job, SCHEDULES[:schedules])
+    assert len(expected.choices) > (20 if job.stop_ids else tokens - 1)
+
+
+def test_inputs_that_stay_in_the_exchange(load: Load) -> None:
+    """Those of `down`: more blocks than eight of a warp. The others are in shared memory, for every row."""
+    backend = loaded(load, "direct", 4)
+    blocks = [-(-stage.k // BLOCK_K) for stage in backend.gpu_rank.matrices]
+    assert max(blocks) > 8 * WARPS and sorted(blocks)[-2] <= 8 * WARPS
+    check_drafts(backend, Job(SHORT, 0, 16))
+
+
+@pytest.mark.parametrize(
+    ("setup", "rows"),
+    [
+        ("two workers", 4),
+        *(
+            pytest.param(setup, rows, marks=long)
+            for setup in ("odd heads", "splits", "many splits", "two left out", "many workers", "direct")
+            for rows in (2, 4)
+        ),
+        *(pytest.param(setup, 4, marks=long) for setup in ("fewer workers than heads", "two batches")),
+    ],
+)
+def test_a_kernel_of_several_rows_gives_the_tokens_of_a_kernel_of_one(
+    load: Load, setup: str, rows: int
+) -> None:
+    """So what the other tests compare with is what there was before."""
+    several, single = loaded(load, setup, rows), loaded(load, setup, 1)
+    for sampling in ("greedy", "filtered"):
+        job = Job(SHORT, 0, 12, **SAMPLINGS[sampling])
+        assert one_by_one(several, job).told == one_by_one(single, job).told
+
+
+def test_a_text_that_repeats_itself_is_drafted_without_a_prediction(load: Load) -> None:
+    backend = load("two workers", rows=4)
+    pattern = Job(TEXT[:6] * 5, 0, 30)
+    expected = one_by_one(backend, pattern)
+    for schedule in SCHEDULES:
+        HostKernel.schedule = schedule
+        got = answer(backend, pattern)
+        assert got.told == expected.told
+        assert got.accepted > 0
+
+
+def test_no_prediction_is_no_error(load: Load) -> None:
+    """Two tokens that have never been there before: there is nothing to look up."""
+    backend = load("two workers", rows=4)
+    job = Job((7, 9), 0, 3)
+    assert answer(backend, job).told == one_by_one(backend, job).told
+
+
+# Ends
+
+
+def test_a_stop_id_among_accepted_drafts_is_the_last_token(load: Load) -> None:
+    backend = load("two workers", rows=4)
+    job = Job(SHORT, 0, 40, **SAMPLINGS["drawn"])
+    whole = one_by_one(backend, job)
+    seen = [index for index, token in enumerate(whole.ids) if index > 5 and token not in whole.ids[:index]]
+    for index in seen[:8]:  # on every row of a pass
+        stopping = replace(job, stop_ids=(58, whole.ids[index]) if whole.ids[index] != 58 else (58,))
+        got_sequence = backend.new_sequence()
+        got = answer(backend, predicting(stopping, whole.ids, RIGHT, VOCAB), got_sequence)
+        assert got.choices == whole.choices[: index + 1] and got.finish_reason == "stop"
+        assert got.accepted > 0
+        assert got_sequence.length == len(job.prompt) + index
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "filtered"])
+def test_no_pass_gives_more_tokens_than_were_asked_for(load: Load, sampling: str) -> None:
+    backend = load("two workers", rows=4)
+    whole = one_by_one(backend, Job(SHORT, 0, 16, **SAMPLINGS[sampling]))
+    for count in range(12, 16):
+        job = Job(SHORT, 0, count, **SAMPLINGS[sampling])
+        got = answer(backend, predicting(job, whole.ids, RIGHT, VOCAB))
+        assert got.choices == whole.choices[:count] and got.finish_reason == "length"
+        assert got.accepted > 0
+
+
+@pytest.mark.parametrize("context", [CONTEXT, pytest.param(CONTEXT - 11, marks=long)])
+def test_to_the_last_position_of_the_context(load: Load, context: int) -> None:
+    backend = load("two workers", rows=4, context=context)
+    for length in (context - 17, context - 16, context - 14):
+        job = Job(TEXT[:length], 0, context - length)
+        expected = one_by_one(backend, job)
+        HostKernel.schedule = SCHEDULES[1]
+        sequence = backend.new_sequence()
+        got = answer(backend, predicting(job, expected.ids, RIGHT, VOCAB), sequence)
+        assert got.told == expected.told and got.accepted > 0
+        assert expected.finish_reason == "length" and sequence.length == context - 1
+
+
+@pytest.mark.parametrize(
+    ("setup", "rows", "end"),  # of the unit
+    [
+        ("two workers", 4, 32),
+        pytest.param("two workers", 3, 64, marks=long),
+        pytest.param("splits", 4, 32, marks=long),  # where a second split begins
+        pytest.param("splits", 2, 64, marks=long),
+        pytest.param("many splits", 4, 128, marks=long),
+        pytest.param("fewer workers than heads", 4, 64, marks=long),
+    ],
+)
+def test_rows_stay_in_one_unit(load: Load, setup: str, rows: int, end: int) -> None:
+    backend = load(setup, rows=rows)
+    for length in range(end - 9, end - 4):
+        job = Job(TEXT[:length], 0, 14, logprobs=1)
+        expected = one_by_one(backend, job)
+        HostKernel.schedule = SCHEDULES[length % 2]
+        got = answer(backend, predicting(job, expected.ids, RIGHT, VOCAB))
+        assert got.told == expected.told and got.accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("setup", "edge", "starts"),  # the edge: the first token that does not see the oldest unit
+    [
+        ("window", 101, 2),
+        *(pytest.param(*case, 7, marks=long) for case in (("window", 133), ("window in splits", 101))),
+    ],
+)
+def test_rows_that_see_other_units_are_in_other_passes(
+    load: Load, setup: str, edge: int, starts: int
+) -> None:
+    backend = load(setup, rows=4)
+    assert backend.spec.windows == (70, 70) and (edge + 1 - 70) % 32 == 0
+    for length in range(edge - 8, edge - 8 + starts):
+        job = Job(TEXT[:length], 0, 12, logprobs=1)
+        expected = one_by_one(backend, job)
+        HostKernel.schedule = SCHEDULES[length % 2]
+        got = answer(backend, predicting(job, expected.ids, RIGHT, VOCAB))
+        assert got.told == expected.told and got.accepted > 0
+
+
+# KV
+
+
+@pytest.mark.parametrize("setup", ["two workers", pytest.param("many splits", marks=long)])
+def test_rejected_rows_leave_nothing_in_the_kv(load: Load, setup: str) -> None:
+    """What is told after them, and its log-probabilities and logits, have the bits of a turn after plain tokens."""
+    backend, job = load(setup, rows=4), Job(SHORT, 0, 30)
+    expected = one_by_one(backend, job)
+    more = (*job.prompt, *expected.ids, *TEXT[40:43])
+
+    def second_turn(first: Job, drafts: bool) -> tuple[Any, Any]:
+        HostKernel.schedule = SCHEDULES[1]
+        sequence, copied = backend.new_sequence(), backend.new_sequence()
+        told = answer(backend, first, sequence)
+        assert told.ids == expected.ids and sequence.length == len(job.prompt) + 29
+        assert not first.drafts or told.accepted < told.drafted
+        copied.copy_from(sequence, sequence.length)
+        logits = backend.logits(more[copied.length :], copied, chunk=0)
+        turn = Job(more, sequence.length, 8, logprobs=4, drafts=drafts)
+        return answer(backend, turn, sequence).told, logits.tolist()
+
+    right = second_turn(plain(job), False)
+    for wrong in WRONG:
+        assert second_turn(predicting(job, expected.ids, wrong, VOCAB), True) == right
+
+
+# Masks and the end of a request
+
+
+def some_masks(number: int) -> np.ndarray:
+    return random_bits(VOCAB, number, share=0.5)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "late"),
+    [
+        ("greedy", 0),
+        ("filtered", LATE),
+        pytest.param("greedy", LATE, marks=long),
+        pytest.param("drawn", 0, marks=long),
+        pytest.param("adjusted", LATE, marks=long),
+    ],
+)
+def test_masks_for_every_row(load: Load, sampling: str, late: int) -> None:
+    backend = load("two workers", rows=4)
+    job = Job(SHORT, 0, 15, sampling=MASKED_SAMPLINGS[sampling], logprobs=3)
+    HostKernel.schedule = SCHEDULES[0]
+    expected, _ = run_masked(backend, plain(job), some_masks)
+    ids = [token.id for token in expected]
+    for wrong, schedule in zip((RIGHT, WRONG[0], WRONG[1]), SCHEDULES, strict=True):
+        HostKernel.schedule = schedule
+        tokens, generation = run_masked(backend, predicting(job, ids, wrong, VOCAB), some_masks, late=late)
+        assert choices_of(tokens) == choices_of(expected) and generation.finish_reason == "length"
+        assert 0 < generation._launch.accepted <= generation._launch.drafted
+
+
+def test_a_mask_that_allows_one_token_makes_a_draft_right_or_wrong(load: Load) -> None:
+    """What the model itself would say next is barred: the draft is accepted only where the mask forces it."""
+    backend = load("two workers", rows=4)
+    forced = TEXT[50:70]
+    masks: Masks = lambda number: packed(np.arange(VOCAB) == forced[number % 20])  # noqa: E731
+    job = replace(
+        Job(SHORT, 0, len(forced)), prediction=(*SHORT[-2:], *forced[:9], *TEXT[90:96], *forced[15:])
+    )
+    tokens, generation = run_masked(backend, job, masks)
+    assert tuple(token.id for token in tokens) == forced
+    assert generation._launch.accepted > 0
+
+
+def test_a_text_that_is_complete_in_the_middle_of_a_pass(load: Load) -> None:
+    backend = load("two workers", rows=4)
+    job = Job(SHORT, 0, 16)
+    expected, _ = run_masked(backend, plain(job), some_masks)
+    ids = [token.id for token in expected]
+    for length in range(10, 15):
+        masks: Masks = lambda number, end=length: some_masks(number) if number < end else None  # type: ignore[misc]  # noqa: E731
+        tokens, generation = run_masked(backend, predicting(job, ids, RIGHT, VOCAB), masks)
+        assert choices_of(tokens) == choices_of(expected[:length]) and generation.finish_reason == "stop"
+        assert generation._launch.accepted > 0
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "filtered"])
+def test_cancelled_in_the_middle_of_a_pass(load: Load, sampling: str) -> None:
+    backend = load("two workers", rows=4)
+    job = Job(SHORT, 0, 24, **SAMPLINGS[sampling])
+    whole = one_by_one(backend, job)
+    predicted = predicting(job, whole.ids, RIGHT, VOCAB)
+    assert answer(backend, predicted).told == whole.told
+    steps, lengths = HostKernel.steps, []
+    for seed in range(1, 6):
+        HostKernel.schedule = replace(SCHEDULES[seed % 2], seed=seed, cancel_at=seed * steps // 7)
+        sequence = backend.new_sequence()
+        got = answer(backend, predicted, sequence)
+        assert got.finish_reason == "cancelled"
+        assert got.choices == whole.choices[: len(got.choices)]
+        assert sequence.length == len(job.prompt) + max(0, len(got.choices) - 1)
+        lengths.append(len(got.choices))
+    assert max(lengths) > 8, "no pass with drafts was cancelled"
+    HostKernel.schedule = SCHEDULES[0]
+    assert answer(backend, predicted).told == whole.told
+
+
+def test_a_request_without_drafts_after_one_with_them(load: Load) -> None:
+    backend = load("two workers", rows=4)
+    job = Job(SHORT, 0, 20, sampling=Sampling(temperature=1.0, seed=3))
+    first = one_by_one(backend, job)
+    with_drafts = answer(backend, predicting(job, first.ids, RIGHT, VOCAB))
+    assert with_drafts.accepted > 0
+    predicted = replace(predicting(job, first.ids, RIGHT, VOCAB), drafts=False)
+    assert one_by_one(backend, predicted).told == first.told == with_drafts.told
