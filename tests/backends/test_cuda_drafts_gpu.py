@@ -82,7 +82,6 @@ def check(backend: CudaBackend, job: Job, expected: Answer) -> None:
             got = answer(backend, predicted)
             assert got.told == expected.told, f"{wrong} of the prediction are wrong"
             assert 0 < got.accepted <= got.drafted
-            assert not wrong or got.accepted < got.drafted
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -62,7 +62,7 @@ __device__ __forceinline__ bool choose_next(Consumer& c, int produced) {
 // A pass with drafts: its rows are accepted up to the first whose token is not the draft after it. Returns how many tokens it
 // gave; 0: the request has ended.
 template <int Rows>
-__device__ __forceinline__ int play_drafts(Consumer& c, int position, int& token) {
+__device__ __forceinline__ int play_rows(Consumer& c, int position, int& token) {
   const Params& p = c.params;
   const int rows = c.shared.drafts.rows, first = position + 1 - p.prompt_length;
   c.trace.start_token(p, first);
@@ -84,6 +84,28 @@ __device__ __forceinline__ int play_drafts(Consumer& c, int position, int& token
     if (row + 1 == rows || token != c.shared.drafts.token[row + 1]) return row + 1;
   }
   return 0;
+}
+
+// Passes with drafts, as long as there are any. Not inlined, as `decode` is not: registers and instruction order of a token alone
+// are chosen without regard to them.
+struct Played {
+  Carried state;
+  int position, token;  // of the next pass; position 0: the request has ended
+};
+template <int Rows>
+__device__ __noinline__ Played play_drafts(Shared& shared, Carried state, int position) {
+  Consumer c(changeable(request), kept(shared, ~0u));
+  const Params& p = c.params;
+  c.go_on(state);
+  int token = 0;
+#pragma unroll 1
+  for (int rows = c.shared.drafts.rows; rows != 1;) {
+    const int told = rows == 0 ? 0 : play_rows<Rows>(c, position, token);
+    if (told == 0) return {c.carried(), 0, 0};
+    position += told;
+    rows = plan_rows(c, token, position, p.prompt_length + p.max_tokens - position, told == rows);
+  }
+  return {c.carried(), position, token};
 }
 
 // All tokens after the prompt; without rows, the prompt's tokens too, one by one. Not inlined: registers and instruction
@@ -121,11 +143,13 @@ __device__ __noinline__ void decode(Shared& shared) {
       token = c.shared.next_token;
     }
     if constexpr (kRows > 1) {
-      for (int rows = plan_rows(c, token, position, p.max_tokens - produced - 1, produced >= 0); rows != 1;) {
-        const int told = rows == 0 ? 0 : play_drafts<kRows>(c, position, token);
-        if (told == 0) return;
-        position += told;
-        rows = plan_rows(c, token, position, p.prompt_length + p.max_tokens - position, told == rows);
+      const int rows = plan_rows(c, token, position, p.max_tokens - produced - 1, produced >= 0);
+      if (rows == 0) return;
+      if (rows > 1) {
+        const Played played = play_drafts<kRows>(shared, c.carried(), position);
+        if (played.position == 0) return;
+        c.go_on(played.state);
+        position = played.position, token = played.token;
       }
     } else {
       if (c.thread == 0) c.shared.position = position;

@@ -63,6 +63,12 @@ __device__ __forceinline__ bool better(Candidate a, Candidate b) {
 }
 __device__ __forceinline__ Candidate nobody() { return {-infinity(), 0x7fffffff}; }
 
+// What a consumer carries from one pass to the next.
+struct Carried {
+  Cursor cursor;
+  int turn, buffer, token_step, step_before;
+};
+
 struct Consumer {
   const Params& params;
   Shared& shared;
@@ -78,6 +84,11 @@ struct Consumer {
   Trace trace;
 
   __device__ Consumer(const Params& p, Shared& s) : params(p), shared(s), pages(s) { refresh(); }
+  __device__ __forceinline__ Carried carried() const { return {pages.cursor(), turn, buffer, token_step, step_before}; }
+  __device__ __forceinline__ void go_on(const Carried& from) {
+    pages.go_on(from.cursor);
+    turn = from.turn, buffer = from.buffer, token_step = from.token_step, step_before = from.step_before;
+  }
   // Hides the thread number from the compiler: addresses derived from it would otherwise be kept for all stages and spill.
   __device__ __forceinline__ void refresh() {
     thread = opaque(thread_number());

@@ -57,7 +57,6 @@ __device__ __forceinline__ bool has_experts(const Shared& shared) {
   return shared.spans[static_cast<int>(kFirstRouted)].count > 0 || shared.spans[static_cast<int>(kLastStage)].count > 0;
 }
 
-#ifdef MONOTAPE_RING
 // A position in the ring: the next slot, and the parity of the laps.
 struct Cursor {
   int slot = 0;
@@ -67,6 +66,7 @@ struct Cursor {
   }
 };
 
+#ifdef MONOTAPE_RING
 class Producer {
  public:
   __device__ Producer(Shared& shared, const Params& params)
@@ -342,6 +342,9 @@ class PageReader {
     for (int i = 0; i < pages && lane == 0 && !lost; i++) barriers_.arrive(kRingPages + slot_after(first, i));
   }
 
+  __device__ __forceinline__ Cursor cursor() const { return cursor_; }
+  __device__ __forceinline__ void go_on(Cursor cursor) { cursor_ = cursor; }
+
   int64_t waited_ns = 0;  // for pages, where a trace is kept
 
  private:
@@ -387,6 +390,9 @@ class PageReader {
   }
   __device__ __forceinline__ const uint4* take(bool&) const { return at_; }
   __device__ __forceinline__ void give_back(int, bool) {}
+
+  static __device__ __forceinline__ Cursor cursor() { return {}; }
+  static __device__ __forceinline__ void go_on(Cursor) {}
 
   int64_t waited_ns = 0;  // there are no pages to wait for
 
