@@ -48,13 +48,15 @@ from monotape.plan.gpu import (
     Routing,
 )
 from monotape.plan.gpu_formats import scale_name
-from monotape.plan.gpu_machines import GPU_MACHINES
+from monotape.plan.gpu_machines import GPU_MACHINES, WARPS
 from monotape.plan.gpu_rules import verify
 from monotape.plan.types import Machine, Plan, RankPlan
 from monotape.plan.types import Stage as PlanStage
 
 
 MOST_ROWS = 4  # of a decode pass: a product has two columns for each
+#: From which bytes of a layer in a worker on passes may have rows; and how many blocks a warp may have in registers then.
+_LONG_LAYER, _MOST_BLOCKS_AT_ONCE = 512 << 10, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,9 @@ def _with_rows(spec: ModelSpec, found: GpuPlan, tuning: Tuning) -> GpuPlan:
     """The plan with as many rows a pass as there is room for without a smaller ring: a token alone must not be slower."""
     for rows in (MOST_ROWS, MOST_ROWS // 2):
         wider = lower(spec, found.plan, replace(tuning, rows=rows))
-        if wider.ranks[0].pages == found.ranks[0].pages:
+        own = wider.ranks[0]
+        at_once = max(product.together * product.page_run // WARPS for product in own.products)
+        if own.pages == found.ranks[0].pages and at_once <= _MOST_BLOCKS_AT_ONCE:
             return wider
     return found
 
@@ -100,11 +104,13 @@ def _takes_rows(spec: ModelSpec, plan: Plan) -> bool:
     """Whether a pass of this model may have several rows.
 
     One rank of a GPU with a ring, dense layers that all see the same positions, and weights of 16 bits: products of
-    codes use the columns of further rows for groups of their scales.
+    codes use the columns of further rows for groups of their scales. Short layers are bound by their chain of stages,
+    which the code for rows makes a few percent slower for a token alone.
     """
     alike = len(set(spec.windows)) == 1 and spec.experts is None
     halves = all(stage.format.is_half for rank in plan.ranks for stage in rank.stages)
-    return GPU_MACHINES[plan.machine.kind].ring and len(plan.ranks) == 1 and alike and halves
+    long = all(min(tape.layer_bytes for tape in rank.tapes) >= _LONG_LAYER for rank in plan.ranks)
+    return GPU_MACHINES[plan.machine.kind].ring and len(plan.ranks) == 1 and alike and halves and long
 
 
 def lower(spec: ModelSpec, plan: Plan, tuning: Tuning | None = None) -> GpuPlan:

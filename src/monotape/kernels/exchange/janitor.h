@@ -169,24 +169,21 @@ class Janitor {
         const Span& span = shared_.spans[static_cast<int>(kBuffer.owner)];
         uint4* first = words_of<kReset.buffer>(*params_.exchange, turn) + own_first(span, kBuffer.owner);
         // Words of the turn before may be those of the pass before.
-        for (int row = 0; row < larger(rows_of(token), rows_of(token - 1)); row++) reset_run(first + row * kRowWords, own_count(span, kBuffer.owner));
+        reset_run(first, own_count(span, kBuffer.owner), larger(rows_of(token), rows_of(token - 1)));
       }
       if constexpr (I + 1 == kResets)
         if (stage == kListStage) reset_list(shared_.list_of[token & 1], token * kLayers + layer, rows_of(token));
       sweep_each<I + 1>(stage, layer, token);
     }
   }
-  __device__ void reset_run(uint4* first, int count) {
-    reset_each(count, [&](int i) { return first + i; });
+  __device__ void reset_run(uint4* first, int count, int rows) {
+    reset_rows(rows, count, [&](int i) { return first + i; });
   }
   __device__ void reset_list(int list, int turn, int rows) {
     const int each = shared_.own_count[list][0];
     const auto listed = [&](int i) { return place_of(*params_.exchange, shared_.own_words[list][i], turn); };
-    if constexpr (kRows == 1) return reset_each(each, listed);
-    const int combined = shared_.own_count[list][rows] - each;
-    reset_each(rows * each + combined, [&](int i) {
-      return i < rows * each ? listed(i % each) + i / each * kRowWords : listed(i - (rows - 1) * each);
-    });
+    reset_rows(rows, each, listed);
+    if constexpr (kRows > 1) reset_each(shared_.own_count[list][rows] - each, [&](int i) { return listed(each + i); });
   }
   __device__ __forceinline__ int rows_of(int token) const {
     if constexpr (kRows == 1) return 1;
@@ -197,24 +194,26 @@ class Janitor {
   __device__ __forceinline__ void reset_each(int count, WordAt word_at) {
     if (shared_.failed) return;  // leave all words as they are, for the report of the fault
     for (int i = lane_number(); i < count; i += kLanes) store_word(word_at(i), not_yet());
-    if (kRows > 1 && count > 2 * kLanes) return confirm_each(count, word_at);
     for (int i = lane_number(); i < count; i += kLanes) {
       const uint4* word = word_at(i);
       for (uint4 seen = load_word(word); (seen.x & seen.y & seen.z & seen.w) != ~0u && !shared_.failed;) seen = load_word(word);
     }
   }
 
-  // With several rows there are several times as many words: loads of some of them are in flight together.
+  // Words of every row of a pass. Loads of all rows are in flight together: not behind branches, where they would wait for each other.
   template <class WordAt>
-  __device__ __forceinline__ void confirm_each(int count, WordAt word_at) {
-    constexpr int kLoads = 6;  // limited by registers
-    for (int first = lane_number(); first < count; first += kLoads * kLanes) {
-      uint4 seen[kLoads];
+  __device__ __forceinline__ void reset_rows(int rows, int count, WordAt word_at) {
+    if (kRows == 1 || rows == 1) return reset_each(count, word_at);
+    if (shared_.failed) return;
+    for (int i = lane_number(); i < count; i += kLanes)
+      for (int row = 0; row < rows; row++) store_word(word_at(i) + row * kRowWords, not_yet());
+    for (int i = lane_number(); i < count; i += kLanes) {
+      uint4 seen[kRows];
 #pragma unroll
-      for (int i = 0; i < kLoads; i++) seen[i] = load_word(word_at(smaller(first + i * kLanes, count - 1)));  // behind branches they would wait for each other
+      for (int row = 0; row < kRows; row++) seen[row] = load_word(word_at(i) + smaller(row, rows - 1) * kRowWords);
 #pragma unroll
-      for (int i = 0; i < kLoads; i++)
-        while ((seen[i].x & seen[i].y & seen[i].z & seen[i].w) != ~0u && !shared_.failed) seen[i] = load_word(word_at(smaller(first + i * kLanes, count - 1)));
+      for (int row = 0; row < kRows; row++)
+        while ((seen[row].x & seen[row].y & seen[row].z & seen[row].w) != ~0u && !shared_.failed) seen[row] = load_word(word_at(i) + smaller(row, rows - 1) * kRowWords);
     }
   }
 
