@@ -381,7 +381,8 @@ class GpuRank:
     @property
     def chain_bytes(self) -> int:
         """Of a worker: what its lanes keep of attention for every row while they wait for more units."""
-        values = 2 + 4 * -(-self.dimensions.head_dim // (2 * TILE_ROWS))  # kernels/machine/hopper_unit.h: Running
+        tiles = -(-self.dimensions.head_dim // (2 * TILE_ROWS))  # kernels/machine/hopper_unit.h: Running
+        values = 2 + 4 * tiles
         return self.rows_a_pass * WARPS * 32 * 4 * values
 
     @property

@@ -58,7 +58,7 @@ class RequestMemory:
         params.max_tokens, params.stop_count = job.max_tokens, len(job.stop_ids)
 
     def _send_prompt(self, job: Job, params: ParamsStruct, stream: Any, first: int) -> None:
-        """The prompt from `first` on, then the stop ids. The kernel reads cached ids only where penalties count them."""
+        """The prompt from `first` on, then the stop ids. Cached ids are read only where penalties count them."""
         prompt, stops = len(job.prompt), len(job.stop_ids)
         staged = self._staged_room(prompt + stops)
         staged[first:prompt] = np.asarray(job.prompt[first:], np.int32)

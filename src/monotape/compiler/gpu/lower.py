@@ -53,9 +53,8 @@ from monotape.plan.gpu_rules import verify
 from monotape.plan.types import Machine, Plan, RankPlan
 from monotape.plan.types import Stage as PlanStage
 
-
 MOST_ROWS = 4  # of a decode pass: a product has two columns for each
-#: From which bytes of a layer in a worker on passes may have rows; and how many blocks a warp may have in registers then.
+#: Passes may have rows from so many bytes of a layer in a worker on, and up to so many blocks in a warp's registers.
 _LONG_LAYER, _MOST_BLOCKS_AT_ONCE = 512 << 10, 8
 
 
@@ -90,7 +89,7 @@ def gpu_plan(
 
 
 def _with_rows(spec: ModelSpec, found: GpuPlan, tuning: Tuning) -> GpuPlan:
-    """The plan with as many rows a pass as there is room for without a smaller ring: a token alone must not be slower."""
+    """The plan with as many rows a pass as fit without a smaller ring: a token alone must not be slower."""
     for rows in (MOST_ROWS, MOST_ROWS // 2):
         wider = lower(spec, found.plan, replace(tuning, rows=rows))
         own = wider.ranks[0]
@@ -144,7 +143,8 @@ class _Lowering:
         residual = next(stage for stage in rank.layer_stages if stage.writes == "residual")
         room = Room(
             d, input_blocks=max(input_blocks_of(stage) for stage in rank.stages),
-            own_words=own_words(rank, d, exchange, tuning.rows), residual_tiles=max(1, *(span.count for span in residual.spans)),
+            own_words=own_words(rank, d, exchange, tuning.rows),
+            residual_tiles=max(1, *(span.count for span in residual.spans)),
             steps=len(self._plan.steps), rows=tuning.rows,
             row_blocks=row_blocks_of(rank.stages, d.width, self._gpu), gpu=self._gpu, choice=self._choice_bytes(),
             codes=not all(stage.format.is_half for stage in rank.stages),

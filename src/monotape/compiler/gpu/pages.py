@@ -22,7 +22,7 @@ _LARGEST_PAGE, _LARGEST_OF_EXPERTS = 96, 52
 _PREFILL_BLOCKS = 8  # in units of which shared memory is given to a prefill, where there is no ring
 #: Flags, barriers, the mailbox and the like; where a page more depends on it, counted closely.
 _OTHER_SHARED, _OTHER_OF_ROWS = 2048, 1216
-#: Tiles whose sums are kept for each row of a pass of several, at most; and fewer, where that leaves room for a page more.
+#: Tiles whose sums are kept for each of several rows, at most; and fewer, where that leaves room for a page more.
 _ROW_BATCH, _SMALL_ROW_BATCH = 8, 6
 
 
@@ -90,9 +90,10 @@ def input_blocks_of(stage: Stage) -> int:
 def row_blocks_of(stages: Sequence[Stage], width: int, gpu: GpuMachine = HOPPER) -> int:
     """Blocks of the longest input that a pass of several rows keeps in shared memory.
 
-    Every lane polls as many words of it as of a normalised input, which all are. Longer ones are read as they are needed.
+    A lane polls as many words of it as of a normalised input. Longer ones are read as they are needed.
     """
-    rounds = -(--(-width // (BLOCK_K * gpu.parts)) // TILE_ROWS)
+    each = -(-width // (BLOCK_K * gpu.parts))
+    rounds = -(-each // TILE_ROWS)
     most = rounds * gpu.parts * TILE_ROWS
     return max(blocks for stage in stages if (blocks := blocks_of(stage)) <= most)
 
