@@ -18,7 +18,8 @@ from backends.host_setups import CONTEXT, VOCAB, Load, loading_from, make_checkp
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.protocol import Job, Sampling
 from monotape.engine.constraint import packed
-from monotape.plan.gpu import BLOCK_K
+from monotape.plan.formats import TILE_ROWS
+from monotape.plan.gpu import BLOCK_K, UNIT_POSITIONS
 from monotape.plan.gpu_machines import WARPS
 
 pytestmark = pytest.mark.slow
@@ -251,6 +252,26 @@ def test_rows_that_see_other_units_are_in_other_passes(
         HostKernel.schedule = SCHEDULES[length % 2]
         got = answer(backend, predicting(job, expected.ids, RIGHT, VOCAB))
         assert got.told == expected.told and got.accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("setup", "pages", "length"),
+    [
+        pytest.param(
+            "two workers", 16, 118, marks=long
+        ),  # from position 128 on there are five units for eight warps
+        pytest.param("two workers", 16, 250, marks=long),  # from position 256 on some warps have two
+        pytest.param("large head", 96, 282, marks=long),  # from position 288 on they do not fit the ring
+    ],
+)
+def test_many_units_of_one_worker(load: Load, setup: str, pages: int, length: int) -> None:
+    backend = load(setup, pages, rows=4, context=352, units=16)
+    if setup == "large head":
+        ring, unit = backend.gpu_rank.pages, backend.gpu_rank.kv.unit_bytes
+        assert (ring.ring - 1) * (pages * 2 * BLOCK_K * TILE_ROWS // unit) == 288 // UNIT_POSITIONS
+    for start in (length, length + 3):
+        job = Job((TEXT * 2)[:start], 0, 24, logprobs=1)
+        check_drafts(backend, job, SCHEDULES[:2])
 
 
 # KV
