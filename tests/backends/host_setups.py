@@ -34,6 +34,11 @@ CASES["deep"] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "num_
 CASES["long"] = replace(
     CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": 1300, "vocab_size": 300}
 )
+# Three units of KV in a page of 96 blocks, and four pages in the ring.
+CASES["large head"] = replace(
+    CASES["narrow"],
+    fields={**CASES["narrow"].fields, "head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1},
+)
 # Of several rows, the input of `down` is too long for shared memory: 70 blocks, or 68 and a word.
 for name, size in (("direct", 2240), ("odd direct", 2180)):
     CASES[name] = replace(CASES["narrow"], fields={**CASES["narrow"].fields, "intermediate_size": size})
@@ -66,6 +71,7 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
     "two left out": ("deep", 5, 8),
     "many splits": ("deep", 12, 1),  # up to five of a KV head, and room for a sixth
     "long tiles": ("long", 2, 8),
+    "large head": ("large head", 2, 16),
     "direct": ("direct", 2, 8),
     "odd direct": ("odd direct", 3, 8),
     "many words": ("words", 2, 8),
@@ -84,7 +90,7 @@ SETUPS = {  # the case, its workers, and how many units of KV are enough for a s
 TOLERANCE = 0.04  # of the logits' norm: activations are rounded to bf16 between stages
 DEADLINE_NS = 100_000_000  # of the machine's own time; Patience speaks up long before
 Logits = NDArray[np.float32]
-Load = Callable[..., CudaBackend]  # a setup, blocks of a page, rows of a pass, positions
+Load = Callable[..., CudaBackend]  # a setup, and what is to be different from it
 
 
 def make_checkpoints(folder: Path) -> Path:
@@ -116,13 +122,14 @@ def loading_from(place: Path, gpu: str = "cuda") -> Iterator[Load]:
     with ExitStack() as stack:
 
         def load(
-            setup: str, page_blocks: int | None = None, rows: int = 1, context: int = CONTEXT
-        ) -> CudaBackend:
-            case, workers, units = SETUPS[setup]
+            setup: str, page_blocks: int | None = None, rows: int = 1, context: int = CONTEXT,
+            units: int | None = None,
+        ) -> CudaBackend:  # fmt: skip
+            case, workers, enough = SETUPS[setup]
             stack.enter_context(host_gpu(place / "libraries"))
             checkpoint = open_checkpoint(place / case)
             spec = spec_from_config(checkpoint.config)
-            tuning = Tuning(units_per_split=units, page_blocks=page_blocks, rows=rows)
+            tuning = Tuning(units_per_split=units or enough, page_blocks=page_blocks, rows=rows)
             plan = gpu_plan(spec, workers, context, tuning=tuning, backend=gpu)
             loaded = CudaBackend.load(spec, plan, checkpoint)
             loaded._params.deadline_ns = DEADLINE_NS

@@ -65,7 +65,7 @@ RACES = {
         "two workers",
         Line(
             "token/attention.h",
-            "    if (row + 1 < rows && !c.meet()) return false;  // the next parts lie over these\n",
+            "      if (group + at_once < rows && !c.meet()) return false;  // the next parts lie over these\n",
         ),
         orders(STALLS, 1013, 2, 3),
         wrong=0,
@@ -74,7 +74,11 @@ RACES = {
     # Another warp polls the query.
     "a query that is read too early": Race(
         "two workers",
-        Line("token/attention.h", "  if (!c.meet()) return false;  // all queries are there\n"),
+        Line(
+            "token/attention.h",
+            "    if ((first == 0 || newest) && !c.meet()) return false;  // all queries are there, and the newest keys"
+            " and values in their unit\n",
+        ),
         orders(QUIET, 1, 2, 3),
     ),
     "parts of rows over sums": Race(
