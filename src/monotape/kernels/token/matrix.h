@@ -109,7 +109,7 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, in
   c.pages.go_to(c, matrix.stage, matrix.layer);
   if constexpr (Rows > 1) {
     RowsInput& input = rows_input(progress);
-    input.from = matrix.input, input.stage = matrix.stage, input.layer = matrix.layer, input.rows = rows, input.words = matrix.words;
+    input.first_row = matrix.input, input.stage = matrix.stage, input.layer = matrix.layer, input.rows = rows, input.words = matrix.words;
   }
   prepare_tiles<Rows>(c, progress, number, count);
   if (!chooses && !is_direct(Rows, matrix.blocks)) read_input<Rows>(c, matrix, rows, squares);

@@ -50,7 +50,7 @@ __host__ __device__ constexpr int most_inputs_ahead() {
 constexpr int kStepsAhead = most_inputs_ahead() > 8 ? 1 : 2;
 struct RowsInput {
   TokenInput ahead[kStepsAhead][most_inputs_ahead()];
-  const uint4* from;  // the first row's input
+  const uint4* first_row;  // its input
   Stage stage;        // which reads it, for the report of a wait
   int layer, rows, words;
 };
@@ -342,7 +342,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   }
   // The lane's word of block k of the input; past its end another one, because loads behind branches would wait for each other.
   __device__ __forceinline__ const uint4* word_at(int k) const {
-    return rows_input(at_).from + own_row() * kRowWords + (in_input(k) ? word_of(k) : 0);
+    return rows_input(at_).first_row + own_row() * kRowWords + (in_input(k) ? word_of(k) : 0);
   }
   __device__ __forceinline__ int word_of(int k) const { return (k + c_.warp() * kSide + c_.side()) * 4 + c_.column(); }
   // A lane's column is one byte of the integers of one group, and takes part in one of a block's two products.
