@@ -60,16 +60,16 @@ RACES = {
         Line("sampling/offers.h", "  return c.meet() ? rows : 0;\n", "  return rows;\n"),
         orders(QUIET, 1, 2, 3),
     ),
-    # A warp's part of a row lies where another warp adds up those of the row before.
+    # Where there is no room for the parts of all rows, those of a row lie over those of the row before.
     "a part over that of the row before": Race(
-        "two workers",
+        "large head",
         Line(
             "token/attention.h",
             "      if (group + at_once < rows && !c.meet()) return false;  // the next parts lie over these\n",
         ),
-        orders(STALLS, 1013, 2, 3),
+        orders(STALLS, 1004, 2, 3),
         wrong=0,
-        prompt=100,
+        prompt=130,
     ),
     # Another warp polls the query.
     "a query that is read too early": Race(
