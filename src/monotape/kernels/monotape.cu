@@ -80,8 +80,10 @@ __device__ __forceinline__ int play_rows(Consumer& c, int position, int& token) 
       if (!c.meet() || !choose_next(c, first + row)) return 0;
     }
     token = p.sampling.active ? c.shared.next_token : c.shared.drafts.chosen[row];
-    if (tell(c, first + row, token) != Finish::running) return 0;
-    if (row + 1 == rows || token != c.shared.drafts.token[row + 1]) return row + 1;
+    const bool ends = tell(c, first + row, token) != Finish::running;
+    if (!ends && row + 1 < rows && token == c.shared.drafts.token[row + 1]) continue;
+    if (c.thread == 0) c.shared.drafts.drafted = c.shared.drafts.drafted + rows - 1, c.shared.drafts.accepted = c.shared.drafts.accepted + row;
+    return ends ? 0 : row + 1;
   }
   return 0;
 }

@@ -56,7 +56,6 @@ class Drafter {
       const int accepted = told - 1 < drafted_ ? told - 1 : drafted_;
       credit_ += kPass * accepted - cost();
       credit_ = smaller(kMostCredit, larger(kLeastCredit, credit_));
-      if (lane_number() == 0) shared_.drafts.drafted = shared_.drafts.drafted + drafted_, shared_.drafts.accepted = shared_.drafts.accepted + accepted;
       drafted_ = 0;
     }
     for (int i = length - told; i < length && match_ >= 0; i++) {
