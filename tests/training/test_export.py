@@ -18,7 +18,9 @@ from monotape.embedded.packed import PackedModel, dequantised, quantised, unpack
 from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import CheckpointError, ResourceError, UsageError
 from monotape.training import export as exporting
+from monotape.training.checkpoints import WEIGHTS
 from monotape.training.data import Corpus
+from monotape.training.evaluation import bits_per_byte
 from monotape.training.export import export, pack, packed_quality, trained_model
 from monotape.training.laneformer import Laneformer
 from monotape.training.settings import ARMS
@@ -59,7 +61,7 @@ def test_backends_give_the_trainers_logits(
 ) -> None:
     """The project's rule: no worse than twice an honest evaluation. Exact is PyTorch in float64, honest in float32."""
     export(runs / arm, corpus_folder, tmp_path / "model")
-    model, _, _ = trained_model(runs / arm)
+    model, _ = trained_model(runs / arm)
     honest = logits(model, prompt, torch.float32)
     exact = logits(Laneformer.load(tmp_path / "model"), prompt, torch.float64)
     bound = 2 * distance(honest, exact) + ULP
@@ -82,6 +84,32 @@ def test_the_check_of_all_runs_tells_good_from_bad(
     monkeypatch.setattr(lane_logits, "backend_logits", lambda *given: right(*given) * 1.001)
     (row,) = lane_logits.judged(runs / "ladder", corpus_folder, ["reference"], 90, None)
     assert not row["passes"]
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_a_finished_runs_weights_alone_are_the_model_that_was_evaluated(
+    corpus_folder: Path, prompt: list[int], tmp_path: Path
+) -> None:
+    """They are a quarter of a checkpoint. A bf16 run rounds its matrices in every product: nothing more is lost."""
+    corpus, run = Corpus.load(corpus_folder, CPU), tmp_path / "run"
+    Trainer(tiny(precision="bf16"), corpus, run, CPU, Conduct(say=lambda line: None)).run()
+    whole, settings = trained_model(run)
+    checkpoint_bytes = (run / "checkpoint.pt").stat().st_size
+    (run / "checkpoint.pt").unlink()
+    alone, same = trained_model(run)
+    assert same == settings and (run / WEIGHTS).stat().st_size < 0.3 * checkpoint_bytes
+    assert not torch.equal(alone.model.tok_embeddings.weight, whole.model.tok_embeddings.weight)
+    whole.compute = alone.compute = torch.bfloat16
+    with torch.no_grad():
+        assert torch.equal(alone(torch.tensor([prompt])), whole(torch.tensor([prompt])))
+    found = bits_per_byte(alone, corpus, settings.micro_sequences)
+    assert found == json.loads((run / "run.json").read_text())["validation"]
+    export(run, corpus_folder, tmp_path / "model")
+    exported, gains = Laneformer.load(tmp_path / "model").state_dict(), "model.norm.weight"
+    assert torch.equal(exported[gains], whole.state_dict()[gains])
+    (run / WEIGHTS).write_bytes(b"broken")
+    with pytest.raises(CheckpointError, match="has no weights"):
+        trained_model(run)
 
 
 def test_a_run_of_tp_becomes_a_model_for_one_device(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 
 import lane_table
 from monotape.errors import UsageError
-from monotape.training import commands, table
+from monotape.training import checkpoints, commands, table
 from monotape.training.evaluation import difference
 from monotape.training.settings import ARMS, Settings
 from monotape.training.table import ORDER, noise, planned, predicted_s, rows, text, train_table
@@ -88,6 +92,31 @@ def test_a_run_that_fails_does_not_stop_the_others(corpus_folder: Path, tmp_path
         outcome.done == ["ladder-2-seed1"] and "is not a checkpoint of a run" in outcome.failed["tp-2-seed1"]
     )
     assert (tmp_path / "tp-2-seed1" / "checkpoint.pt").read_bytes() == b"broken"
+
+
+@pytest.mark.slow
+def test_an_interrupted_table_saves_the_run_that_trains(corpus_folder: Path, tmp_path: Path) -> None:
+    """Its processes are told too, whoever sent the signal; only a run that trains has something to save."""
+    given = ["--corpus", str(corpus_folder), "--into", str(tmp_path), "--device", "cpu", "--first", "2"]
+    long = tiny(tokens=100_000 * 8 * SEQUENCE, lanes=8, heads=8).saved()
+    for name in ("arm", "lanes", "seed"):
+        del long[name]
+    flags = [word for name, value in long.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    command = [sys.executable, "-m", "monotape.training", "table", *given, *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        trains: list[str] = []  # whichever was ready first; the other one waits
+        while not trains and time.monotonic() < deadline:
+            trains = [log.parent.name for log in tmp_path.glob("*/log.txt") if "step 20/" in log.read_text()]
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "what was trained is saved" in said
+    (saved,) = tmp_path.glob("*/checkpoint.pt")
+    assert [saved.parent.name] == trains and checkpoints.read(saved)["step"] >= 20
 
 
 def test_runs_of_another_table_are_refused(results: dict[str, Any], tmp_path: Path) -> None:

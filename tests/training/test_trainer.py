@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from monotape.training import checkpoints
 from monotape.training.checkpoints import LATEST, TRUNK
 from monotape.training.data import Corpus
 from monotape.training.machine import repeatable
+from monotape.training.muon import Optimizer
 from monotape.training.settings import Settings
 from monotape.training.trainer import RESULT, Conduct, Trainer, new_model
 from training.tiny_corpus import SEQUENCE, tiny
@@ -80,6 +82,28 @@ def test_a_stopped_run_goes_on_with_the_same_bits(
     one, two = (checkpoints.read(tmp_path / name / LATEST) for name in ("whole", "cut"))
     for kind in ("model", "optimizer"):
         _equal(one[kind], two[kind])
+    assert whole["curve"] == cut["curve"] and whole["validation"] == cut["validation"]
+
+
+def test_an_interrupt_in_the_middle_of_a_step_costs_no_bit(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the matrices are changed and the embedding is not: that step must not be saved half done."""
+    whole = train(tiny(), corpus, tmp_path / "whole")
+    right = Optimizer._step_others
+
+    def interrupted(self: Optimizer, rate: float) -> None:
+        if self._steps == 5:
+            signal.raise_signal(signal.SIGINT)
+        right(self, rate)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Optimizer, "_step_others", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(), corpus, tmp_path / "cut")
+    assert checkpoints.read(tmp_path / "cut" / LATEST)["step"] == 5
+    cut = train(tiny(), corpus, tmp_path / "cut")
+    assert whole is not None and cut is not None
     assert whole["curve"] == cut["curve"] and whole["validation"] == cut["validation"]
 
 

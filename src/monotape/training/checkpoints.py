@@ -1,4 +1,7 @@
-"""All that a run needs to go on: weights, optimiser, step and time, in one file that is replaced whole."""
+"""All that a run needs to go on: weights, optimiser, step and time, in one file that is replaced whole.
+
+A finished run also leaves its weights alone, a quarter of that, in the type in which training multiplied them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from monotape.errors import CheckpointError
 from monotape.training.disk import replace_whole, told_if_full
 from monotape.training.muon import Optimizer
 from monotape.training.settings import LONGER, Settings, check_same
 
-LATEST, TRUNK = "checkpoint.pt", "trunk.pt"
+LATEST, TRUNK, WEIGHTS = "checkpoint.pt", "trunk.pt", "weights.safetensors"
 
 
 @dataclass(slots=True)
@@ -74,3 +78,21 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of a run: {said}.", "Remove it to start anew."
         ) from None
     return state
+
+
+def save_weights(path: Path, model: nn.Module, compute: torch.dtype) -> None:
+    """The model as it was evaluated: matrices are rounded as its products round them, gains stay in float32."""
+    stored = {
+        name: value.detach().to("cpu", compute if value.dim() > 1 else torch.float32).contiguous()
+        for name, value in model.state_dict().items()
+    }
+    with told_if_full(path.parent, "The weights"):
+        replace_whole(path, lambda unfinished: save_file(stored, str(unfinished), metadata={"format": "pt"}))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """What `save_weights` wrote, in float32."""
+    try:
+        return {name: value.float() for name, value in load_file(str(path)).items()}
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{path} has no weights: {error}.", "Bring it over again.") from None

@@ -124,7 +124,7 @@ def prepare_corpus(options: argparse.Namespace) -> int:
 
 
 def pack_corpus(options: argparse.Namespace) -> int:
-    """Compress a prepared corpus into pieces of at most 58 MiB."""
+    """Compress a prepared corpus into pieces of at most 50 MB."""
     from monotape.training.corpus.pieces import pack
 
     index = pack(options.corpus, options.into)

@@ -26,7 +26,7 @@ class Corpus:
     validation: Tensor
     token_bytes: Tensor  # of text, by token; 0 for marks
     end: int
-    _orders: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    _orders: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # of one epoch, on the device
 
     @classmethod
     def load(cls, folder: Path, device: torch.device) -> Corpus:
@@ -73,10 +73,11 @@ class Corpus:
         epoch, place = divmod(step, per_epoch)
         key = (settings.seed, epoch)
         if key not in self._orders:
-            self._orders = {key: np.random.default_rng(list(key)).permutation(len(self.train))}
+            order = np.random.default_rng(list(key)).permutation(len(self.train))
+            # Copied once an epoch: a copy in each step would make the host wait for the device in each step.
+            self._orders = {key: torch.from_numpy(order).to(self.train.device)}
         start = place * settings.batch_sequences
-        chosen = torch.from_numpy(self._orders[key][start : start + settings.batch_sequences])
-        return self.train[chosen.to(self.train.device)].long() & 0xFFFF
+        return self.train[self._orders[key][start : start + settings.batch_sequences]].long() & 0xFFFF
 
     def targets(self, rows: Tensor) -> Tensor:
         """The token after each; not the one after a sequence's last, nor the padding at its end."""

@@ -33,16 +33,23 @@ WEIGHTS, CARD = "model.safetensors", "README.md"
 GENERATION = {"temperature": 0.2, "top_p": 0.95, "do_sample": True}
 
 
-def trained_model(run: Path) -> tuple[StreamedLaneformer, Settings, dict[str, Any]]:
-    """The model of a run's newest checkpoint, in float32 on the CPU."""
-    if not (run / LATEST).is_file():
-        raise UsageError(f"{run} has no {LATEST}.", "Give the folder of a run.")
-    state = checkpoints.read(run / LATEST)
-    settings = from_saved(state["settings"])
-    vocabulary = state["model"]["model.tok_embeddings.weight"].shape[0]
-    model = StreamedLaneformer(settings.config(vocabulary, end=0))
-    model.load_state_dict(state["model"])
-    return model.eval(), settings, state
+def trained_model(run: Path) -> tuple[StreamedLaneformer, Settings]:
+    """The model of a run's newest checkpoint, or of a finished run's weights alone, in float32 on the CPU."""
+    if (run / LATEST).is_file():
+        state = checkpoints.read(run / LATEST)
+        saved, weights = state["settings"], state["model"]
+    elif (run / checkpoints.WEIGHTS).is_file() and (run / RESULT).is_file():
+        saved = json.loads((run / RESULT).read_text())["settings"]
+        weights = checkpoints.read_weights(run / checkpoints.WEIGHTS)
+    else:
+        raise UsageError(
+            f"{run} has no {LATEST}.",
+            f"Give the folder of a run, or {checkpoints.WEIGHTS} and {RESULT} of one.",
+        )
+    settings = from_saved(saved)
+    model = StreamedLaneformer(settings.config(weights["model.tok_embeddings.weight"].shape[0], end=0))
+    model.load_state_dict(weights)
+    return model.eval(), settings
 
 
 def as_one_lane(model: StreamedLaneformer, settings: Settings) -> tuple[StreamedLaneformer, Settings]:
@@ -63,7 +70,7 @@ def as_one_lane(model: StreamedLaneformer, settings: Settings) -> tuple[Streamed
 
 def export(run: Path, corpus: Path, folder: Path, *, one_lane: bool = False) -> None:
     """config.json, float32 weights, tokenizer, sampling and model card. The folder appears whole."""
-    model, settings, _ = trained_model(run)
+    model, settings = trained_model(run)
     if one_lane:
         model, settings = as_one_lane(model, settings)
     record = json.loads((corpus / RECORD).read_text())

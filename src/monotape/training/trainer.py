@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from monotape.errors import NumericalFault
 from monotape.training import checkpoints
-from monotape.training.checkpoints import LATEST, TRUNK, Progress
+from monotape.training.checkpoints import LATEST, TRUNK, WEIGHTS, Progress
 from monotape.training.corpus.prepare import TRAIN
 from monotape.training.data import Corpus
 from monotape.training.disk import replace_whole, told_if_full
@@ -84,11 +86,10 @@ class Trainer:
                 return None  # others had the device all the time
             if self.conduct.turn is not None:
                 self.conduct.say(f"{self.folder.name}: begins at step {self.progress.step}")
-            try:
-                finished = self._train()
-            except KeyboardInterrupt:
-                self._save(LATEST)
-                raise
+            with deferred_interrupt() as interrupted:
+                finished = self._train(interrupted)
+            if interrupted.is_set() and not finished:
+                raise KeyboardInterrupt
             return self._finish() if finished else None
 
     def _warm_up(self) -> None:
@@ -101,7 +102,7 @@ class Trainer:
             torch.cuda.empty_cache()
         self._compile_s = time.monotonic() - begin
 
-    def _train(self) -> bool:
+    def _train(self, interrupted: threading.Event) -> bool:
         settings, conduct, progress = self.settings, self.conduct, self.progress
         saved = said = time.monotonic()
         said_step = progress.step
@@ -123,7 +124,7 @@ class Trainer:
                 )
                 said, said_step = now, progress.step
             progress.seconds += time.monotonic() - begin
-            stopped = time.time() >= conduct.until
+            stopped = interrupted.is_set() or time.time() >= conduct.until
             if stopped or time.monotonic() - saved >= conduct.save_every_s:
                 self._checked(loss)
                 self._save(LATEST)
@@ -168,6 +169,7 @@ class Trainer:
 
     def _finish(self) -> dict[str, Any]:
         self._save(LATEST)
+        checkpoints.save_weights(self.folder / WEIGHTS, self.model, self.model.compute)
         found = bits_per_byte(self.model, self.corpus, self.settings.micro_sequences)
         tokens = self.settings.steps * self.settings.step_tokens
         peak = peak_of(self.device)
@@ -211,6 +213,26 @@ def new_model(settings: Settings, corpus: Corpus) -> StreamedLaneformer:
             elif value.dim() == 3:  # lanes hold rows of one matrix
                 value.normal_(0, value.shape[-1] ** -0.5)
     return model
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[threading.Event]:
+    """Set by an interrupt, which then waits for the end of a step: weights that are half changed are never saved."""
+    asked = threading.Event()
+
+    def ask(*_: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt  # asked twice: at once, and nothing is saved
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked  # signals go to the main thread
+        return
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

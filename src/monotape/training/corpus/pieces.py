@@ -17,7 +17,7 @@ from monotape.errors import UsageError
 from monotape.training.corpus.prepare import RECORD, TOKENIZER, TRAIN, VALIDATION
 from monotape.training.disk import told_if_full
 
-PIECE_BYTES = 58 * 2**20
+PIECE_BYTES = 50_000_000
 CHUNK = 32 * 2**20  # bytes of tokens that one xz stream holds
 INDEX = "pieces.json"
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 32 * 2**20,
