@@ -379,6 +379,11 @@ class GpuRank:
         return (self.rows_a_pass - 1) * self.row_words
 
     @property
+    def row_logits(self) -> int:
+        """Values between the logits of a row and of the next: kRowLogits in kernels/plan/params.h."""
+        return -(-self.dimensions.all_vocab // 8) * 8
+
+    @property
     def chain_bytes(self) -> int:
         """Of a worker: what its lanes keep of attention for every row while they wait for more units."""
         tiles = -(-self.dimensions.head_dim // (2 * TILE_ROWS))  # kernels/machine/hopper_unit.h: Running

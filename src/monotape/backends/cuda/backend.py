@@ -82,7 +82,7 @@ class CudaBackend:
             "exchange": DeviceMemory(
                 exchange_bytes(own, workers) + die_bytes(gpu_plan.machine, own, workers)
             ),
-            "logits": DeviceMemory(4 * own.rows_a_pass * (-(-spec.vocab // 8) * 8 + 8)),
+            "logits": DeviceMemory(4 * ((own.rows_a_pass - 1) * own.row_logits + spec.vocab + 8)),
             "sampler_words": DeviceMemory(sampler_bytes(gpu_plan.machine, own, workers)),
         }
         self._params = ParamsStruct()
