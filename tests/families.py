@@ -228,6 +228,16 @@ def transformers_greedy(folder: Path, prompt: list[int], count: int) -> list[int
     return tokens
 
 
+#: Layers that are long enough for several rows a pass on a GPU of few workers.
+WIDE = Case(
+    "wide", "llama",
+    {
+        "hidden_size": 2048, "intermediate_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 64, "num_hidden_layers": 1,
+    },
+)  # fmt: skip
+
+
 def prompt(length: int, seed: int = 0) -> list[int]:
     """Random token ids."""
     return [int(token) for token in np.random.default_rng(seed).integers(0, VOCAB, length)]

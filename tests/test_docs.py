@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z_][\w]*((\.|::)\w+)*")
 
 
 def sources() -> str:
-    suffixes = (".py", ".h", ".cpp")
+    suffixes = (".py", ".h", ".cpp", ".cu")
     paths = [path for path in PACKAGE.rglob("*") if path.suffix in suffixes]
     return "\n".join(path.read_text() for path in paths)
 

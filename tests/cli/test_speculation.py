@@ -96,7 +96,12 @@ def test_serve_hands_it_to_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_inspect_shows_the_plan_that_runs(tmp_path: Path, capsys: Captured) -> None:
-    folder = make_checkpoint(Case("inspected", "llama", {"head_dim": 16}), tmp_path, "bfloat16")
+    fields = {
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_attention_heads": 8,
+    }  # short layers have no rows
+    folder = make_checkpoint(Case("inspected", "llama", {**fields, "head_dim": 64}), tmp_path, "bfloat16")
     arguments = ["inspect", str(folder), "--backend", "cuda", "--workers", "9", "--json"]
     rows = []
     for flags in ([], ["--no-speculation"]):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.scripted_model import END, GREEDY, VOCAB, ids_of, make
-from families import Case, make_checkpoint
+from families import WIDE, Case, make_checkpoint
 from lookup import counted_drafts
 from monotape.engine import loading
 from monotape.engine.llm import LLM
@@ -138,11 +138,11 @@ def test_backends_without_drafts_ignore_them(tmp_path: Path) -> None:
 
 
 def test_the_plan_of_a_gpu_has_rows_for_drafts_unless_they_are_off(tmp_path: Path) -> None:
-    opened = open_checkpoint(make_checkpoint(DENSE, tmp_path, "bfloat16"))
+    opened = open_checkpoint(make_checkpoint(WIDE, tmp_path, "bfloat16"))
     spec = spec_from_config(opened.config)
     rows = []
     for asked in ({}, {"speculation": True}, {"speculation": False}):
-        plan = planned("cuda", spec, opened, context=64, workers=7, **asked)
+        plan = planned("cuda", spec, opened, context=64, workers=9, **asked)
         assert isinstance(plan, GpuPlan)
         rows.append(plan.ranks[0].rows_a_pass)
     assert rows[0] == rows[1] > rows[2] == 1

@@ -96,7 +96,7 @@ def test_a_run_that_fails_does_not_stop_the_others(corpus_folder: Path, tmp_path
 
 @pytest.mark.slow
 def test_an_interrupted_table_saves_the_run_that_trains(corpus_folder: Path, tmp_path: Path) -> None:
-    """Its processes are told too, whoever sent the signal; only a run that trains has something to save."""
+    """Its processes are told too, wherever the signal came from; only a run that trains has something to save."""
     given = ["--corpus", str(corpus_folder), "--into", str(tmp_path), "--device", "cpu", "--first", "2"]
     long = tiny(tokens=100_000 * 8 * SEQUENCE, lanes=8, heads=8).saved()
     for name in ("arm", "lanes", "seed"):

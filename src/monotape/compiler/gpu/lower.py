@@ -55,7 +55,7 @@ from monotape.plan.types import Stage as PlanStage
 
 MOST_ROWS = 4  # of a decode pass: a product has two columns for each
 #: Passes may have rows from so many bytes of a layer in a worker on, and up to so many blocks in a warp's registers.
-_LONG_LAYER, _MOST_BLOCKS_AT_ONCE = 512 << 10, 8
+_LONG_LAYER, _MOST_BLOCKS_AT_ONCE = 768 << 10, 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 //
 // Memory order. A pass has one word, three of them are used in turn, and worker 0 resets the word of the pass before when it has
 // a word of this pass's choice from every worker (`announce`): each of them has heard the offer of the pass before. The fence
-// before the head orders that reset before worker 0's next candidate, so nobody takes an old word two passes later.
+// before the head orders that reset before worker 0's next candidate, so no worker takes an old word two passes later.
 #pragma once
 #include "worker/drafter.h"
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ int plan_rows(Consumer& c, int token, int position, i
   for (int row = 1; row < kRows; row++)
     if (follows && rows == row && row < left && draft[row - 1] >= 0) rows++;
   rows = rows_from(position, rows);
-  if (!c.meet()) return 0;  // nobody reads the rows of the pass before any more
+  if (!c.meet()) return 0;  // no thread reads the rows of the pass before any more
   if (c.thread == 0) {
     Drafts& drafts = c.shared.drafts;
     drafts.token[0] = token;

@@ -1,6 +1,6 @@
 // The drafter: in worker 0, the clerk's warp looks for what may follow, while the pass at hand streams. It looks up the last
 // tokens in the history, which is a predicted text if the client sent one, the prompt, and the output so far; what followed
-// them there is offered as the next drafts. Everybody else only follows the offer (sampling/offers.h), so when an offer is
+// them there is offered as the next drafts. All other workers only follow the offer (sampling/offers.h), so when an offer is
 // made, or whether, changes no token.
 #pragma once
 #include "worker/clerk.h"
