@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backends.cpu_cases import PROMPT
-from families import Case, make_checkpoint
+from families import WIDE, make_checkpoint
 from monotape.backends.cpu.backend import CpuBackend
 from monotape.backends.protocol import Job
 from monotape.cli.main import main
@@ -96,12 +96,7 @@ def test_serve_hands_it_to_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_inspect_shows_the_plan_that_runs(tmp_path: Path, capsys: Captured) -> None:
-    fields = {
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_attention_heads": 8,
-    }  # short layers have no rows
-    folder = make_checkpoint(Case("inspected", "llama", {**fields, "head_dim": 64}), tmp_path, "bfloat16")
+    folder = make_checkpoint(WIDE, tmp_path, "bfloat16")
     arguments = ["inspect", str(folder), "--backend", "cuda", "--workers", "9", "--json"]
     rows = []
     for flags in ([], ["--no-speculation"]):
