@@ -48,11 +48,13 @@ def orders(like: Schedule, *seeds: int) -> tuple[Schedule, ...]:
     return tuple(replace(like, seed=seed) for seed in seeds)
 
 
+_OTHER_ROWS = "larger(rows_of(token), rows_of(token - 1)));"  # whose words of the turn before are reset
+
 RACES = {
     # A thread that is ahead writes the rows of the next pass, and another one compares them with what was chosen.
     "rows of the next pass": Race(
         "two workers",
-        Line("sampling/offers.h", "  if (!c.meet()) return 0;  // nobody reads the rows of the pass before any more\n"),
+        Line("sampling/offers.h", "  if (!c.meet()) return 0;  // no thread reads the rows of the pass before any more\n"),
         orders(QUIET, 1, 2, 3),
     ),
     "rows that are read too early": Race(
@@ -158,18 +160,18 @@ RACES = {
     ),
     "other words of further rows": Race(
         "two workers",
-        Line("exchange/janitor.h", "row < larger(rows_of(token), rows_of(token - 1));", "row < 1;"),
+        Line("exchange/janitor.h", _OTHER_ROWS, "1);"),
         orders(QUIET, 1, 2, 3),
     ),
     # What the last layer has published is taken back in the next pass, which may have fewer rows.
     "words of a pass with more rows": Race(
         "two workers",
-        Line("exchange/janitor.h", "row < larger(rows_of(token), rows_of(token - 1));", "row < rows_of(token);"),
+        Line("exchange/janitor.h", _OTHER_ROWS, "rows_of(token));"),
         orders(QUIET, 1, 2, 3),
     ),
     "words of a pass with fewer rows": Race(
         "two workers",
-        Line("exchange/janitor.h", "row < larger(rows_of(token), rows_of(token - 1));", "row < rows_of(token - 1);"),
+        Line("exchange/janitor.h", _OTHER_ROWS, "rows_of(token - 1));"),
         orders(QUIET, 1, 2, 3),
         wrong=0,
     ),

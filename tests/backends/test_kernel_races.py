@@ -96,8 +96,8 @@ RACES = {
         slice(66, 70),
         tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (1, 2, 3)),
         "token/attention.h",
-        "  return worker_number() < kWorkers - kHeads || c.meet();",
-        "  return worker_number() < static_cast<unsigned>(kWorkers - kHeads) || c.meet();",
+        "  return worker_number() < kWorkers - rows * kHeads || c.meet();",
+        "  return worker_number() < static_cast<unsigned>(kWorkers - rows * kHeads) || c.meet();",
     ),
     # A producer that does not wait copies the experts of the layer before.
     "experts of the layer before": Race(
