@@ -54,7 +54,7 @@ RACES = {
     # A thread that is ahead writes the rows of the next pass, and another one compares them with what was chosen.
     "rows of the next pass": Race(
         "two workers",
-        Line("sampling/offers.h", "  if (!c.meet()) return 0;  // no thread reads the rows of the pass before any more\n"),
+        Line("sampling/offers.h", "  if (!c.meet()) return 0;  // no thread reads the rows before any more\n"),
         orders(QUIET, 1, 2, 3),
     ),
     "rows that are read too early": Race(

@@ -48,7 +48,7 @@ __device__ __forceinline__ int plan_rows(Consumer& c, int token, int position, i
   for (int row = 1; row < kRows; row++)
     if (follows && rows == row && row < left && draft[row - 1] >= 0) rows++;
   rows = rows_from(position, rows);
-  if (!c.meet()) return 0;  // no thread reads the rows of the pass before any more
+  if (!c.meet()) return 0;  // no thread reads the rows before any more
   if (c.thread == 0) {
     Drafts& drafts = c.shared.drafts;
     drafts.token[0] = token;
