@@ -106,7 +106,8 @@ class Drafter {
     warp_meets();
     if (lane_number() == 0) shared_.drafts.offer_of = pass;
   }
-  // Past the end of the history, what has been matched repeats itself.
+  // The place of a token that follows the match. Where the match reaches the end of the history, the text has a period: the
+  // distance between the two. Tokens past the end are taken one period earlier.
   __device__ int continued(int at, int length) const {
     while (at >= length) at -= length - match_;
     return at;
