@@ -48,6 +48,9 @@ ORDERS = tuple(
 )
 
 
+#: Orders that are tried without a line, until one goes wrong. Of these a third find the rarest fault, and which ones
+#: they are changes with every edit of the kernel.
+MOST_ORDERS = 60
 DEADLINE_NS = 5_000_000  # for words that never come; these orders take less than that in all
 
 
@@ -182,8 +185,9 @@ def test_without_its_line_an_order_goes_wrong(
     put(LINES[name], tmp_path, monkeypatch)
     backend = load(SETUP)
     backend._params.deadline_ns = DEADLINE_NS
-    found = [order for order in ORDERS if goes_wrong(order, backend, right)]
-    print(f"{name}: {len(found)} of {len(ORDERS)} orders")
+    orders = (*ORDERS, *map(any_order, range(MOST_ORDERS)))
+    found = next((order for order in orders if goes_wrong(order, backend, right)), None)
+    print(f"{name}: {found}")
     assert found
 
 
