@@ -22,7 +22,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-fast test-part test-gpu test-hip test-minimums browser clang wheel check format golden figures api-docs screenshots bench-cpu bench-gpu humaneval clean
+.PHONY: help demo test test-long test-fast test-part test-gpu test-hip test-minimums browser clang wheel check format golden figures api-docs screenshots bench-cpu bench-stored llamacpp bench-gpu humaneval clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -87,6 +87,11 @@ screenshots: $(VENV)/.dev ## take the pictures of the playground; SERVER=http://
 bench-cpu: $(VENV)/.bench ## decode speed against the memory bandwidth, and llama.cpp beside it
 	$(BIN)/python bench/decode.py --backend cpu --compare llamacpp
 
+bench-stored: $(VENV)/.bench llamacpp ## FILES=... (GGUF) as they are stored: speed, agreement with float32, and llama.cpp
+	$(BIN)/python bench/stored.py --llama-python $(VENV)/llamacpp/bin/python $(FILES)
+
+llamacpp: $(VENV)/llamacpp/.built ## compile llama.cpp for this CPU, in an environment of its own; takes many minutes
+
 bench-gpu: $(VENV)/.bench ## decode, prefill and start on a Hopper GPU, and PyTorch beside it
 	$(BIN)/python bench/decode.py --backend cuda --model llama-3.2-1b --contexts 32,1024,8192 --tokens 256 --sampled
 	$(BIN)/python bench/prefill.py --backend cuda --model llama-3.2-1b
@@ -120,4 +125,11 @@ $(VENV)/.dev: $(VENV)/.package
 
 $(VENV)/.bench: $(VENV)/.dev
 	@$(BIN)/python -m pip install --quiet --editable ".[dev,bench]"
+	@touch $@
+
+# --no-binary: a wheel is built for all CPUs of an architecture, what is compiled here for this one (-march=native).
+$(VENV)/llamacpp/.built: | $(BIN)/python
+	@echo "Compiling llama.cpp into $(VENV)/llamacpp ..."
+	@$(PYTHON) -m venv --clear $(VENV)/llamacpp
+	@$(VENV)/llamacpp/bin/python -m pip install --quiet --no-binary llama-cpp-python "llama-cpp-python==0.3.36"
 	@touch $@

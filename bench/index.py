@@ -22,6 +22,7 @@ from marks import Marks, judge, marks_on, new_marks, with_marks
 from monotape.planner.catalogue import DATA
 from monotape.planner.reports import built_in_table, load_reports
 from report import REPORTS, ROOT, kind_of
+from stored_table import with_stored
 from tables import with_tables
 
 PAGE = REPORTS / "README.md"
@@ -175,7 +176,10 @@ def pages(*, same_marks: bool = False) -> dict[Path, str]:
     for path in documents():
         text = path.read_text("utf-8")
         name = str(path.relative_to(ROOT))
-        text = with_headline(text, reports) if name == "README.md" else with_tables(text, name, reports)
+        if name == "README.md":
+            text = with_stored(with_headline(text, reports), reports)
+        else:
+            text = with_tables(text, name, reports)
         found[path] = with_marks(text, name, marks)
     return found
 

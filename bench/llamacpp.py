@@ -1,13 +1,56 @@
-"""The same model through llama.cpp (package xllamacpp), on the same machine in the same run."""
+"""The same model through llama.cpp, on the same machine in the same run.
+
+`LlamaCpp` runs llama-cpp-python, compiled for this CPU (`make llamacpp`). `decode_speeds` runs the wheel of xllamacpp,
+which is built for all CPUs of an architecture.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+
+class LlamaCpp:
+    """A process that decodes with llama.cpp when it is told to. `python`: of the environment that has it."""
+
+    def __init__(self, python: Path, path: Path, prompt: Sequence[int], tokens: int, threads: int) -> None:
+        child = Path(__file__).parent / "llamacpp_child.py"
+        settings = map(str, (path, threads, tokens, json.dumps(list(prompt))))
+        # Threads that wait passively between stages would slow it down.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+        self._process = subprocess.Popen(
+            [python, child, *settings], env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self.facts: dict[str, str] = self._answer()
+
+    def speed(self) -> float:
+        """Tokens per second of one request, from its first token to its last."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        times = self._answer()
+        return float((len(times) - 1) / (times[-1] - times[0]))
+
+    def close(self) -> None:
+        self._process.communicate()  # the end of its input ends it
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.close()
+            raise SystemExit(
+                f"llama.cpp ended with status {self._process.returncode}: does its Python have llama-cpp-python?"
+            )
+        return json.loads(line)
 
 
 def write_q8_0(source: Path, target: Path) -> Path:

@@ -1,97 +1,173 @@
-"""Decode speed of GGUF files as they are stored, on the CPU, and llama.cpp compiled for this CPU on the same files.
+"""GGUF files as they are stored, on the CPU: decode speed beside llama.cpp, and how well they agree with float32.
 
-    python -m venv llamacpp && llamacpp/bin/pip install --no-binary llama-cpp-python llama-cpp-python
-    python bench/stored.py --llama-python llamacpp/bin/python --rounds 20 --save FILE...
+    make llamacpp     # compiles llama-cpp-python for this CPU, in an environment of its own
+    python bench/stored.py --llama-python .venv/llamacpp/bin/python --save FILE...
 
-A round measures one request of Monotape and one of llama.cpp, and at times the read bandwidth. On a machine that others
-use too, most rounds are disturbed: the speed of an engine is that of its best round, for both engines alike, and the
-bandwidth is the best of all rounds and of what this machine has kept. A round's speed is the median over its tokens.
+Every file is run as it is stored, and in each of WAYS. A round is one request of Monotape and, of the file as it is
+stored, one of llama.cpp, in turn: 32 ids, then 128 greedy tokens. A speed is the median over the rounds, the read
+bandwidth the best of the whole run. bench/agreement.py says what is compared on which text. Run it on a quiet machine:
+the report holds the load that it began with.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import statistics
-import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement import Scores, agreement, scores_of, text_facts, text_ids
+from llamacpp import LlamaCpp
 from measuring import prompt_of, run_request
-from monotape.backends.cpu.bandwidth import available_cpus, kept_bandwidth, measure_bandwidth
+from monotape.backends.cpu.bandwidth import available_cpus, measure_bandwidth
+from monotape.backends.protocol import Backend
 from monotape.engine.loading import load_backend
 from monotape.models.registry import spec_from_config
+from monotape.weights.checkpoint import Checkpoint, Quantised
+from monotape.weights.forwarding import ForwardingCheckpoint
 from monotape.weights.open import open_checkpoint
-from report import publish, spread
+from monotape.weights.raw import RawMatrix
+from report import machine, publish, spread
 
-CONTEXT, TOKENS = 32, 32
-
-
-class LlamaCpp:
-    """A process that decodes with llama.cpp when it is told to."""
-
-    def __init__(self, python: Path, path: Path, prompt: list[int]) -> None:
-        child = Path(__file__).parent / "llamacpp_child.py"
-        settings = (path, available_cpus(), CONTEXT + TOKENS + 16, TOKENS, json.dumps(prompt))
-        self._process = subprocess.Popen(
-            [python, child, *map(str, settings)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        self.facts: dict[str, str] = self._answer()
-
-    def speed(self) -> float:
-        """Tokens per second of one request."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return float(1 / statistics.median(self._answer()))
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
+CONTEXT = 32
 
 
-def measure(path: Path, python: Path | None, rounds: int) -> dict[str, Any]:
-    """One file: both engines in turn, `rounds` times."""
-    checkpoint = open_checkpoint(path)
-    spec = spec_from_config(checkpoint.config)
-    backend = load_backend("cpu", spec, checkpoint, context=CONTEXT + TOKENS)
-    prompt = prompt_of(CONTEXT, spec.vocab)
-    peer = None if python is None else LlamaCpp(python, path, list(prompt))
-    sequence = backend.new_sequence()
-    ours, theirs, bandwidths = [], [], []
-    for number in range(rounds):
-        timed = run_request(backend, sequence, prompt, CONTEXT - 1 if number else 0, TOKENS, None)
-        ours.append(1 / statistics.median(timed.gaps_s))
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a file is loaded. `unpacked`: as if it stored floats, because weights of codes are not rounded to int4."""
+
+    name: str
+    dtype: str = "auto"
+    head_dtype: str = "auto"
+    unpacked: bool = False
+
+
+STORED = Way("as stored")
+#: The first one is what the others are compared with: float32 holds every stored value exactly.
+WAYS = (
+    Way("f32", "f32"), STORED, Way("bf16", "bf16"), Way("q8", "q8"), Way("int4, head q8", "int4", "q8", unpacked=True),
+)  # fmt: skip
+
+
+class Unpacked(ForwardingCheckpoint):
+    """The same values, as a checkpoint that stores float32 has them."""
+
+    def stored_as(self, name: str) -> str:
+        return "f32" if super().stored_matrix(name) is not None else super().stored_as(name)
+
+    def stored_matrix(self, name: str) -> Quantised | None:
+        return None
+
+    def raw_matrix(self, name: str) -> RawMatrix | None:
+        return None
+
+    def integer_rows(
+        self, name: str, start: int, stop: int
+    ) -> tuple[NDArray[np.int8], NDArray[np.float16]] | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    tokens: int
+    rounds: int
+    ids: tuple[int, ...]  # of the text
+
+
+def load(checkpoint: Checkpoint, way: Way, settings: Settings) -> Backend:
+    return load_backend(
+        "cpu", spec_from_config(checkpoint.config), Unpacked(checkpoint) if way.unpacked else checkpoint,
+        dtype=way.dtype, head_dtype=way.head_dtype, context=max(CONTEXT + settings.tokens, len(settings.ids)),
+    )  # fmt: skip
+
+
+def speeds(backend: Backend, settings: Settings, peer: LlamaCpp | None) -> tuple[list[float], list[float]]:
+    """Tokens per second of each round, here and in the peer. The first round of both warms up."""
+    prompt, sequence = prompt_of(CONTEXT, backend.spec.vocab), backend.new_sequence()
+    ours, theirs = [], []
+    for number in range(settings.rounds + 1):
+        timed = run_request(backend, sequence, prompt, CONTEXT - 1 if number else 0, settings.tokens)
+        ours.append(timed.tokens_per_second)
         if peer is not None:
             theirs.append(peer.speed())
-        if number % 4 == 0:
-            bandwidths.append(measure_bandwidth().bytes_per_second)
-        print(f"{path.name} {number}: {ours[-1]:.1f} {theirs[-1] if theirs else 0:.1f}", flush=True)
-    kept = kept_bandwidth()
-    bandwidth = max(*bandwidths, kept.bytes_per_second if kept else 0)
-    read = backend.plan.token_bytes(CONTEXT + TOKENS // 2)
-    found: dict[str, Any] = {
-        "model": path.name, "formats": backend.plan.formats, "file_bytes": path.stat().st_size,
-        "bytes_per_token": read, "best_tokens_per_second": max(ours), "tokens_per_second": spread(ours),
-        "read_bandwidth": bandwidth, "bandwidth_share": max(ours) * read / bandwidth,
+    return ours[1:], theirs[1:]
+
+
+def measure_way(
+    path: Path, checkpoint: Checkpoint, way: Way, settings: Settings, reference: Scores | None, python: Path | None
+) -> tuple[dict[str, Any], Scores]:  # fmt: skip
+    """A row of the report without its ceiling, and what the model says of the text."""
+    backend = load(checkpoint, way, settings)
+    scores = scores_of(backend, settings.ids)
+    row: dict[str, Any] = {
+        "model": path.name, "weights": way.name, "context": CONTEXT, "formats": backend.plan.formats,
+        "bytes_per_token": backend.plan.token_bytes(CONTEXT + settings.tokens // 2),
+        **agreement(scores, scores if reference is None else reference),
     }  # fmt: skip
+    peer = None
+    if way is STORED and python is not None:
+        prompt = prompt_of(CONTEXT, backend.spec.vocab)
+        peer = LlamaCpp(python, path, prompt, settings.tokens, available_cpus())
+    ours, theirs = speeds(backend, settings, peer)
     backend.close()
+    row |= {"tokens_per_second": spread(ours), "best_tokens_per_second": max(ours)}
     if peer is not None:
-        found |= {
-            "llamacpp": peer.facts, "best_llamacpp_tokens_per_second": max(theirs),
-            "llamacpp_tokens_per_second": spread(theirs), "over_llamacpp": max(ours) / max(theirs),
-        }  # fmt: skip
         peer.close()
-    return found
+        row |= {
+            "llamacpp_tokens_per_second": spread(theirs), "best_llamacpp_tokens_per_second": max(theirs),
+            "monotape_times_as_fast": statistics.median(ours) / statistics.median(theirs),
+            "llamacpp_version": peer.facts["version"], "llamacpp_system": peer.facts["system"],
+        }  # fmt: skip
+    return row, scores
 
 
-def main() -> None:
+def measure_file(path: Path, options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[float]]:
+    """A row for each way, and the read bandwidth before each of them and at the end."""
+    checkpoint = open_checkpoint(path)
+    settings = Settings(options.tokens, options.rounds, text_ids(checkpoint, options.text_tokens))
+    rows, bandwidths, reference = [], [], None
+    for way in options.ways:
+        bandwidths.append(measure_bandwidth().bytes_per_second)
+        row, scores = measure_way(path, checkpoint, way, settings, reference, options.llama_python)
+        reference = reference or scores
+        rows.append({**row, "text_tokens": len(settings.ids)})
+        print(said(row), flush=True)
+    return rows, [*bandwidths, measure_bandwidth().bytes_per_second]
+
+
+def said(row: dict[str, Any]) -> str:
+    words = [
+        f"{row['model']}, {row['weights']} ({row['formats']}): {row['tokens_per_second']['median']:.1f} tok/s",
+        f"perplexity {row['perplexity']:.4f}",
+        f"{100 * row['same_token_share']:.2f} % the same token, divergence {row['divergence_nats']:.2e}",
+    ]
+    if "monotape_times_as_fast" in row:
+        theirs = row["llamacpp_tokens_per_second"]["median"]
+        words.append(
+            f"llama.cpp {theirs:.1f} tok/s, Monotape {row['monotape_times_as_fast']:.2f} times as fast"
+        )
+    return "; ".join(words)
+
+
+def with_ceiling(row: dict[str, Any], bandwidth: float) -> dict[str, Any]:
+    ceiling = bandwidth / row["bytes_per_token"]
+    share = row["tokens_per_second"]["median"] / ceiling
+    return {**row, "ceiling_tokens_per_second": ceiling, "bandwidth_share": share}
+
+
+def chosen_ways(text: str) -> list[Way]:
+    """f32,as stored"""
+    known = {way.name.partition(",")[0]: way for way in WAYS}
+    return [WAYS[0], *(known[name] for name in text.split(",") if name != WAYS[0].name)]
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -99,16 +175,30 @@ def main() -> None:
     parser.add_argument(
         "--llama-python", type=Path, help="the Python of an environment with llama-cpp-python"
     )
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=128, help="of a request")
+    parser.add_argument("--text-tokens", type=int, help="of the text that is scored; all by default")
+    parser.add_argument(
+        "--ways", type=chosen_ways, default=list(WAYS), help="such as 'as stored,q8'; f32 is always there"
+    )
     parser.add_argument("--save", action="store_true", help="keep a report under reports/")
-    options = parser.parse_args()
-    rows = [measure(path, options.llama_python, options.rounds) for path in options.files]
-    for row in rows:
-        print(
-            f"{row['model']}: {row['best_tokens_per_second']:.1f} tok/s, {100 * row['bandwidth_share']:.1f} % of "
-            f"{row['read_bandwidth'] / 1e9:.1f} GB/s, {row.get('over_llamacpp', 0):.2f} times llama.cpp"
-        )
-    publish("stored-cpu", {"backend": "cpu", "workers": available_cpus(), "results": rows}, save=options.save)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse_arguments()
+    load_average = os.getloadavg()[0]
+    measured = [measure_file(path, options) for path in options.files]
+    bandwidths = [one for _, of_file in measured for one in of_file]
+    rows = [with_ceiling(row, max(bandwidths)) for rows, _ in measured for row in rows]
+    publish(
+        f"stored-cpu-{machine()['architecture']}",
+        {
+            "backend": "cpu", "workers": available_cpus(), "load_average_at_start": load_average,
+            "bandwidth_bytes_per_second": spread(bandwidths), "tokens": options.tokens, **text_facts(), "results": rows,
+        },
+        save=options.save,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 from headline import comparison
 from rows import Report, Row, table
 from shapes import config_json
+from stored_table import stored_cpu
 
 Reports = Mapping[str, Report]
 _BEGIN = re.compile(r"<!-- table ([\w-]+): python bench/index\.py -->\n")
@@ -245,6 +246,7 @@ TABLES: Mapping[str, Callable[[Reports], str]] = {
     "collective": collective,
     "scaling": scaling,
     "decode-cpu": decode_cpu,
+    "stored-cpu": stored_cpu,
     "prefill-cpu": lambda reports: _prefill(reports, gpu=False),
     "humaneval": humaneval,
     "server-rates": server_rates,
