@@ -139,7 +139,7 @@ def test_floats_and_vectors_have_no_codes(tmp_path: Path, kind: Kind) -> None:
     assert opened.stored_matrix("model.norm.weight") is None
 
 
-@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, *K_QUANTS], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [kind for kind in HALVES if HALVES[kind]], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_a_scale_that_is_no_number_is_named_with_its_row(tmp_path: Path, kind: Kind, bad: float) -> None:
     for at in HALVES[kind]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,20 @@ import pytest
 from monotape.errors import CheckpointError, ModelError, UnsupportedModel
 from monotape.weights.formats import is_readable
 from monotape.weights.open import open_checkpoint
+from monotape.weights.quantised.config import READERS
 from monotape.weights.quantised.folder import QuantisedFolder
 from monotape.weights.quantised.names import listed
-from weights.quantised_files import Tensors, awq, in_module, quantised_folder
+from weights.quantised_files import (
+    Tensors,
+    awq,
+    finite_e4m3,
+    fp8_blocks,
+    gptq,
+    in_module,
+    mxfp4,
+    packed,
+    quantised_folder,
+)  # fmt: skip
 from weights.safetensors_files import write_folder
 
 LAYER = "model.layers.0."
@@ -135,12 +147,56 @@ def test_patterns_of_lists(pattern: str, expected: bool) -> None:
     assert listed("model.layers.1.mlp.down_proj", [pattern]) is expected
 
 
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    folder = quantised_folder(tmp_path, f"{LAYER}mlp.down_proj", MATRIX, AWQ)
+CODES = RANDOM.integers(0, 16, (8, 64))
+GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+STORED: dict[str, tuple[Tensors, dict[str, Any]]] = {
+    "fp8": (
+        fp8_blocks(finite_e4m3(RANDOM, (9, 13)), np.ones((1, 1), np.float32)),
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ),
+    "compressed-tensors": (
+        packed(CODES, None, np.ones((8, 2), np.float32)),
+        {
+            "quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": GROUPS}},
+        },
+    ),
+    "awq": (MATRIX, AWQ),
+    "gptq": (
+        gptq(CODES, np.full((8, 2), 8), np.ones((8, 2), np.float16), None),
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False},
+    ),
+    "mxfp4": (mxfp4(CODES, np.full((8, 2), 127, np.uint8)), {"quant_method": "mxfp4"}),
+}  # fmt: skip
+
+
+def test_every_method_has_a_file_here() -> None:
+    assert STORED.keys() == READERS.keys()
+
+
+@pytest.mark.parametrize("method", STORED)
+def test_a_truncated_file_is_refused(tmp_path: Path, method: str) -> None:
+    tensors, settings = STORED[method]
+    folder = quantised_folder(tmp_path, f"{LAYER}mlp.down_proj", tensors, settings)
+    rows = open_checkpoint(folder).shape(f"{LAYER}mlp.down_proj.weight")[0]
+    open_checkpoint(folder).rows(f"{LAYER}mlp.down_proj.weight", 0, rows)
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(CheckpointError, match=r"lies at bytes .* but the file has"):
+    with pytest.raises(CheckpointError, match=r"lies at bytes .* but the file has") as refused:
         open_checkpoint(folder)
+    assert refused.value.hint and refused.value.message.count(". ") == 0
+
+
+@pytest.mark.parametrize(("method", "claimed"), list(permutations(STORED, 2)))
+def test_a_file_of_another_method_than_its_config_names_is_refused(
+    tmp_path: Path, method: str, claimed: str
+) -> None:
+    module = f"{LAYER}mlp.down_proj"
+    folder = quantised_folder(tmp_path, module, STORED[method][0], STORED[claimed][1])
+    with pytest.raises((CheckpointError, ModelError)) as refused:
+        open_checkpoint(folder).rows(f"{module}.weight", 0, 8)
+    assert module in refused.value.message
+    assert refused.value.hint and refused.value.message.count(". ") == 0
 
 
 def test_everything_that_a_matrix_is_made_of_is_released(
