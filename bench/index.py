@@ -2,7 +2,7 @@
 
     python bench/index.py            # writes the page, the planner's points, generated tables, and marks
     python bench/index.py --check    # fails where the page or a citation is not what it should be
-    python bench/index.py --same-marks    # after an edit of documents alone: compiles nothing
+    python bench/index.py --same-marks    # after an edit of documents, or a new report of a CPU: compiles nothing
 
 Nothing is measured here: the page only shows what the JSON files beside it hold, and which of them are of earlier code.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from claims import documents
 from headline import with_headline
 from machine_code import compile_ahead
-from marks import Marks, judge, marks_on, new_marks, with_marks
+from marks import Marks, judge, marks_on, new_marks, same_marks, with_marks
 from monotape.planner.catalogue import DATA
 from monotape.planner.reports import built_in_table, load_reports
 from report import REPORTS, ROOT, kind_of
@@ -32,7 +32,7 @@ ORIGIN = (
     "name", "command", "date", "commit", "uncommitted_changes", "sources", "compiler", "kernels", "machine",
 )  # fmt: skip
 BYTES = ("weight_bytes", "peak_memory_after_load", "gpu_memory_used")
-BANDWIDTHS = ("read_bandwidth", "copy_bandwidth", "bandwidth_of_one_gpu")
+BANDWIDTHS = ("read_bandwidth", "copy_bandwidth", "bandwidth_of_one_gpu", "bandwidth_of_this_run")
 HEAD = """# Reports
 
 What was measured, by which command, on which machine, at which commit. Speeds are medians, with the lowest and the
@@ -168,10 +168,10 @@ def marks_now(reports: dict[str, dict[str, Any]]) -> Marks:
     return new_marks(before, judged)
 
 
-def pages(*, same_marks: bool = False) -> dict[Path, str]:
+def pages(*, compiling: bool = True) -> dict[Path, str]:
     """What the page of reports and every document should be now."""
     reports = load_reports(REPORTS)
-    marks = marks_on(_current(PAGE)) if same_marks else marks_now(reports)
+    marks = marks_now(reports) if compiling else same_marks(_current(PAGE), reports)
     found = {PAGE: page(reports, marks), MEASURED: built_in_table(reports)}
     for path in documents():
         text = path.read_text("utf-8")
@@ -196,7 +196,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     changed = {
-        path: text for path, text in pages(same_marks=options.same_marks).items() if _current(path) != text
+        path: text for path, text in pages(compiling=not options.same_marks).items() if _current(path) != text
     }
     for path, text in changed.items():
         if options.check:

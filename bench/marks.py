@@ -79,6 +79,13 @@ def marks_on(page: str) -> Marks:
     return Marks(dict(_WRITTEN_FOR.findall(page)), of)
 
 
+def same_marks(page: str, reports: Mapping[str, Mapping[str, Any]]) -> Marks:
+    """The marks that the page has. A report that is new on it and not of a GPU is judged, which compiles nothing."""
+    before = marks_on(page)
+    new = {name: one for name, one in reports.items() if name not in before.of and kind_of(one) != "cuda"}
+    return Marks(before.written_for, {**before.of, **judge(new).of})
+
+
 def with_marks(text: str, document: str, marks: Marks) -> str:
     """A document whose citations say what their reports are marked with, and nothing else of that kind."""
 

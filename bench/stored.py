@@ -195,7 +195,8 @@ def main() -> None:
         f"stored-cpu-{machine()['architecture']}",
         {
             "backend": "cpu", "workers": available_cpus(), "load_average_at_start": load_average,
-            "bandwidth_bytes_per_second": spread(bandwidths), "tokens": options.tokens, **text_facts(), "results": rows,
+            "bandwidth_of_this_run": max(bandwidths), "bandwidth": {"read_bytes_per_second": spread(bandwidths)},
+            "tokens": options.tokens, **text_facts(), "results": rows,
         },
         save=options.save,
     )  # fmt: skip

@@ -27,7 +27,7 @@ def with_stored(text: str, reports: Reports) -> str:
 
 
 def summary(reports: Reports) -> str:
-    """A caption that says which engine is ahead, and a row for each file and way of loading it."""
+    """A caption that says which engine is ahead, and a row for each file and way of loading it but the reference."""
     found = _reports(reports)
     if not found:
         return ""
@@ -41,6 +41,8 @@ def summary(reports: Reports) -> str:
 
 def _summary_rows(name: str, report: Report) -> Iterator[Row]:
     for result in report["results"]:
+        if result["weights"] == REFERENCE:
+            continue
         row = _row(name, report, result, "reports")
         row.number("bytes_per_token", "MB").number("tokens_per_second", "tok/s").number(
             "bandwidth_share", "%"

@@ -112,6 +112,14 @@ def test_the_page_tells_its_marks_again() -> None:
     assert marks.wrong_marks(written, marks.judge(reports)) == []
 
 
+def test_a_new_report_of_a_cpu_is_marked_without_a_compiler() -> None:
+    reports = {"a.json": cpu_report("0000"), "b.json": cpu_report("0000"), "c.json": {"gpu": "h200"}}
+    written = marks.new_marks(Marks({}, {}), Judged({"a.json": ""}, {}))
+    found = marks.same_marks(index.page({"a.json": reports["a.json"]}, written), reports)
+    assert found.of == {"a.json": "", "b.json": "of earlier sources, commit 0123456"}
+    assert found.written_for == written.written_for
+
+
 @pytest.mark.parametrize("found", [{}, {"a.json": ""}, {"a.json": "of earlier sources, commit 7654321"}])
 def test_a_wrong_mark_is_found(found: dict[str, str]) -> None:
     (sentence,) = marks.wrong_marks(Marks({}, found), marks.judge({"a.json": cpu_report("0000")}))

@@ -86,7 +86,8 @@ def test_the_readme_says_which_engine_is_ahead(times: float, engine: str, speed:
     assert (
         f"| SmolLM2-135M, Q4_1 | as stored | 100 MB | 150 tok/s | 75.0 % | {speed} | 20.12 | 97.5 % |" in text
     )
-    assert "| SmolLM2-135M, Q4_1 | f32 | 100 MB | 150 tok/s | 75.0 % |  | 20.12 |  |" in text
+    assert "| SmolLM2-135M, Q4_1 | int4, head q8 | 100 MB | 150 tok/s | 75.0 % |  | 20.12 | 97.5 % |" in text
+    assert "| f32 |" not in text
 
 
 def test_without_a_peer_no_engine_is_ahead() -> None:
