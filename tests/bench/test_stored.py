@@ -72,6 +72,11 @@ def report(times: float = 1.25) -> dict[str, Any]:
     return {"name": "stored-cpu-x86_64", "workers": 2, "machine": {"processor": "Some CPU"}, "results": rows}
 
 
+def test_the_reference_has_no_speed() -> None:
+    row = {"weights": "f32", "bytes_per_token": 3}
+    assert with_ceiling(row, 20e9) == row
+
+
 def test_a_share_is_of_the_bandwidth_of_the_run() -> None:
     row = result("as stored")
     assert (row["ceiling_tokens_per_second"], row["bandwidth_share"]) == (200, 0.75)
