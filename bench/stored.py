@@ -5,15 +5,18 @@
 
 Every file is run as it is stored, and in each of WAYS. A round is one request of Monotape and, of the file as it is
 stored, one of llama.cpp, in turn: 32 ids, then 128 greedy tokens. A speed is the median over the rounds, the read
-bandwidth the best of the whole run. bench/agreement.py says what is compared on which text. Run it on a quiet machine:
-the report holds the load that it began with.
+bandwidth the best of the whole run. bench/agreement.py says what is compared on which text.
+
+A busy machine is refused for --save. llama.cpp's threads spin where they wait for each other, so with other work on the
+cores it loses far more than Monotape: a comparison there says nothing. The report holds how busy the machine was before
+each way.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +36,11 @@ from monotape.weights.checkpoint import Checkpoint, Quantised
 from monotape.weights.forwarding import ForwardingCheckpoint
 from monotape.weights.open import open_checkpoint
 from monotape.weights.raw import RawMatrix
+from quiet import busy_cores
 from report import machine, publish, spread
 
 CONTEXT = 32
+QUIET = 0.2  # cores that other work may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +139,11 @@ def measure_file(path: Path, options: argparse.Namespace) -> tuple[list[dict[str
     settings = Settings(options.tokens, options.rounds, text_ids(checkpoint, options.text_tokens))
     rows, bandwidths, reference = [], [], None
     for way in options.ways:
+        busy = busy_cores()
         bandwidths.append(measure_bandwidth().bytes_per_second)
         row, scores = measure_way(path, checkpoint, way, settings, reference, options.llama_python)
         reference = reference or scores
-        rows.append({**row, "text_tokens": len(settings.ids)})
+        rows.append({**row, "text_tokens": len(settings.ids), "busy_cores_before": busy})
         print(said(row), flush=True)
     return rows, [*bandwidths, measure_bandwidth().bytes_per_second]
 
@@ -191,14 +197,17 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def main() -> None:
     options = parse_arguments()
-    load_average = os.getloadavg()[0]
+    if options.save and (busy := busy_cores(3.0)) is not None and busy > QUIET:
+        sys.exit(
+            f"Other work takes {busy:.2f} cores of this machine. Wait until it is quiet, or leave out --save."
+        )
     measured = [measure_file(path, options) for path in options.files]
     bandwidths = [one for _, of_file in measured for one in of_file]
     rows = [with_ceiling(row, max(bandwidths)) for rows, _ in measured for row in rows]
     publish(
         f"stored-cpu-{machine()['architecture']}",
         {
-            "backend": "cpu", "workers": available_cpus(), "load_average_at_start": load_average,
+            "backend": "cpu", "workers": available_cpus(),
             "bandwidth_of_this_run": max(bandwidths), "bandwidth": {"read_bytes_per_second": spread(bandwidths)},
             "tokens": options.tokens, **text_facts(), "results": rows,
         },
