@@ -151,10 +151,19 @@ class Backend(Protocol):
 class MaskedGeneration(Generation, Protocol):
     """A running job that waits for a mask before each choice. Another thread than the one that iterates gives them."""
 
-    def allow(self, bits: Bits) -> None:
-        """The next mask, at least one bit of it set: the first call is about the first token.
+    @property
+    def masks_ahead(self) -> int:
+        """That of token number n may be given when token number n - masks_ahead has been awaited."""
+        ...
 
-        That of token number n may be given when token number n - 2 has been awaited, so one mask ahead.
+    def allow(self, bits: Bits) -> None:
+        """The next mask, at least one bit of it set: the first call is about the first token."""
+        ...
+
+    def expect(self, ids: Sequence[int]) -> None:
+        """Tokens that the masks from the next one on will allow, each alone: a pass may compute several of them.
+
+        It changes no token, and each still needs its mask.
         """
         ...
 
