@@ -16,7 +16,7 @@ size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 Shared::Shared(const Model& m, const Kernels& k, Collective* c, Patience patience, Fault& f)
     : model(m), kernels(k), collective(c), word_spins(patience.spins),
       rendezvous(m.workers, {patience.spins, (c ? 3 : 1) * patience.deadline_us}),
-      sampler(k, c ? c->vocab() : m.vocab), fault(f) {
+      chooser(k, c ? c->vocab() : m.vocab, std::min(m.chunk, kPassRows)), fault(f) {
   q_rows = m.heads * m.head_dim;
   kv_rows = m.kv_heads * m.head_dim;
   group = m.heads / m.kv_heads;
@@ -41,8 +41,9 @@ Shared::Shared(const Model& m, const Kernels& k, Collective* c, Patience patienc
   choice.resize(m.chunk * choice_stride);
   chosen.resize(static_cast<size_t>(m.chunk) * m.chosen);
   expert_weights.resize(chosen.size());
-  logits.resize(round_up(c && m.rank == 0 ? c->vocab() : m.vocab, kTileRows) + kTileRows);
-  partials.resize(m.heads * blocks * partial_stride);
+  logits_stride = round_up(c && m.rank == 0 ? c->vocab() : m.vocab, kTileRows) + kTileRows;
+  logits.resize(kPassRows * logits_stride);
+  partials.resize(kPassRows * m.heads * blocks * partial_stride);
   // Each expert's rows begin a new panel.
   const size_t partly_filled = std::min<size_t>(m.experts, m.chunk * passes);
   panels.resize((whole_panels(static_cast<int>(m.chunk * passes)) / kPanelRows + partly_filled) * panel_stride);
@@ -52,7 +53,7 @@ Worker::Worker(Shared& shared, int index)
     : shared_(shared), model_(shared.model), kernels_(shared.kernels), index_(index) {
   const Model& m = model_;
   const size_t unit = std::max<size_t>(round_up(m.head_dim, kTileRows), 2 * kTileRows);
-  prepared_.resize(shared.prepared_stride * std::max(1, m.chosen));
+  prepared_.resize(std::max(shared.panel_stride, shared.prepared_stride * std::max(1, m.chosen)));
   group_first_.resize(m.experts + 1);
   panel_first_.resize(m.experts + 1);
   entry_row_.resize(shared.chosen.size());
@@ -64,7 +65,7 @@ Worker::Worker(Shared& shared, int index)
   partials_.resize(kRowsAttended * shared.group * shared.blocks * shared.partial_stride);
   wide_keys_.resize(m.kv_block * m.head_dim);
   wide_values_.resize(m.kv_block * m.head_dim);
-  if (shared.collective) combined_.resize(static_cast<size_t>(m.width) * shared.collective->ranks());
+  if (shared.collective) combined_.resize(static_cast<size_t>(kPassRows) * m.width * shared.collective->ranks());
 }
 
 // Checked before every tile and every rendezvous. Workers need not agree on where they stop: a worker that waits for one
@@ -159,6 +160,13 @@ bool Worker::prepare(Stage stage, const float* x, size_t stride, const float* ga
   if (rows == 1) {
     input.rows = prepared_.data();
     kernels_.prepare(input.format, normalised(x, gain, k), k, input.padded_k, prepared_.data());
+    return true;
+  }
+  if (rows <= kPanelRows) {
+    input.rows = prepared_.data();
+    for (int r = 0; r < kPanelRows; r++)
+      kernels_.prepare_in_panel(input.format, r < rows ? normalised(x + r * stride, gain, k) : nullptr, k, input.padded_k, r,
+                                prepared_.data());
     return true;
   }
   input.rows = shared_.panels.data();
@@ -289,21 +297,27 @@ bool Worker::down(int layer, const Rows& rows) {
   return add_to_residual(Stage::down, layer, input, rows.count) && meet(Stage::down);
 }
 
-bool Worker::head(int row, float* out) {
+bool Worker::head(int first_row, int rows, float* out) {
   Input input;
-  const float *x = shared_.residual.data() + row * shared_.width_stride, *gain = model_.final_norm;
+  const float *x = shared_.residual.data() + first_row * shared_.width_stride, *gain = model_.final_norm;
+  size_t stride = shared_.width_stride;
   int k = model_.width;
   if (shared_.collective && shared_.collective->head_input() != HeadInput::own) {
-    if (!combine_lanes(x)) return false;
+    if (!combine_lanes(x, rows)) return false;
     x = combined_.data();
     if (shared_.collective->head_input() != HeadInput::sum) gain = nullptr;
     if (shared_.collective->head_input() == HeadInput::concatenate) k *= shared_.collective->ranks();
+    stride = k;
   }
-  if (!prepare(Stage::head, x, 0, gain, k, 1, input)) return false;
+  if (!prepare(Stage::head, x, stride, gain, k, rows, input)) return false;
   const Span& owned = span(Stage::head);
   const uint8_t* tape = model_.tapes[index_] + owned.offset;
-  kernels_.multiply(input.format, tape, owned.count, input.padded_k, input.rows, out + owned.first * kTileRows);
-  return (!shared_.collective || gather_logits(out)) && meet(Stage::head);
+  float* own = out + owned.first * kTileRows;
+  if (rows == 1) kernels_.multiply(input.format, tape, owned.count, input.padded_k, input.rows, own);
+  else
+    kernels_.multiply_panels(input.format, tape, owned.count, input.padded_k, input.rows, shared_.panel_stride, rows, own,
+                             shared_.logits_stride);
+  return (!shared_.collective || gather_logits(out, rows)) && meet(Stage::head);
 }
 
 }  // namespace monotape
