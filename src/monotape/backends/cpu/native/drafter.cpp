@@ -1,46 +1,9 @@
-// The lookup of drafts and the gate before them.
+// The lookup of drafts.
 #include "drafter.h"
 
 #include <algorithm>
 
 namespace monotape {
-
-void DraftGate::begin(bool predicted) {
-  credit_ = predicted ? kPredictedCredit : 0;
-  held_back_ = wait_ = 0;
-  ended_ns_ = 0;
-}
-
-void DraftGate::pass_ended(int drafts, int accepted, int64_t now_ns) {
-  if (ended_ns_) time(drafts, now_ns - ended_ns_);
-  ended_ns_ = now_ns;
-  if (!drafts) {
-    if (credit_ < 0) credit_ += kAllowance;
-    return;
-  }
-  const int gain = kPass * accepted - cost();
-  credit_ = std::clamp(credit_ + gain, kLeastCredit, kMostCredit);
-  wait_ = gain > 0 ? 0 : std::min(2 * wait_ + 1, kLongestWait);
-}
-
-// A running mean. A worker that lost its core for a while counts as one slow pass, not as ten.
-void DraftGate::time(int drafts, int64_t took_ns) {
-  int64_t& mean = drafts ? ns_with_drafts_ : ns_alone_;
-  mean = mean == 0 ? took_ns : mean + (std::min(took_ns, 2 * mean) - mean) / 8;
-}
-
-int DraftGate::cost() const {
-  if (ns_alone_ == 0 || ns_with_drafts_ == 0) return kPass;
-  return static_cast<int>(std::clamp<int64_t>((ns_with_drafts_ - ns_alone_) * kPass / ns_alone_, 0, 8 * kPass));
-}
-
-// Overdrawn, only drafts with all the evidence are tried, and less and less often while they fail.
-bool DraftGate::opens(int evidence) {
-  if (stays_open_ || credit_ >= 0) return true;
-  if (evidence < kEvidence || held_back_++ < wait_) return false;
-  held_back_ = 0;
-  return true;
-}
 
 void Drafter::begin(const Job& job) {
   history_ = job.history;
