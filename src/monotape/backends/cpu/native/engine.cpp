@@ -24,7 +24,7 @@ class Engine {
     if (group) {
       // Words that rank 0 may be ahead of others: one a chunk, and those of the last two decisions.
       const size_t controls = (first.context + first.chunk - 1) / first.chunk + 2 * (kPassRows + 1);
-      collective_.reset(new Collective(*group, first.chunk, round_to_tiles(first.width), controls, first.deadline_us));
+      collective_.reset(new Collective(*group, first.chunk, round_up(first.width, kTileRows), controls, first.deadline_us));
       // With more threads than cores, a spinning worker keeps the worker that it waits for off the core.
       if (ranks * first.workers > static_cast<int>(std::thread::hardware_concurrency())) patience.spins = 16;
     }
@@ -220,7 +220,6 @@ class Engine {
     return {job.prompt + position, std::min(shared.model.chunk, job.prompt_length - position), position};
   }
 
-  static size_t round_to_tiles(size_t width) { return (width + kTileRows - 1) / kTileRows * kTileRows; }
   Shared& first() { return *ranks_[0]; }
 
   static constexpr uint32_t kLateTag = 1u << 31;

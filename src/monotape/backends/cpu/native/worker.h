@@ -12,6 +12,8 @@
 
 namespace monotape {
 
+inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
 // State that the workers of a rank share: the exchange buffers of the plan, and the running job.
 struct Shared {
   // `collective`: null where there is one rank. All workers share `fault`.
