@@ -137,13 +137,22 @@ def test_ends_in_the_middle_of_a_pass(checkpoint: Checkpoint) -> None:
 
 @pytest.mark.parametrize("start", range(CONTEXT - 9, CONTEXT))
 def test_ends_with_the_context(checkpoint: Checkpoint, start: int) -> None:
+    """No row goes past the last position but one: the last token has no row."""
     job = Job((PROMPT * 3)[:start], 0, CONTEXT - start, sampling=DRAWN)
     with cpu(checkpoint("llama"), context=CONTEXT) as backend:
         expected = answer(backend, plain(job))
         backend.check_all_drafts()
-        got = answer(backend, predicting(job, expected.ids, 0.0, VOCAB))
+        sequence = backend.new_sequence()
+        sequence.reserve(CONTEXT)
+        for rank in sequence.ranks:
+            rank.keys[:] = rank.values[:] = 7
+        got = answer(backend, predicting(job, expected.ids, 0.0, VOCAB), sequence)
         assert got.told == expected.told and len(got.ids) == CONTEXT - start
-        assert got.drafted == got.accepted  # no row goes past the last position
+        for rank in sequence.ranks:
+            assert (rank.keys[:, :, CONTEXT - 1 :] == 7).all() and (
+                rank.values[:, :, CONTEXT - 1 :] == 7
+            ).all()
+            assert (rank.keys[:, :, : CONTEXT - 1] != 7).any()
 
 
 def test_the_cache_holds_what_one_row_a_pass_leaves(checkpoint: Checkpoint) -> None:
