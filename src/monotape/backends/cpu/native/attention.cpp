@@ -1,7 +1,7 @@
 // Attention: every query head looks at all positions its layer may see, block by block.
 //
 // Blocks start at multiples of kv_block, whichever worker computes them, and a head's partial results are combined in
-// block order. So decode (workers share the blocks of one row) and prefill (workers share the rows) give the same bits.
+// block order. So decode (workers share the blocks of a few rows) and prefill (workers share the rows) give the same bits.
 #include <algorithm>
 
 #include "worker.h"
@@ -9,15 +9,9 @@
 namespace monotape {
 
 bool Worker::attention(int layer, const Rows& rows) {
-  if (rows.count == 1) {
-    share_decode_attention(layer, rows.position);
-    if (!meet(Stage::qkv)) return false;
-    const int first = first_position(layer, rows.position) / model_.kv_block;
-    const int blocks = rows.position / model_.kv_block - first + 1;
-    for (int head = index_; head < model_.heads; head += model_.workers)
-      kernels_.combine(shared_.partials.data() + head * shared_.blocks * shared_.partial_stride, blocks,
-                       shared_.partial_stride, model_.head_dim, sink(layer, head),
-                       shared_.attended.data() + head * model_.head_dim);
+  if (rows.count <= kPassRows) {
+    if (!share_decode_attention(layer, rows) || !meet(Stage::qkv)) return false;
+    combine_blocks(layer, rows);
   } else {
     // (KV head, row) pairs are dealt out to all workers; a worker takes its rows of a head some at a time.
     for (int kv_head = 0; kv_head < model_.kv_heads; kv_head++) {
@@ -43,16 +37,37 @@ int Worker::first_position(int layer, int position) const {
   return window ? std::max(0, position - window + 1) : 0;
 }
 
-// One row: (block, KV head) pairs are dealt out to all workers, whatever the length of the context.
-void Worker::share_decode_attention(int layer, int position) {
-  const int first = first_position(layer, position) / model_.kv_block, last = position / model_.kv_block;
+// A pass of decode: (block, KV head) pairs are dealt out to all workers, whatever the length of the context. Several rows
+// read a block one after the other, while it lies in the cache.
+bool Worker::share_decode_attention(int layer, const Rows& rows) {
+  const int first = first_position(layer, rows.position) / model_.kv_block;
+  const int last = (rows.position + rows.count - 1) / model_.kv_block;
   const int items = (last - first + 1) * model_.kv_heads;
   for (int item = index_; item < items; item += model_.workers) {
     const int block = first + item / model_.kv_heads, kv_head = item % model_.kv_heads;
     const size_t head = static_cast<size_t>(kv_head) * shared_.group;
-    attend_block(layer, shared_.query.data() + head * model_.head_dim, kv_head, position, block,
-                 shared_.partials.data() + (head * shared_.blocks + block - first) * shared_.partial_stride);
+    for (int r = 0; r < rows.count; r++) {
+      const int position = rows.position + r, oldest = first_position(layer, position) / model_.kv_block;
+      if (block < oldest || block > position / model_.kv_block) continue;
+      attend_block(layer, shared_.query.data() + r * shared_.query_stride + head * model_.head_dim, kv_head, position, block,
+                   partials_of(r, head) + (block - oldest) * shared_.partial_stride);
+    }
+    if (rows.count > 1 && quits()) return false;
   }
+  return true;
+}
+
+void Worker::combine_blocks(int layer, const Rows& rows) {
+  for (int i = index_; i < rows.count * model_.heads; i += model_.workers) {
+    const int r = i / model_.heads, head = i % model_.heads, position = rows.position + r;
+    const int blocks = position / model_.kv_block - first_position(layer, position) / model_.kv_block + 1;
+    kernels_.combine(partials_of(r, head), blocks, shared_.partial_stride, model_.head_dim, sink(layer, head),
+                     shared_.attended.data() + r * shared_.query_stride + head * model_.head_dim);
+  }
+}
+
+float* Worker::partials_of(int row, size_t head) {
+  return shared_.partials.data() + (row * model_.heads + head) * shared_.blocks * shared_.partial_stride;
 }
 
 // Many rows: keys and values of a block are widened once for all of them.
