@@ -6,7 +6,7 @@ import pytest
 
 from engine.conversations import TOOL, assistant, user
 from engine.fake_backend import FakeBackend
-from engine.scripted_model import GREEDY, VOCAB, VOCABULARY, make
+from engine.scripted_model import GREEDY, TOKENIZER, VOCAB, VOCABULARY, make
 from engine.vocabularies import byte_level
 from monotape.engine.llm import LLM
 from monotape.engine.tokenizer import Tokenizer
@@ -24,6 +24,24 @@ def test_a_conversation_computes_only_what_is_new() -> None:
     known = len(answer.prompt_token_ids) + len(answer.outputs[0].token_ids) - 1
     assert follow.num_cached_tokens == follow.stats.cached_tokens == known
     assert backend.prefilled == [len(answer.prompt_token_ids), len(follow.prompt_token_ids) - known]
+
+
+def test_earlier_turns_are_not_tokenised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, _ = make(context=4000)
+    talk = [user("hello " * 100), assistant("world " * 100), user("he")]
+    first = llm.chat(talk, GREEDY)[0]
+    encoded, encode = 0, Tokenizer.encode
+
+    def counted(self: Tokenizer, text: str, *, add_special: bool = True) -> list[int]:
+        nonlocal encoded
+        encoded += len(text)
+        return encode(self, text, add_special=add_special)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    second = llm.chat([*talk, assistant("hello world"), user("again")], GREEDY)[0]
+    assert 0 < encoded < 100 < len(first.prompt or "")
+    assert TOKENIZER is not None
+    assert second.prompt_token_ids == encode(TOKENIZER, second.prompt or "", add_special=False)
 
 
 def test_several_conversations_and_every_chat_argument() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monotape.engine.kv_pool import KvPool, Lease, common_prefix
+from monotape.backends.token_ids import TokenIds, common_prefix
+from monotape.engine import kv_pool
+from monotape.engine.kv_pool import KvPool, Lease
 from monotape.errors import ResourceError
 from token_source import SourceSequence
 
@@ -181,6 +184,43 @@ def test_reuse_never_serves_the_kv_of_other_tokens(requests: list[tuple[list[int
     for prompt, answer in requests:
         run(kept, prompt, answer)  # checks the sequence against the prompt
         assert 1 <= len(kept) <= 2
+
+
+@given(
+    st.lists(st.tuples(st.lists(tokens, min_size=1, max_size=8), st.lists(tokens, min_size=1, max_size=4)))
+)
+def test_the_longest_common_beginning_is_found(requests: list[tuple[list[int], list[int]]]) -> None:
+    kept = pool(max_sequences=5)
+    for prompt, answer in requests:
+        longest = max((common_prefix(entry.tokens, prompt) for entry in kept._kept), default=0)
+        assert run(kept, prompt, answer).cached == min(longest, len(prompt) - 1)
+
+
+def test_a_beginning_that_many_conversations_share_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counted(left: TokenIds, right: TokenIds, known: int = 0) -> int:
+        nonlocal compared
+        length = common_prefix(left, right, known)
+        compared += length - known + 1
+        return length
+
+    kept, opening = pool(max_sequences=64), list(range(1000, 3000))
+    for number in range(50):
+        run(kept, [*opening, number, 1, 2], [9])
+    run(kept, [*opening, 25, 1, 2, 9, 8], [7])  # from the middle to the end
+    monkeypatch.setattr(kv_pool, "common_prefix", counted)
+    assert kept.lease([*opening, 30, 1, 2, 9, 8]).cached == 2003
+    assert compared < 2000 + 4 * 51
+
+
+@given(st.lists(tokens), st.lists(tokens), st.integers(0, 4))
+def test_tokens_that_are_known_to_agree_are_not_compared(
+    left: list[int], right: list[int], known: int
+) -> None:
+    known = min(known, common_prefix(left, right))
+    unread = [7] * known  # of another value: a look at them would show
+    assert common_prefix([*unread, *left[known:]], right, known) == common_prefix(left, right)
 
 
 @given(st.lists(tokens), st.lists(tokens))

@@ -17,12 +17,13 @@ _WORTH_A_LOOK = 128  # tokens to be computed
 _SHORT = 16  # tokens; a common beginning this short is the template's, not the conversation's
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """A sequence and the tokens whose KV it holds."""
 
     sequence: KvSequence
     tokens: TokenIds
+    shared: int = 0  # leading tokens that the next more recent conversation is known to begin with too
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +73,38 @@ class KvPool:
         copy = None if again else self._copy(best, cached)
         if copy is not None:
             return Lease(copy, cached, change=change)
-        self._kept.remove(best)
+        self._remove(best)
         best.sequence.truncate(cached)
         return Lease(best.sequence, cached, change=change)
 
     def _nearest(self, tokens: TokenIds) -> tuple[Kept | None, int]:
-        """The kept sequence with the longest common beginning, the shortest and oldest of such, and that length."""
+        """The kept sequence with the longest common beginning, the shortest and oldest of such, and that length.
+
+        Conversations that begin alike are compared with the prompt only where they differ from one another.
+        """
         best, common = None, 0
+        length, shared = (
+            0,
+            0,
+        )  # of the last conversation compared: tokens in common with the prompt, with this one
         for kept in reversed(self._kept):  # the latest is most often the one
             known = kept.tokens
+            shared = min(shared, kept.shared)
             if common and (len(known) < common or known.array[common - 1] != tokens.array[common - 1]):
                 continue  # it cannot have as long a beginning, and most of 50 conversations are told by one token
-            length = common_prefix(known, tokens)
+            if length >= shared:
+                length = common_prefix(known, tokens, shared)
+            shared = len(known)
             if best is None or (length, -len(known)) >= (common, -len(best.tokens)):
                 best, common = kept, length
         return best, common
+
+    def _remove(self, kept: Kept) -> None:
+        at = self._kept.index(kept)
+        if at:
+            older = self._kept[at - 1]
+            older.shared = min(older.shared, kept.shared)
+        del self._kept[at]
 
     def _change(self, tokens: TokenIds, cached: int) -> Change | None:
         """What a prompt changed near the top of one of the latest conversations, so that the rest is computed again."""
@@ -101,6 +119,8 @@ class KvPool:
         known = TokenIds.of(tokens)[: lease.sequence.length]
         if not known:
             return
+        if self._kept:
+            self._kept[-1].shared = common_prefix(self._kept[-1].tokens, known)
         self._kept.append(Kept(lease.sequence, known))
         while len(self._kept) > self._max_sequences:
             self._drop(f"only {self._max_sequences} conversations are kept")

@@ -55,20 +55,17 @@ def make_prompt(given: PromptLike, tokenizer: Tokenizer | None, vocab: int) -> P
     return Prompt(None, checked_ids(given, vocab))
 
 
-def text_prompt(
-    text: str,
-    tokenizer: Tokenizer | None,
-    vocab: int,
-    *,
-    add_special: bool = True,
-    channels: Channels | None = None,
-) -> Prompt:
+def text_prompt(text: str, tokenizer: Tokenizer | None, vocab: int) -> Prompt:
     if tokenizer is None:
-        raise RequestError(
-            "This checkpoint has no tokenizer, so it cannot read text.",
-            "Give token ids (prompt_token_ids, --prompt-ids), or put a tokenizer.json beside the weights.",
-        )
-    return Prompt(text, checked_ids(tokenizer.encode(text, add_special=add_special), vocab), channels)
+        raise without_tokenizer()
+    return Prompt(text, checked_ids(tokenizer.encode(text), vocab))
+
+
+def without_tokenizer() -> RequestError:
+    return RequestError(
+        "This checkpoint has no tokenizer, so it cannot read text.",
+        "Give token ids (prompt_token_ids, --prompt-ids), or put a tokenizer.json beside the weights.",
+    )
 
 
 def _are_ids(value: object) -> bool:
