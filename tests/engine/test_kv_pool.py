@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monotape.backends.protocol import KvSequence
 from monotape.backends.token_ids import TokenIds, common_prefix
 from monotape.engine import kv_pool
 from monotape.engine.kv_pool import KvPool, Lease
@@ -84,6 +85,26 @@ def test_where_no_copy_fits_the_kept_sequence_is_taken() -> None:
     run(kept, [1, 2, 3, 4], [5, 6])
     other = run(kept, [1, 2, 9], [8])
     assert (other.sequence is made[0], other.cached) == (True, 2)
+
+
+class RoomySequence(SourceSequence):
+    """Remembers the room that it had when it was filled."""
+
+    room = filled_room = 0
+
+    def reserve(self, positions: int) -> None:
+        self.room = max(self.room, positions)
+
+    def copy_from(self, other: KvSequence, length: int) -> None:
+        super().copy_from(other, length)
+        self.filled_room = self.room
+
+
+def test_a_copy_has_the_room_of_its_request_before_it_is_filled() -> None:
+    kept = KvPool(lambda: RoomySequence(token_bytes=10), max_sequences=3, max_bytes=10**6)
+    run(kept, [1, 2, 3, 4], [5, 6])
+    branch = kept.lease([1, 2, 3, 9, 9], room=70).sequence
+    assert isinstance(branch, RoomySequence) and branch.filled_room == 70
 
 
 def test_the_least_recent_gives_way() -> None:

@@ -60,8 +60,11 @@ class KvPool:
     def bytes(self) -> int:
         return sum(kept.sequence.bytes for kept in self._kept)
 
-    def lease(self, prompt: Sequence[int], *, reuse: bool = True) -> Lease:
-        """The sequence that spares the most work, or an empty one. At least one token is left to compute."""
+    def lease(self, prompt: Sequence[int], *, room: int = 0, reuse: bool = True) -> Lease:
+        """The sequence that spares the most work, or an empty one. At least one token is left to compute.
+
+        `room`: positions that prompt and answer will take. A copy has it from the start and need not be copied again.
+        """
         tokens = TokenIds.of(prompt)
         best, common = self._nearest(tokens) if reuse else (None, 0)
         cached = min(common, len(tokens) - 1)
@@ -70,7 +73,7 @@ class KvPool:
         if best is None or cached == 0:
             miss = self._miss(tokens) if reuse else "the request wants figures for its whole prompt"
             return Lease(self._empty_sequence(), 0, miss, change)
-        copy = None if again else self._copy(best, cached)
+        copy = None if again else self._copy(best, cached, room)
         if copy is not None:
             return Lease(copy, cached, change=change)
         self._remove(best)
@@ -142,7 +145,7 @@ class KvPool:
     def clear(self) -> None:
         self._kept.clear()
 
-    def _copy(self, kept: Kept, cached: int) -> KvSequence | None:
+    def _copy(self, kept: Kept, cached: int, room: int) -> KvSequence | None:
         """The common beginning of two conversations, so that both can go on.
 
         None where nothing else of the kept one would be lost, where it is the next to give way, or without memory.
@@ -155,6 +158,7 @@ class KvPool:
         while True:
             try:
                 copy = self._new_sequence()
+                copy.reserve(max(cached, room))
                 copy.copy_from(kept.sequence, cached)
                 return copy
             except (ResourceError, MemoryError):

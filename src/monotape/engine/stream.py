@@ -72,7 +72,8 @@ class TextStream:
 
     def _start(self) -> None:
         request, backend, top = self._request, self._backend, self._request.params.prompt_logprobs
-        self._lease = self._pool.lease(request.prompt.ids, reuse=top is None)
+        room = len(request.prompt.ids) + request.max_tokens
+        self._lease = self._pool.lease(request.prompt.ids, room=room, reuse=top is None)
         sequence = self._lease.sequence
         self._scored: ScoredGeneration | None = None
         if top is not None:
