@@ -369,4 +369,4 @@ class LLM:
                 completions.append(stream.completion)
                 scores = scores or stream.output.prompt_logprobs
         first = requests[0]
-        return RequestOutput(first.id, first.prompt.text, list(first.prompt.ids), scores, completions, True)
+        return RequestOutput(first.id, first.prompt.text, first.prompt.ids, scores, completions, True)

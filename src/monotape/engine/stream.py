@@ -194,7 +194,7 @@ class TextStream:
         return RequestOutput(
             request_id=request.id,
             prompt=request.prompt.text,
-            prompt_token_ids=list(request.prompt.ids),
+            prompt_ids=request.prompt.ids,
             prompt_logprobs=None if self._scored is None else self._scored.prompt_logprobs,
             outputs=[self.completion],
             finished=self._finish_reason is not None,
