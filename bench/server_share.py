@@ -92,11 +92,18 @@ def running(model: str) -> Iterator[http.client.HTTPConnection]:
 def ask(
     connection: http.client.HTTPConnection, messages: list[dict[str, str]]
 ) -> tuple[float, dict[str, Any]]:
-    """Milliseconds from the request's last byte to the start of its job, and the answer."""
+    """Milliseconds from the request's last byte to the start of its job, and the answer.
+
+    The clock is read before the last bytes are given to the socket, in one call with all of the body: after that call
+    another process may have run for long.
+    """
     body = json.dumps({"messages": messages, "temperature": 0}).encode()
-    head = {"Content-Type": "application/json"}
-    connection.request("POST", "/v1/chat/completions", body, head)
+    connection.putrequest("POST", "/v1/chat/completions")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders()
     before = time.monotonic_ns()
+    connection.send(body)
     answer: dict[str, Any] = json.loads(connection.getresponse().read())
     began = int(answer["choices"][0]["message"]["content"].split()[0])
     return (began - before) / 1e6, answer
