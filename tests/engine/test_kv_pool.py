@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from monotape.backends.protocol import KvSequence
 from monotape.backends.token_ids import TokenIds, common_prefix
-from monotape.engine import kv_pool
+from monotape.engine import cache_misses, kv_pool
 from monotape.engine.kv_pool import KvPool, Lease
 from monotape.errors import ResourceError
 from token_source import SourceSequence
@@ -260,7 +260,7 @@ def test_a_miss_says_why() -> None:
         assert isinstance(sequence, SourceSequence)
         sequence.tokens[:] = tokens
         pool.give_back(lease, tokens)
-        return lease.miss
+        return lease.findings.miss
 
     first, second, third = ([number, *range(100, 140)] for number in (1, 2, 3))
     assert use(first) == "nothing is kept yet"
@@ -268,4 +268,37 @@ def test_a_miss_says_why() -> None:
     assert use(second) == "no kept conversation begins like it"
     assert use(third) == "no kept conversation begins like it"
     assert use(first) == "41 tokens of it were kept and dropped: only 2 conversations are kept"
-    assert pool.lease(third, reuse=False).miss == "the request wants figures for its whole prompt"
+    assert pool.lease(third, reuse=False).findings.miss == "the request wants figures for its whole prompt"
+
+
+def test_a_template_that_all_conversations_share_hides_no_miss() -> None:
+    template, other = list(range(900, 910)), "no kept conversation begins like it"
+    kept = pool(max_sequences=2)
+
+    def miss(*ends: int) -> str | None:
+        return run(kept, [*template, *ends], [7, 8]).findings.miss
+
+    assert miss(1, 2, 3) == "nothing is kept yet"
+    assert miss(4, 5, 6) == other  # ten tokens are cached, which say nothing about it
+    assert miss(4, 5, 6, 7, 8, 9) is None  # its second turn, which is short
+    assert miss(4, 5, 6, 7, 8, 9) is None
+
+
+def test_a_conversation_that_was_dropped_is_missed_although_its_instructions_are_cached() -> None:
+    instructions, long = list(range(900, 950)), list(range(100, 160))
+    kept = pool(max_sequences=2)
+    for first in (1, 2, 3):
+        run(kept, [*instructions, first, *long], [7])
+    again = run(kept, [*instructions, 1, *long, 7, 8], [9])
+    assert again.cached == 50
+    assert again.findings.miss == "111 tokens of it were kept and dropped: only 2 conversations are kept"
+
+
+def test_no_reason_is_looked_for_before_the_job_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, looked = pool(), []
+    monkeypatch.setattr(cache_misses, "change_between", lambda *given: looked.append(given))
+    monkeypatch.setattr(cache_misses, "common_prefix", lambda *given: looked.append(given) or 0)
+    run(kept, list(range(300)), [1])
+    lease = run(kept, [5, *range(300)], [1])
+    assert not looked
+    assert lease.findings.change is None and looked

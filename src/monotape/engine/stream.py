@@ -128,13 +128,13 @@ class TextStream:
 
     @property
     def cache_miss(self) -> str | None:
-        """Why no KV of an earlier request was used; None when some was."""
-        return self._lease.miss
+        """Why no KV of an earlier conversation was used; None when some was."""
+        return self._lease.findings.miss
 
     @property
     def change(self) -> Change | None:
         """What was changed near the top of an earlier prompt, so that the rest had to be computed again."""
-        return self._lease.change
+        return self._lease.findings.change
 
     @property
     def filled(self) -> int:
