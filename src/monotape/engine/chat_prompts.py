@@ -18,7 +18,6 @@ from monotape.engine.harmony.parser import Channels
 from monotape.engine.harmony.prompt import Options, Span, opened_text, opening, spans, with_variables
 from monotape.engine.incremental import IncrementalEncoder
 from monotape.engine.prompts import Prompt, checked_ids, without_tokenizer
-from monotape.engine.tokenizer import Tokenizer
 from monotape.errors import RequestError
 
 
@@ -26,11 +25,11 @@ class ChatPrompts:
     """The prompts of one model. `own_template`: the template is the model's, and was not given by the user."""
 
     def __init__(
-        self, template: ChatTemplate, tokenizer: Tokenizer | None, vocab: int, *, own_template: bool
+        self, template: ChatTemplate, encoder: IncrementalEncoder | None, vocab: int, *, own_template: bool
     ) -> None:
-        self._template, self._tokenizer, self._vocab = template, tokenizer, vocab
+        self._template, self._encoder, self._vocab = template, encoder, vocab
+        self._tokenizer = None if encoder is None else encoder.tokenizer
         self._own_template = own_template
-        self._encoder: IncrementalEncoder | None = None  # made with the first chat
 
     @property
     def can_chat(self) -> bool:
@@ -57,9 +56,8 @@ class ChatPrompts:
 
     def _required_encoder(self) -> IncrementalEncoder:
         """Earlier turns of a conversation are not tokenised again."""
-        if self._tokenizer is None:
+        if self._encoder is None:
             raise without_tokenizer()
-        self._encoder = self._encoder or IncrementalEncoder(self._tokenizer)
         return self._encoder
 
     def _speaks_harmony(self, rendering: Rendering) -> bool:
