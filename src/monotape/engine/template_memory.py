@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import marshal
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,18 @@ def packed(template: str, context: Mapping[str, Any]) -> Question:
     """A RequestError where a variable cannot be written as JSON, which every template must be able to read."""
     variables = dict(context)
     messages = variables.pop("messages", [])
-    return Question(
-        _packed({"template": template, "context": variables}), [_packed(message) for message in messages]
-    )
+    return Question(_packed({"template": template, "context": variables}), _packed_each(messages))
+
+
+def _packed_each(messages: Sequence[Any]) -> list[bytes]:
+    """In one pass where nothing needs a second look: agents send hundreds of messages."""
+    try:
+        bodies = [marshal.dumps(message, _VERSION) for message in messages]
+    except ValueError:
+        return [_packed(message) for message in messages]
+    if any(_MAYBE_SURROGATE in body for body in bodies):
+        return [_packed(message) for message in messages]
+    return bodies
 
 
 def _packed(value: Any) -> bytes:
@@ -67,11 +76,11 @@ class TemplateMemory:
 
     def request(self, question: Question) -> bytes:
         """The question as it is sent: how many of the latest messages it begins with, and the others."""
-        pairs = zip(self._messages, question.messages, strict=False)
-        kept = next(
-            (at for at, (old, new) in enumerate(pairs) if old != new),
-            min(len(self._messages), len(question.messages)),
-        )
+        kept = len(self._messages)
+        if question.messages[:kept] != self._messages:
+            pairs = zip(self._messages, question.messages, strict=False)
+            differing = (at for at, (old, new) in enumerate(pairs) if old != new)
+            kept = next(differing, min(kept, len(question.messages)))
         self._messages = question.messages
         body = marshal.dumps((question.template, kept, question.messages[kept:]), _VERSION)
         return _SIZE.pack(len(body)) + body
