@@ -132,7 +132,7 @@ def test_the_answer_to_a_client_that_left_is_not_given_to_the_next(work: TextWor
 
 
 def test_what_a_client_that_left_had_asked_is_remembered_on_both_sides() -> None:
-    """Its long beginning is not sent a second time, although nobody has read the first answer."""
+    """Its long beginning is not sent a second time, although its client never read the first answer."""
     channel, long = TemplateChannel(), "word " * 5000
 
     def context(*more: str) -> dict[str, Any]:
