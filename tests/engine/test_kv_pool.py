@@ -217,6 +217,15 @@ def test_the_longest_common_beginning_is_found(requests: list[tuple[list[int], l
         assert run(kept, prompt, answer).cached == min(longest, len(prompt) - 1)
 
 
+def test_what_two_conversations_share_is_forgotten_with_the_one_between() -> None:
+    kept, opening = pool(), list(range(100, 150))
+    run(kept, [*opening, 1], [2, 3])
+    run(kept, [*opening, 4], [5, 6])
+    run(kept, [7, 7, 7], [8])
+    kept.lease([*opening, 4, 5, 6])  # and never given back
+    assert kept.lease([*opening, 1, 2, 3]).cached == 52
+
+
 def test_a_beginning_that_many_conversations_share_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = 0
 

@@ -69,6 +69,13 @@ def test_only_what_is_new_is_sent() -> None:
     assert max(sizes[1][0], sizes[2][0]) < 200 and max(sizes[1][1], sizes[2][1]) < 2 * template_child._STEP
 
 
+def test_equal_messages_are_equal_bytes_whatever_else_refers_to_them() -> None:
+    content = "".join(["a text ", "of its own"])
+    twice = {"role": "user", "content": content, "name": content}
+    apart = {"role": "user", "content": content, "name": "".join(["a text ", "of its own"])}
+    assert packed("", {"messages": [twice]}).messages == packed("", {"messages": [apart]}).messages
+
+
 @pytest.fixture
 def chat() -> Any:
     made = ChatTemplate(TURNS, {})
