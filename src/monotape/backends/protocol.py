@@ -82,6 +82,10 @@ class KvSequence(Protocol):
         """Forgets everything from position `length` on."""
         ...
 
+    def reserve(self, positions: int) -> None:
+        """Makes room for so many positions and keeps those that are there. A job does so too, with a copy of them."""
+        ...
+
     def copy_from(self, other: KvSequence, length: int) -> None:
         """An empty sequence gets the first `length` positions of another one of the same backend."""
         ...

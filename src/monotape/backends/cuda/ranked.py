@@ -50,6 +50,10 @@ class RankedSequence:
         for part in self.parts:
             part.truncate(length)
 
+    def reserve(self, positions: int) -> None:
+        for part in self.parts:
+            part.reserve(positions)
+
     def copy_from(self, other: KvSequence, length: int) -> None:
         assert isinstance(other, RankedSequence)
         for part, theirs in zip(self.parts, other.parts, strict=True):
