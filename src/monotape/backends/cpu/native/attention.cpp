@@ -37,24 +37,43 @@ int Worker::first_position(int layer, int position) const {
   return window ? std::max(0, position - window + 1) : 0;
 }
 
-// A pass of decode: (block, KV head) pairs are dealt out to all workers, whatever the length of the context. Several rows
-// read a block one after the other, while it lies in the cache.
+// A pass of decode: (block, KV head) pairs are dealt out to all workers, whatever the length of the context.
 bool Worker::share_decode_attention(int layer, const Rows& rows) {
   const int first = first_position(layer, rows.position) / model_.kv_block;
   const int last = (rows.position + rows.count - 1) / model_.kv_block;
   const int items = (last - first + 1) * model_.kv_heads;
   for (int item = index_; item < items; item += model_.workers) {
     const int block = first + item / model_.kv_heads, kv_head = item % model_.kv_heads;
-    const size_t head = static_cast<size_t>(kv_head) * shared_.group;
-    for (int r = 0; r < rows.count; r++) {
-      const int position = rows.position + r, oldest = first_position(layer, position) / model_.kv_block;
-      if (block < oldest || block > position / model_.kv_block) continue;
-      attend_block(layer, shared_.query.data() + r * shared_.query_stride + head * model_.head_dim, kv_head, position, block,
-                   partials_of(r, head) + (block - oldest) * shared_.partial_stride);
-    }
     if (rows.count > 1 && quits()) return false;
+    attend_block(layer, rows, kv_head, block);
   }
   return true;
+}
+
+// Several rows widen the keys and values of a block once for all of them; a row alone reads them as they are.
+void Worker::attend_block(int layer, const Rows& rows, int kv_head, int block) {
+  const int dim = model_.head_dim, begin = block * model_.kv_block;
+  const size_t head = static_cast<size_t>(kv_head) * shared_.group;
+  const bool widens = rows.count > 1;
+  const Format format = widens ? Format::f32 : model_.kv_format;
+  const uint8_t *keys = kv_at(shared_.keys, layer, kv_head, begin), *values = kv_at(shared_.values, layer, kv_head, begin);
+  if (widens) {
+    const int count = (std::min(begin + model_.kv_block, rows.position + rows.count) - begin) * dim;
+    kernels_.widen_kv(model_.kv_format, keys, count, wide_keys_.data());
+    kernels_.widen_kv(model_.kv_format, values, count, wide_values_.data());
+    keys = reinterpret_cast<const uint8_t*>(wide_keys_.data());
+    values = reinterpret_cast<const uint8_t*>(wide_values_.data());
+  }
+  for (int r = 0; r < rows.count; r++) {
+    const int position = rows.position + r, seen = first_position(layer, position);
+    const int start = std::max(begin, seen), end = std::min(begin + model_.kv_block, position + 1);
+    if (start >= end) continue;
+    const size_t skipped = static_cast<size_t>(start - begin) * dim * value_bytes(format);
+    kernels_.attend(format, shared_.query.data() + r * shared_.query_stride + head * dim, shared_.group, dim, keys + skipped,
+                    values + skipped, end - start, scores_.data(),
+                    partials_of(r, head) + (block - seen / model_.kv_block) * shared_.partial_stride,
+                    shared_.blocks * shared_.partial_stride);
+  }
 }
 
 void Worker::combine_blocks(int layer, const Rows& rows) {
@@ -106,14 +125,6 @@ uint8_t* Worker::kv_at(void* cache, int layer, int kv_head, int position) const 
   const size_t head = static_cast<size_t>(layer) * model_.kv_heads + kv_head;
   const size_t at = (head * shared_.job.kv_capacity + position) * model_.head_dim;
   return static_cast<uint8_t*>(cache) + at * value_bytes(model_.kv_format);
-}
-
-void Worker::attend_block(int layer, const float* q, int kv_head, int position, int block, float* partials) {
-  const int start = std::max(block * model_.kv_block, first_position(layer, position));
-  const int end = std::min((block + 1) * model_.kv_block, position + 1);
-  kernels_.attend(model_.kv_format, q, shared_.group, model_.head_dim, kv_at(shared_.keys, layer, kv_head, start),
-                  kv_at(shared_.values, layer, kv_head, start), end - start, scores_.data(), partials,
-                  shared_.blocks * shared_.partial_stride);
 }
 
 }  // namespace monotape

@@ -128,7 +128,7 @@ class Worker {
   float* partials_of(int row, size_t head);  // of the blocks that workers share
   void combine_blocks(int layer, const Rows& rows);
   bool attend_rows(int layer, const Rows& rows, int kv_head, const int* chosen, int count);
-  void attend_block(int layer, const float* q, int kv_head, int position, int block, float* partials);
+  void attend_block(int layer, const Rows& rows, int kv_head, int block);
   // Keys or values of a KV head from `position` on.
   uint8_t* kv_at(void* cache, int layer, int kv_head, int position) const;
   int first_position(int layer, int position) const;
