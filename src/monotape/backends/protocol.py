@@ -53,12 +53,8 @@ class Job:
     sampling: Sampling = field(default_factory=Sampling)
     logprobs: int | None = None  # None: none; n: the chosen token's and those of the n most likely
     masked: bool = False  # every choice waits for a mask: see TakesMasks
-    drafts: bool = (
-        True  # several tokens a pass where earlier text says what may follow; the tokens are the same
-    )
-    prediction: Sequence[
-        int
-    ] = ()  # a text that the output is expected to repeat: drafts are looked up in it too
+    drafts: bool = True  # several tokens a pass, where earlier text says what may follow: the same tokens
+    prediction: Sequence[int] = ()  # a text that the output may repeat: drafts are looked up in it too
 
 
 @dataclass(frozen=True, slots=True)
