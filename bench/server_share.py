@@ -22,10 +22,11 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from monotape.engine.config import EngineConfig
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
 from report import ROOT, publish, spread
-from share_source import CONTEXT, ClockSource
+from share_source import CONTEXT, ClockSource, load_text
 
 _LAUNCH = """
 import sys
@@ -69,6 +70,44 @@ def engine_share(lengths: list[int], repeats: int) -> dict[str, Any]:
     return found
 
 
+def chat_share(model: str, lengths: list[int], turns: int) -> dict[str, Any]:
+    """From `LLM.stream_chat` to the start of the job, for the next turn of a conversation of about so many tokens."""
+    config = EngineConfig(model=model, progress=False)
+    text = load_text(config)
+    assert text.tokenizer is not None
+    source = ClockSource(text.tokenizer, text.tokenizer.size + 64)
+    found = {}
+    with LLM.from_parts(
+        source, context=CONTEXT, tokenizer=text.tokenizer, chat_template=text.template, config=config
+    ) as llm:
+        for length in lengths:
+            rng, took = random.Random(length), []
+            messages = conversation(rng, length)
+            for _ in range(turns + 1):
+                messages = [*messages, *next_turn(rng, "An answer.")]
+                before = time.monotonic_ns()
+                with llm.stream_chat(messages, SamplingParams(temperature=0, max_tokens=1)) as stream:
+                    took.append((source.began_ns - before) / 1e6)
+                    for _ in stream:
+                        pass
+            found[str(length)] = spread(took[1:])
+    return found
+
+
+def words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choice(_WORDS) for _ in range(count))
+
+
+def conversation(rng: random.Random, tokens: int) -> list[dict[str, str]]:
+    """Fifteen turns of about so many tokens in all, the last one the user's."""
+    roles = ("user", "assistant")
+    return [{"role": roles[turn % 2], "content": words(rng, tokens // 17)} for turn in range(15)]
+
+
+def next_turn(rng: random.Random, answer: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": answer}, {"role": "user", "content": words(rng, 40)}]
+
+
 @contextlib.contextmanager
 def running(model: str) -> Iterator[http.client.HTTPConnection]:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "bench")])
@@ -92,11 +131,18 @@ def running(model: str) -> Iterator[http.client.HTTPConnection]:
 def ask(
     connection: http.client.HTTPConnection, messages: list[dict[str, str]]
 ) -> tuple[float, dict[str, Any]]:
-    """Milliseconds from the request's last byte to the start of its job, and the answer."""
+    """Milliseconds from the request's last byte to the start of its job, and the answer.
+
+    The clock is read before the last bytes are given to the socket, in one call with all of the body: after that call
+    another process may have run for long.
+    """
     body = json.dumps({"messages": messages, "temperature": 0}).encode()
-    head = {"Content-Type": "application/json"}
-    connection.request("POST", "/v1/chat/completions", body, head)
+    connection.putrequest("POST", "/v1/chat/completions")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders()
     before = time.monotonic_ns()
+    connection.send(body)
     answer: dict[str, Any] = json.loads(connection.getresponse().read())
     began = int(answer["choices"][0]["message"]["content"].split()[0])
     return (began - before) / 1e6, answer
@@ -104,21 +150,12 @@ def ask(
 
 def server_share(connection: http.client.HTTPConnection, tokens: int, turns: int) -> dict[str, Any]:
     rng = random.Random(3)
-
-    def words(count: int) -> str:
-        return " ".join(rng.choice(_WORDS) for _ in range(count))
-
-    def conversation() -> list[dict[str, str]]:
-        roles = ("user", "assistant")
-        return [{"role": roles[turn % 2], "content": words(tokens // 17)} for turn in range(15)]
-
-    new = [ask(connection, conversation())[0] for _ in range(max(3, turns // 4))]
-    messages = conversation()
+    new = [ask(connection, conversation(rng, tokens))[0] for _ in range(max(3, turns // 4))]
+    messages = conversation(rng, tokens)
     _, first = ask(connection, messages)
     seen, phases = [], {"render": [], "tokenize": []}  # type: list[float], dict[str, list[float]]
     for _ in range(turns):
-        said = first["choices"][0]["message"]["content"]
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": words(40)}]
+        messages += next_turn(rng, first["choices"][0]["message"]["content"])
         took, first = ask(connection, messages)
         seen.append(took)
         for phase in first["timings"]["phases"]:
@@ -164,6 +201,7 @@ def main() -> None:
     lengths = [int(length) for length in options.lengths.split(",")]
     report: dict[str, Any] = {"load": os.getloadavg()}
     report["engine_cached_prompt_ms"] = engine_share(lengths, options.turns)
+    report["engine_next_turn_ms"] = chat_share(options.model, lengths, options.turns)
     with running(options.model) as connection:
         report |= server_share(connection, options.tokens, options.turns)
         report["cancelled_after_ms"] = cancel_share(connection, max(3, options.turns // 4))

@@ -48,6 +48,9 @@ class SourceSequence:
         assert 0 <= length <= len(self.tokens)
         del self.tokens[length:]
 
+    def reserve(self, positions: int) -> None:
+        pass
+
     def copy_from(self, other: KvSequence, length: int) -> None:
         assert isinstance(other, SourceSequence) and not self.tokens and length <= other.length
         self.tokens = other.tokens[:length]

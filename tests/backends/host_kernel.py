@@ -29,6 +29,8 @@ from monotape.backends.cuda.compilation import KERNELS
 from monotape.plan.gpu_machines import CDNA3, HOPPER, GpuMachine
 
 SOURCES = Path(__file__).parent / "host_kernel"
+#: Headers in machine/ that hold instructions; those of SOURCES take their place.
+ONLY_HARDWARE = ("hopper", "hopper_memory", "hopper_products", "cdna3", "cdna3_types")
 FLAGS = (
     "-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare",
     "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",  # checked jumps do not know of other stacks
@@ -162,7 +164,7 @@ def build(header: str, folder: Path, kernel: str = "monotape.cu") -> bytes:
     paths = (*KERNELS.rglob("*.h"), KERNELS / "monotape.cu")
     files = {str(path.relative_to(KERNELS)): path.read_text() for path in paths}
     gpu = CDNA3 if CDNA3.name in header.partition("\n")[0] else HOPPER
-    for name in ("hopper", "cdna3", "cdna3_types"):  # what only the hardware has
+    for name in ONLY_HARDWARE:
         del files[f"machine/{name}.h"]
     # A flag that is polled must let others run: see Watched.
     files = {name: re.sub(r"\bvolatile int\b", "host::Watched", text) for name, text in files.items()}

@@ -48,7 +48,8 @@ class Guide:
     most: int | None = None  # masks that are given; no more come
     end_after: int | None = None  # masks, the last of which the end follows at once
     complete: bool = False  # whether that is the end of the text, or a cancellation
-    ahead: int = 0  # masks that are given before it is known that the one before was used: at most 1
+    ahead: int = 0  # masks that are given before it is known that the one before was used
+    hints: Callable[[int], list[int]] | None = None  # tokens that the masks from that one on will force
     given: int = 0
     _since: int | None = field(default=None)
 
@@ -64,6 +65,8 @@ class Guide:
         self._since = None
         if self.given == self.cancel_at:
             return self.generation.cancel()
+        if self.hints is not None:
+            self.generation.expect(self.hints(self.given))
         bits = self.masks(self.given)
         self.given += 1
         if bits is None:
@@ -96,10 +99,12 @@ class TornTable(MaskTable):
 def run_masked(
     backend: Any, job: Job, masks: Masks, *, late: int = 0, cancel_at: int | None = None, most: int | None = None,
     end_after: int | None = None, complete: bool = False, ahead: int = 0, chunk: int | None = 0,
+    hints: Callable[[int], list[int]] | None = None,
 ) -> tuple[list[Token], MaskedCudaGeneration]:  # fmt: skip
     generation = MaskedCudaGeneration(backend, replace(job, masked=True), backend.new_sequence(), chunk=chunk)
-    guide = Guide(generation, masks, late, cancel_at, most, end_after, complete, ahead)
-    table = getattr(backend, "ranks", [backend])[0].masks
+    guide = Guide(generation, masks, late, cancel_at, most, end_after, complete, ahead, hints)
+    assert ahead < generation.masks_ahead, "a mask over one that may be unread"
+    table = backend.masks
 
     def visit(now: int) -> None:
         guide(now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from monotape.backends.hip import library as library_module
 from monotape.backends.hip.backend import HipBackend, RankedHipBackend, processors, use_hip
 from monotape.backends.hip.library import HipError, hip_library
 from monotape.backends.hip.runtime import DeviceMemoryResource
-from monotape.backends.protocol import Job
+from monotape.backends.protocol import Job, drafts_of
 from monotape.engine import loading
 from monotape.engine.loading import choose_backend, load_backend, planned
 from monotape.errors import (
@@ -72,6 +73,17 @@ def test_a_request_on_all_compute_units(place: Path) -> None:
     pinned = [call for call in hip.calls if call[0] == "hipHostMalloc"]
     assert pinned and all(call[3] & COHERENT for call in pinned), "mailboxes of a kernel that still runs"
     assert hip.used == sequence.bytes, "all other memory is given back"
+
+
+def test_drafts_change_nothing(place: Path) -> None:
+    """Passes of several rows need a ring: here each has one, and a predicted text is not looked at."""
+    with loaded(place, FakeHip(processors=2)) as backend:
+        assert backend.gpu_plan.ranks[0].rows_a_pass == 1
+        plain = Job(TOKENS[:5], 0, 4, (1000,), drafts=False)
+        expected = ids(list(backend.start(plain, backend.new_sequence())))
+        generation = backend.start(replace(plain, drafts=True, prediction=expected), backend.new_sequence())
+        assert ids(list(generation)) == expected
+        assert drafts_of(generation) == (0, 0)
 
 
 def test_a_word_that_never_comes_ends_at_the_deadline(place: Path) -> None:

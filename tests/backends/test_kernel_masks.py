@@ -95,7 +95,7 @@ def test_after_rows_of_a_prompt_too(load: Load) -> None:
 def test_words_of_a_mask_come_one_by_one_in_any_order(load: Load) -> None:
     """A word is valid by itself: those of the token before are not taken for new ones."""
     backend = load("many words")
-    backend.masks = TornTable(backend.spec.vocab)
+    backend.masks = TornTable(backend.spec.vocab, backend.masks.masks)
     backend.masks.waiting = []
     masks, job = some_masks(backend.spec.vocab), Job(PROMPT, 0, 4, sampling=SAMPLINGS["drawn"])
     for schedule in SCHEDULES:

@@ -58,3 +58,16 @@ def test_units_of_a_gpu_are_copied_whole() -> None:
     copied, rest = np.split(seen.reshape(6, -1), [whole], axis=1)
     assert np.array_equal(copied, filled.reshape(6, -1)[:, :whole])
     assert not rest.any()
+
+
+def test_a_copy_with_room_on_a_gpu_is_made_once() -> None:
+    kv = KvUnits(layers=2, kv_heads=3, head_dim=16, format=Format.BF16, units_per_split=1, splits=1)
+    with fake_gpu(FakeCuda()):
+        first, second = CudaSequence(kv, 8192), CudaSequence(kv, 8192)
+        first.reserve(4000)
+        first.length = 3000
+        second.reserve(5000)
+        made = second.pointer
+        second.copy_from(first, 3000)
+        second.reserve(5000)  # the job's own
+        assert second.pointer == made

@@ -42,7 +42,7 @@ def test_the_pool_says_so() -> None:
         assert isinstance(lease.sequence, SourceSequence)
         lease.sequence.tokens += prompt[lease.cached :]
         kept.give_back(lease, prompt)
-        return lease.change
+        return lease.findings.change
 
     assert ask(1) is None
     assert (ask(2), ask(2)) == (Change(2, 697), None)

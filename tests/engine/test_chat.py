@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from engine.conversations import TOOL, assistant, user
 from engine.fake_backend import FakeBackend
-from engine.scripted_model import GREEDY, VOCAB, VOCABULARY, make
+from engine.scripted_model import GREEDY, TOKENIZER, VOCAB, VOCABULARY, ids_of, make
 from engine.vocabularies import byte_level
 from monotape.engine.llm import LLM
 from monotape.engine.tokenizer import Tokenizer
@@ -24,6 +26,43 @@ def test_a_conversation_computes_only_what_is_new() -> None:
     known = len(answer.prompt_token_ids) + len(answer.outputs[0].token_ids) - 1
     assert follow.num_cached_tokens == follow.stats.cached_tokens == known
     assert backend.prefilled == [len(answer.prompt_token_ids), len(follow.prompt_token_ids) - known]
+
+
+def test_earlier_turns_are_not_tokenised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, _ = make(context=4000)
+    talk = [user("hello " * 100), assistant("world " * 100), user("he")]
+    first = llm.chat(talk, GREEDY)[0]
+    encoded, encode = 0, Tokenizer.encode
+
+    def counted(self: Tokenizer, text: str, *, add_special: bool = True) -> list[int]:
+        nonlocal encoded
+        encoded += len(text)
+        return encode(self, text, add_special=add_special)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    second = llm.chat([*talk, assistant("hello world"), user("again")], GREEDY)[0]
+    assert 0 < encoded < 100 < len(first.prompt or "")
+    assert TOKENIZER is not None
+    assert second.prompt_token_ids == encode(TOKENIZER, second.prompt or "", add_special=False)
+
+
+def test_a_request_waits_for_one_that_runs_and_computes_only_what_differs() -> None:
+    llm, backend = make(context=400)
+    opening = ids_of("hello world " * 9)
+    answered: list[int] = []
+
+    def ask() -> None:
+        answered.append(llm.generate([*opening, 3, 4], GREEDY)[0].num_cached_tokens)
+
+    with llm.stream([*opening, 5, 6, 7], GREEDY) as running:
+        next(running)
+        other = threading.Thread(target=ask)
+        other.start()
+        for _ in running:
+            assert not answered
+    other.join()
+    assert answered == [len(opening)]
+    assert backend.prefilled == [len(opening) + 3, 2]
 
 
 def test_several_conversations_and_every_chat_argument() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +36,32 @@ def test_the_ids_are_those_of_the_whole_text(tokenizer: Tokenizer, parts: list[s
     expected = tokenizer.encode(text, add_special=False)
     assert list(encoder.encode(text)) == expected
     assert list(encoder.encode(text)) == expected  # from what is known by now
+
+
+@given(TEXTS)
+@pytest.mark.parametrize("add_bos", [True, False])
+@pytest.mark.parametrize("vocabulary", [byte_level, sentencepiece])
+def test_with_special_tokens_too(
+    vocabulary: Callable[..., Vocabulary], add_bos: bool, parts: list[str]
+) -> None:
+    tokenizer = with_bos(vocabulary, add_bos)
+    encoder, text = IncrementalEncoder(tokenizer), "".join(parts)
+    for _ in range(2):
+        assert list(encoder.encode(text, add_special=True)) == tokenizer.encode(text)
+
+
+@functools.cache
+def with_bos(vocabulary: Callable[..., Vocabulary], add_bos: bool) -> Tokenizer:
+    return made(vocabulary(add_bos=add_bos))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", real_tokenizers.PACKAGES)
+def test_with_the_special_tokens_of_real_files(name: str) -> None:
+    tokenizer = real_tokenizers.tokenizer(name)
+    encoder = IncrementalEncoder(tokenizer)
+    for text in ("", "a", " hello\n", "<|endoftext|>x", "<|im_start|>user\n42<|im_end|>"):
+        assert list(encoder.encode(text, add_special=True)) == tokenizer.encode(text)
 
 
 def overlapping() -> Tokenizer:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monotape.engine.kv_pool import KvPool, Lease, common_prefix
+from monotape.backends.protocol import KvSequence
+from monotape.backends.token_ids import TokenIds, common_prefix
+from monotape.engine import cache_misses, kv_pool
+from monotape.engine.kv_pool import KvPool, Lease
 from monotape.errors import ResourceError
 from token_source import SourceSequence
 
@@ -81,6 +85,26 @@ def test_where_no_copy_fits_the_kept_sequence_is_taken() -> None:
     run(kept, [1, 2, 3, 4], [5, 6])
     other = run(kept, [1, 2, 9], [8])
     assert (other.sequence is made[0], other.cached) == (True, 2)
+
+
+class RoomySequence(SourceSequence):
+    """Remembers the room that it had when it was filled."""
+
+    room = filled_room = 0
+
+    def reserve(self, positions: int) -> None:
+        self.room = max(self.room, positions)
+
+    def copy_from(self, other: KvSequence, length: int) -> None:
+        super().copy_from(other, length)
+        self.filled_room = self.room
+
+
+def test_a_copy_has_the_room_of_its_request_before_it_is_filled() -> None:
+    kept = KvPool(lambda: RoomySequence(token_bytes=10), max_sequences=3, max_bytes=10**6)
+    run(kept, [1, 2, 3, 4], [5, 6])
+    branch = kept.lease([1, 2, 3, 9, 9], room=70).sequence
+    assert isinstance(branch, RoomySequence) and branch.filled_room == 70
 
 
 def test_the_least_recent_gives_way() -> None:
@@ -183,6 +207,52 @@ def test_reuse_never_serves_the_kv_of_other_tokens(requests: list[tuple[list[int
         assert 1 <= len(kept) <= 2
 
 
+@given(
+    st.lists(st.tuples(st.lists(tokens, min_size=1, max_size=8), st.lists(tokens, min_size=1, max_size=4)))
+)
+def test_the_longest_common_beginning_is_found(requests: list[tuple[list[int], list[int]]]) -> None:
+    kept = pool(max_sequences=5)
+    for prompt, answer in requests:
+        longest = max((common_prefix(entry.tokens, prompt) for entry in kept._kept), default=0)
+        assert run(kept, prompt, answer).cached == min(longest, len(prompt) - 1)
+
+
+def test_what_two_conversations_share_is_forgotten_with_the_one_between() -> None:
+    kept, opening = pool(), list(range(100, 150))
+    run(kept, [*opening, 1], [2, 3])
+    run(kept, [*opening, 4], [5, 6])
+    run(kept, [7, 7, 7], [8])
+    kept.lease([*opening, 4, 5, 6])  # and never given back
+    assert kept.lease([*opening, 1, 2, 3]).cached == 52
+
+
+def test_a_beginning_that_many_conversations_share_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counted(left: TokenIds, right: TokenIds, known: int = 0) -> int:
+        nonlocal compared
+        length = common_prefix(left, right, known)
+        compared += length - known + 1
+        return length
+
+    kept, opening = pool(max_sequences=64), list(range(1000, 3000))
+    for number in range(50):
+        run(kept, [*opening, number, 1, 2], [9])
+    run(kept, [*opening, 25, 1, 2, 9, 8], [7])  # from the middle to the end
+    monkeypatch.setattr(kv_pool, "common_prefix", counted)
+    assert kept.lease([*opening, 30, 1, 2, 9, 8]).cached == 2003
+    assert compared < 2000 + 4 * 51
+
+
+@given(st.lists(tokens), st.lists(tokens), st.integers(0, 4))
+def test_tokens_that_are_known_to_agree_are_not_compared(
+    left: list[int], right: list[int], known: int
+) -> None:
+    known = min(known, common_prefix(left, right))
+    unread = [7] * known  # of another value: a look at them would show
+    assert common_prefix([*unread, *left[known:]], right, known) == common_prefix(left, right)
+
+
 @given(st.lists(tokens), st.lists(tokens))
 def test_common_prefix(left: list[int], right: list[int]) -> None:
     length = common_prefix(tuple(left), tuple(right))
@@ -199,7 +269,7 @@ def test_a_miss_says_why() -> None:
         assert isinstance(sequence, SourceSequence)
         sequence.tokens[:] = tokens
         pool.give_back(lease, tokens)
-        return lease.miss
+        return lease.findings.miss
 
     first, second, third = ([number, *range(100, 140)] for number in (1, 2, 3))
     assert use(first) == "nothing is kept yet"
@@ -207,4 +277,37 @@ def test_a_miss_says_why() -> None:
     assert use(second) == "no kept conversation begins like it"
     assert use(third) == "no kept conversation begins like it"
     assert use(first) == "41 tokens of it were kept and dropped: only 2 conversations are kept"
-    assert pool.lease(third, reuse=False).miss == "the request wants figures for its whole prompt"
+    assert pool.lease(third, reuse=False).findings.miss == "the request wants figures for its whole prompt"
+
+
+def test_a_template_that_all_conversations_share_hides_no_miss() -> None:
+    template, other = list(range(900, 910)), "no kept conversation begins like it"
+    kept = pool(max_sequences=2)
+
+    def miss(*ends: int) -> str | None:
+        return run(kept, [*template, *ends], [7, 8]).findings.miss
+
+    assert miss(1, 2, 3) == "nothing is kept yet"
+    assert miss(4, 5, 6) == other  # ten tokens are cached, which say nothing about it
+    assert miss(4, 5, 6, 7, 8, 9) is None  # its second turn, which is short
+    assert miss(4, 5, 6, 7, 8, 9) is None
+
+
+def test_a_conversation_that_was_dropped_is_missed_although_its_instructions_are_cached() -> None:
+    instructions, long = list(range(900, 950)), list(range(100, 160))
+    kept = pool(max_sequences=2)
+    for first in (1, 2, 3):
+        run(kept, [*instructions, first, *long], [7])
+    again = run(kept, [*instructions, 1, *long, 7, 8], [9])
+    assert again.cached == 50
+    assert again.findings.miss == "111 tokens of it were kept and dropped: only 2 conversations are kept"
+
+
+def test_no_reason_is_looked_for_before_the_job_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, looked = pool(), []
+    monkeypatch.setattr(cache_misses, "change_between", lambda *given: looked.append(given))
+    monkeypatch.setattr(cache_misses, "common_prefix", lambda *given: looked.append(given) or 0)
+    run(kept, list(range(300)), [1])
+    lease = run(kept, [5, *range(300)], [1])
+    assert not looked
+    assert lease.findings.change is None and looked

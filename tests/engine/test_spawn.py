@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from monotape.engine import child
 from monotape.engine.spawn import spawn
+from monotape.engine.template_memory import TemplateMemory, packed
 from monotape.engine.template_process import TemplateLimits, TemplateProcess
 from processes import need_proc, wait_for_end
 from waiting import PATIENCE_S
@@ -120,7 +120,6 @@ def test_a_template_at_work_ends_without_its_parent(tmp_path: Path) -> None:
     process.start()
     running, connection = process._running()
     template = "{% set big = '%9999999d' | format(1) %}{% for i in range(9999) %}{% set y = big | trim %}{% endfor %}"
-    request = marshal.dumps({"template": template, "context": {}})
-    connection.sendall(len(request).to_bytes(4, "big") + request)
+    connection.sendall(TemplateMemory().request(packed(template, {})))
     assert running.wait(PATIENCE_S) == -signal.SIGALRM  # nothing here kills it
     process.close()

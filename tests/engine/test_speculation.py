@@ -120,21 +120,23 @@ def test_a_scored_prompt_counts_the_drafts_of_its_answer() -> None:
     assert stats.accepted_tokens > 0
 
 
-def test_backends_without_drafts_ignore_them(tmp_path: Path) -> None:
-    """The same tokens from every backend here, whatever is predicted; none of them counts drafts."""
+def test_every_backend_makes_the_same_tokens(tmp_path: Path) -> None:
+    """Whatever is predicted. The reference has no drafts; the CPU counts those of a request that wants them."""
     folder = str(make_checkpoint(DENSE, tmp_path))
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=20)
-    found = []
-    for backend in ("cpu", "reference"):
+    prompt, found = [3, 1, 4, 1, 5], []
+    for backend in ("reference", "cpu"):
         with LLM(folder, backend=backend, progress=False) as llm:
             for speculation in (True, False):
-                with llm.stream(
-                    [3, 1, 4, 1, 5], params, prediction=[1, 5, 9, 2], speculation=speculation
-                ) as stream:
+                predicted = [*prompt, *found[0].token_ids] if found else [1, 5, 9, 2]
+                with llm.stream(prompt, params, prediction=predicted, speculation=speculation) as stream:
                     list(stream)
                 found.append(stream.completion)
     assert all(completion.token_ids == found[0].token_ids for completion in found)
-    assert {completion.stats.drafted_tokens for completion in found} == {0}
+    stats = [completion.stats for completion in found]
+    assert [counted.drafted_tokens > 0 for counted in stats] == [False, False, True, False]
+    assert 0 < stats[2].accepted_tokens <= stats[2].drafted_tokens
+    assert stats[2].bytes_per_token < stats[3].bytes_per_token
 
 
 def test_the_plan_of_a_gpu_has_rows_for_drafts_unless_they_are_off(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monotape.backends.token_ids import TokenIds, common_prefix
+from monotape.engine.llm import LLM
 from monotape.engine.prompts import make_prompt
+from monotape.engine.sampling_params import SamplingParams
 from monotape.errors import RequestError
+from share_source import ClockSource
 
 ids_lists = st.lists(st.integers(0, 3), max_size=12)
 
@@ -59,3 +64,22 @@ def test_the_first_wrong_id_is_named(wrong: object, text: str) -> None:
 def test_arrays_of_all_kinds_are_prompts() -> None:
     for given_ids in (np.array([1, 2]), np.array([1, 2], np.uint8), (1, 2), [1, np.int64(2)]):
         assert make_prompt({"prompt_token_ids": given_ids}, None, 10).ids == [1, 2]
+
+
+def test_no_step_of_a_request_reads_its_prompt_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM.from_parts(ClockSource(None, vocab=6000), context=6000)
+    prompt = {"prompt_token_ids": list(range(5000))}
+    greedy = SamplingParams(temperature=0, max_tokens=1)
+    llm.generate(prompt, greedy)
+    read = 0
+
+    def counted(self: TokenIds) -> Iterator[int]:
+        nonlocal read
+        read += len(self)
+        return iter(self.array.tolist())
+
+    monkeypatch.setattr(TokenIds, "__iter__", counted)
+    output = llm.generate(prompt, greedy)[0]
+    assert output.num_cached_tokens == 4999
+    assert read < 50  # the last few may be looked at
+    assert output.prompt_token_ids == prompt["prompt_token_ids"] and read >= 5000

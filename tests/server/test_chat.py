@@ -248,8 +248,12 @@ def test_a_cached_prefix_is_reported_and_a_miss_explained(scripted: RunningServe
     first = scripted.chat("say:prefix one two three four five six seven")["usage"]
     again = scripted.chat("say:prefix one two three four five six seven")["usage"]
     assert again["prompt_tokens_details"]["cached_tokens"] == first["prompt_tokens"] - 1
+    between = scripted.metric("monotape_prefix_cache_misses_total")
+    assert between <= before + 1  # the same again is no miss
     scripted.chat("zzz and something quite different from everything before it, say:x")
-    assert scripted.metric("monotape_prefix_cache_misses_total") >= before
+    assert (
+        scripted.metric("monotape_prefix_cache_misses_total") == between + 1
+    )  # although the template is the same
 
 
 def test_tokens_there_and_back(scripted: RunningServer) -> None:
@@ -354,6 +358,17 @@ def test_a_long_prompt_shows_its_progress_in_comments(
     ]
 
 
+def test_a_completion_shows_its_progress_in_chunks_on_request(scripted: RunningServer) -> None:
+    text = f"to be completed {'a long way to read ' * 40} prefill=800 say:hi"
+    raw = scripted.post("/v1/completions", {"prompt": text, "stream": True, "return_progress": True}).text
+    assert "prompt tokens read" not in raw
+    chunks = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
+    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert len(told) >= 2 and told[-1]["processed"] == told[-1]["total"] > told[0]["processed"]
+    first = next(place for place, chunk in enumerate(chunks) if chunk["choices"])
+    assert not any("prompt_progress" in chunk for chunk in chunks[first:])
+
+
 def test_the_last_step_of_the_progress_is_the_whole_prompt(scripted: RunningServer) -> None:
     chunks = stream(scripted, f"{'another long way ' * 40} prefill=300 say:hi", return_progress=True)
     told = [chunk["prompt_progress"] for chunk in chunks[:-1] if "prompt_progress" in chunk]
@@ -368,3 +383,4 @@ def test_a_header_that_changes_with_every_call_is_counted(scripted: RunningServe
         assert scripted.post("/v1/chat/completions", {"messages": body}).status_code == 200
     assert scripted.metric("monotape_changed_prefixes_total") >= 1
     assert scripted.metric("monotape_changed_prefix_tokens_total") - before > 400
+    assert scripted.metric('monotape_prefix_cache_misses_total{reason="changed"}') >= 1

@@ -13,7 +13,7 @@ from backends.host_kernel import host_gpu
 from families import Case, make_checkpoint, prompt
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.protocol import Job, Sampling
-from monotape.compiler.gpu import gpu_plan
+from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.engine.constrained import ConstrainedGeneration
 from monotape.engine.guided import GuidedGeneration
 from monotape.errors import RequestError
@@ -42,13 +42,17 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaBackend]:
+@pytest.fixture(scope="module", params=[1, 4], ids=["one row a pass", "four rows"])
+def backend(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[CudaBackend]:
     folder = make_checkpoint(CASE, tmp_path_factory.mktemp("guided"))
     with host_gpu(folder / "libraries"):
         checkpoint = open_checkpoint(folder)
         spec = spec_from_config(checkpoint.config)
-        loaded = CudaBackend.load(spec, gpu_plan(spec, 2, CASE.context), checkpoint)
+        loaded = CudaBackend.load(
+            spec, gpu_plan(spec, 2, CASE.context, tuning=Tuning(rows=request.param)), checkpoint
+        )
         yield loaded
         loaded.close()
 
@@ -70,6 +74,10 @@ def test_a_schema_takes_one_launch_and_gives_the_same_text(
         generation = guided(backend, job, constraint)
         tokens = [token.id for token in generation]
         assert backend.kernel.launches == before + 1
+    if backend.gpu_rank.rows_a_pass == 1:
+        assert generation.drafted == 0
+    elif top is None:
+        assert generation.accepted > 8, "keys and punctuation"
     with grammars.constraint(2, asked) as constraint:
         single = ConstrainedGeneration(backend, job, backend.new_sequence(), constraint)
         assert [token.id for token in single] == tokens

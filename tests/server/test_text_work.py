@@ -131,6 +131,26 @@ def test_the_answer_to_a_client_that_left_is_not_given_to_the_next(work: TextWor
     assert work._channel._child == (child, _)  # nor was the process ended for it
 
 
+def test_what_a_client_that_left_had_asked_is_remembered_on_both_sides() -> None:
+    """Its long beginning is not sent a second time, although its client never read the first answer."""
+    channel, long = TemplateChannel(), "word " * 5000
+
+    def context(*more: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": content} for content in (long, *more)]}
+
+    async def two() -> str:
+        template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+        left = asyncio.ensure_future(channel.render(template, context()))
+        await asyncio.sleep(0)
+        left.cancel()
+        return await channel.render(template, context("and more"))
+
+    try:
+        assert asyncio.run(two()) == f"{long}and more"
+    finally:
+        channel.close()
+
+
 def test_a_template_without_end_is_stopped_on_the_loop() -> None:
     channel = TemplateChannel(TemplateLimits(seconds=0.5))
     channel.start()

@@ -53,12 +53,8 @@ class Job:
     sampling: Sampling = field(default_factory=Sampling)
     logprobs: int | None = None  # None: none; n: the chosen token's and those of the n most likely
     masked: bool = False  # every choice waits for a mask: see TakesMasks
-    drafts: bool = (
-        True  # several tokens a pass where earlier text says what may follow; the tokens are the same
-    )
-    prediction: Sequence[
-        int
-    ] = ()  # a text that the output is expected to repeat: drafts are looked up in it too
+    drafts: bool = True  # several tokens a pass, where earlier text says what may follow: the same tokens
+    prediction: Sequence[int] = ()  # a text that the output may repeat: drafts are looked up in it too
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +76,10 @@ class KvSequence(Protocol):
     def bytes(self) -> int: ...
     def truncate(self, length: int) -> None:
         """Forgets everything from position `length` on."""
+        ...
+
+    def reserve(self, positions: int) -> None:
+        """Makes room for so many positions and keeps those that are there. A job does so too, with a copy of them."""
         ...
 
     def copy_from(self, other: KvSequence, length: int) -> None:
@@ -151,10 +151,19 @@ class Backend(Protocol):
 class MaskedGeneration(Generation, Protocol):
     """A running job that waits for a mask before each choice. Another thread than the one that iterates gives them."""
 
-    def allow(self, bits: Bits) -> None:
-        """The next mask, at least one bit of it set: the first call is about the first token.
+    @property
+    def masks_ahead(self) -> int:
+        """That of token number n may be given when token number n - masks_ahead has been awaited."""
+        ...
 
-        That of token number n may be given when token number n - 2 has been awaited, so one mask ahead.
+    def allow(self, bits: Bits) -> None:
+        """The next mask, at least one bit of it set: the first call is about the first token."""
+        ...
+
+    def expect(self, ids: Sequence[int]) -> None:
+        """Tokens that the masks from the next one on will allow, each alone: a pass may compute several of them.
+
+        It changes no token, and each still needs its mask.
         """
         ...
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 _DTYPE = np.dtype("<i4")
 _FIRST_LOOK = 64  # tokens
+_LOOKS = 16  # times as many in the next look
 
 
 class TokenIds(Sequence[int]):
@@ -82,15 +83,18 @@ class TokenIds(Sequence[int]):
         return f"TokenIds({self.array.tolist()!r})"
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many leading tokens agree. Most conversations differ early, so it looks at more and more tokens at a time."""
+def common_prefix(left: Sequence[int], right: Sequence[int], known: int = 0) -> int:
+    """How many leading tokens agree; the first `known` of them do, and are not compared.
+
+    Most conversations differ early, so it looks at more and more tokens at a time.
+    """
     one, other = (ids.array if isinstance(ids, TokenIds) else np.asarray(ids) for ids in (left, right))
-    limit, start, end = min(len(one), len(other)), 0, _FIRST_LOOK
+    limit, start, count = min(len(one), len(other)), known, _FIRST_LOOK
     while start < limit:
-        end = min(end, limit)
+        end = min(start + count, limit)
         differ = one[start:end] != other[start:end]
         first = int(differ.argmax())
         if differ[first]:
             return start + first
-        start, end = end, 16 * end
+        start, count = end, _LOOKS * count
     return limit

@@ -17,8 +17,7 @@ from monotape.engine.harmony.marks import speaks_harmony
 from monotape.engine.harmony.parser import Channels
 from monotape.engine.harmony.prompt import Options, Span, opened_text, opening, spans, with_variables
 from monotape.engine.incremental import IncrementalEncoder
-from monotape.engine.prompts import Prompt, checked_ids, text_prompt
-from monotape.engine.tokenizer import Tokenizer
+from monotape.engine.prompts import Prompt, checked_ids, without_tokenizer
 from monotape.errors import RequestError
 
 
@@ -26,11 +25,11 @@ class ChatPrompts:
     """The prompts of one model. `own_template`: the template is the model's, and was not given by the user."""
 
     def __init__(
-        self, template: ChatTemplate, tokenizer: Tokenizer | None, vocab: int, *, own_template: bool
+        self, template: ChatTemplate, encoder: IncrementalEncoder | None, vocab: int, *, own_template: bool
     ) -> None:
-        self._template, self._tokenizer, self._vocab = template, tokenizer, vocab
+        self._template, self._encoder, self._vocab = template, encoder, vocab
+        self._tokenizer = None if encoder is None else encoder.tokenizer
         self._own_template = own_template
-        self._encoder: IncrementalEncoder | None = None
 
     @property
     def can_chat(self) -> bool:
@@ -48,13 +47,18 @@ class ChatPrompts:
         if not self._is_native(rendering):
             # The template writes BOS itself where the model wants one.
             text = self._template.render(messages, rendering)
-            return text_prompt(text, self._tokenizer, self._vocab, add_special=False, channels=channels)
-        made = _spans(messages, rendering)
-        assert self._tokenizer is not None
-        self._encoder = self._encoder or IncrementalEncoder(self._tokenizer)
-        ids = self._encoder.encode_spans([(span.text, span.mark) for span in made])
-        text = "".join(span.text for span in made)
-        return Prompt(text, checked_ids(ids.array, self._vocab), channels)
+            ids = self._required_encoder().encode(text)
+        else:
+            made = _spans(messages, rendering)
+            text = "".join(span.text for span in made)
+            ids = self._required_encoder().encode_spans([(span.text, span.mark) for span in made])
+        return Prompt(text, checked_ids(ids, self._vocab), channels)
+
+    def _required_encoder(self) -> IncrementalEncoder:
+        """Earlier turns of a conversation are not tokenised again."""
+        if self._encoder is None:
+            raise without_tokenizer()
+        return self._encoder
 
     def _speaks_harmony(self, rendering: Rendering) -> bool:
         return speaks_harmony(self._tokenizer, rendering.chat_template or self._template.source)

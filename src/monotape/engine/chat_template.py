@@ -14,6 +14,7 @@ from monotape.errors import RequestError, UsageError, nearest
 
 Message = Mapping[str, Any]
 
+_MAPPINGS = (dict, Mapping)  # the first is told ten times as fast
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -135,7 +136,7 @@ def checked_message(message: object, index: int) -> dict[str, Any]:
 
 def text_message(message: object, index: int) -> dict[str, Any]:
     """A message whose content is text."""
-    if not isinstance(message, dict | Mapping) or not isinstance(message.get("role"), str):
+    if not isinstance(message, _MAPPINGS) or not isinstance(message.get("role"), str):
         raise RequestError(
             f"messages[{index}] is not a message.", 'A message is {"role": "user", "content": "..."}.'
         )

@@ -109,12 +109,12 @@ class _Guide:
         """Until the text is complete or the job ends.
 
         What the constraint forces is known before it is chosen: the next question is asked at once, and its answer has
-        the time of two tokens.
+        the time of several tokens, which a pass may compute together.
         """
         going_on = True
         while going_on:
             if forced := self._forced():
-                going_on = all(self._force(token_id) for token_id in forced)
+                going_on = all(self._force(forced[index:]) for index in range(len(forced)))
             else:
                 going_on = self._offer(self._constraint.allowed()) and self._follow_choice()
 
@@ -122,9 +122,11 @@ class _Guide:
         """None where log-probabilities are requested, as constrained.py has it: both choose the same tokens."""
         return self._constraint.forced() if self._job.logprobs is None else []
 
-    def _force(self, token_id: int) -> bool:
-        self._constraint.accept(token_id)
-        return self._offer(only(token_id, self._vocab)) and not self._is_last(token_id)
+    def _force(self, ids: list[int]) -> bool:
+        """The first of these tokens is the next one; the others will follow it."""
+        self._generation.expect(ids)
+        self._constraint.accept(ids[0])
+        return self._offer(only(ids[0], self._vocab)) and not self._is_last(ids[0])
 
     def _follow_choice(self) -> bool:
         token_id = self._generation.await_token(self._given - 1)
@@ -135,7 +137,8 @@ class _Guide:
 
     def _offer(self, bits: Bits) -> bool:
         """Gives the next mask. False: there will be no token of it."""
-        if self._given >= 2 and self._generation.await_token(self._given - 2) is None:
+        ahead = self._generation.masks_ahead
+        if self._given >= ahead and self._generation.await_token(self._given - ahead) is None:
             return False
         if self._given < self._job.min_tokens:
             bits = without(bits, self._job.stop_ids)

@@ -15,7 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,19 +47,41 @@ class IncrementalEncoder:
     """One tokenizer and the parts that it has encoded. Safe from any thread."""
 
     def __init__(self, tokenizer: Tokenizer, kept_characters: int = KEPT_CHARACTERS) -> None:
-        self._tokenizer, self._limit = tokenizer, kept_characters
+        self.tokenizer, self._limit = tokenizer, kept_characters
         self._lock = threading.Lock()
         self._known: collections.OrderedDict[tuple[str, bool], NDArray[np.int32]] = collections.OrderedDict()
         self._characters = 0
         self._beginnings: list[_Beginning] = []  # the most recent last
-        self._cuts = _cuts(tokenizer)
-        self._longest = max((len(token.content) for token in tokenizer.added_tokens), default=0)
 
-    def encode(self, text: str) -> TokenIds:
-        """The ids of a text in which special tokens count, as Tokenizer.encode gives them without add_special."""
+    @cached_property
+    def _cuts(self) -> re.Pattern[str] | None:
+        return _cuts(self.tokenizer)
+
+    @cached_property
+    def _longest(self) -> int:
+        return max((len(token.content) for token in self.tokenizer.added_tokens), default=0)
+
+    @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens that are added before and after a text, whatever it says."""
+        bare, whole = self.tokenizer.encode("a", add_special=False), self.tokenizer.encode("a")
+        at = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
+        return whole[:at], whole[at + len(bare) :]
+
+    def encode(self, text: str, *, add_special: bool = False) -> TokenIds:
+        """The ids of a text in which special tokens count, as Tokenizer.encode gives them."""
+        ids = self._encode(text)
+        if not add_special:
+            return ids
+        before, after = self._frame
+        framed = TokenIds.joined(before, ids, after) if before or after else ids
+        bos = self.tokenizer.bos_id
+        return framed[1:] if framed[:2] == [bos, bos] else framed  # a rendered chat template brings its own
+
+    def _encode(self, text: str) -> TokenIds:
         known = self._beginning(text)
         bounds = self._bounds(text, known.cut)
-        encode = partial(self._tokenizer.encode, add_special=False)
+        encode = partial(self.tokenizer.encode, add_special=False)
         parts = [self._ids(text[start:end], True, encode) for start, end in itertools.pairwise(bounds)]
         ids = np.concatenate([known.ids, *parts])
         self._keep(text, bounds, ids, parts, known)
@@ -113,11 +135,11 @@ class IncrementalEncoder:
         parts = [np.empty(0, np.int32)]
         for text, special in spans:
             if special:
-                token_id = self._tokenizer.id_of(text)
+                token_id = self.tokenizer.id_of(text)
                 assert token_id is not None, text
                 parts.append(np.array([token_id], np.int32))
             else:
-                parts.append(self._ids(text, False, self._tokenizer.encode_text))
+                parts.append(self._ids(text, False, self.tokenizer.encode_text))
         return TokenIds(np.concatenate(parts))
 
     def _ids(self, part: str, marked: bool, encode: Callable[[str], list[int]]) -> NDArray[np.int32]:

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 from monotape.backends.protocol import KvSequence
 from monotape.backends.token_ids import TokenIds, common_prefix
-from monotape.engine.changed_prefix import Change, change_between
+from monotape.engine.cache_misses import Findings
 from monotape.errors import ResourceError
 
 _REMEMBERED = 16  # dropped conversations, to say why one was not found
+_MEMORY = "its memory was needed"
 _COMPARED = 4  # conversations in which the rest of a prompt is looked for
-_WORTH_A_LOOK = 128  # tokens to be computed
-_SHORT = 16  # tokens; a common beginning this short is the template's, not the conversation's
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """A sequence and the tokens whose KV it holds."""
 
     sequence: KvSequence
     tokens: TokenIds
+    shared: int = 0  # leading tokens that the next more recent conversation is known to begin with too
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,7 @@ class Lease:
 
     sequence: KvSequence
     cached: int
-    miss: str | None = None  # why nothing is cached
-    change: Change | None = (
-        None  # why no more is cached, where the prompt is an earlier one with another beginning
-    )
+    findings: Findings  # why no more is cached
 
 
 class KvPool:
@@ -56,73 +53,88 @@ class KvPool:
         return len(self._kept)
 
     @property
+    def _too_many(self) -> str:
+        return f"only {self._max_sequences} conversations are kept"
+
+    @property
     def bytes(self) -> int:
         return sum(kept.sequence.bytes for kept in self._kept)
 
-    def lease(self, prompt: Sequence[int], *, reuse: bool = True) -> Lease:
-        """The sequence that spares the most work, or an empty one. At least one token is left to compute."""
+    def lease(self, prompt: Sequence[int], *, room: int = 0, reuse: bool = True) -> Lease:
+        """The sequence that spares the most work, or an empty one. At least one token is left to compute.
+
+        `room`: positions that prompt and answer will take. A copy has it from the start and need not be copied again.
+        """
         tokens = TokenIds.of(prompt)
         best, common = self._nearest(tokens) if reuse else (None, 0)
         cached = min(common, len(tokens) - 1)
-        again = common == len(tokens)  # the same prompt again: the kept answer is not part of it
-        change = self._change(tokens, cached) if reuse and not again else None
+        findings = self._findings(tokens, cached, best, reuse)
         if best is None or cached == 0:
-            miss = self._miss(tokens) if reuse else "the request wants figures for its whole prompt"
-            return Lease(self._empty_sequence(), 0, miss, change)
-        copy = None if again else self._copy(best, cached)
+            return Lease(self._empty_sequence(), 0, findings)
+        # The same prompt again: the kept answer is not part of it.
+        copy = None if common == len(tokens) else self._copy(best, cached, room)
         if copy is not None:
-            return Lease(copy, cached, change=change)
-        self._kept.remove(best)
-        best.sequence.truncate(cached)
-        return Lease(best.sequence, cached, change=change)
+            return Lease(copy, cached, findings)
+        self._take(best, cached, departs=common < len(tokens))
+        return Lease(best.sequence, cached, findings)
+
+    def _findings(self, tokens: TokenIds, cached: int, best: Kept | None, reuse: bool) -> Findings:
+        latest = tuple(kept.tokens for kept in self._kept[-_COMPARED:])
+        nearest = None if best is None else best.tokens
+        return Findings(tokens, cached, nearest, latest, tuple(self._dropped), reuse)
 
     def _nearest(self, tokens: TokenIds) -> tuple[Kept | None, int]:
-        """The kept sequence with the longest common beginning, the shortest and oldest of such, and that length."""
+        """The kept sequence with the longest common beginning, the shortest and oldest of such, and that length.
+
+        Conversations that begin alike are compared with the prompt only where they differ from one another.
+        """
         best, common = None, 0
+        length = 0  # tokens that the last conversation compared has in common with the prompt
+        shared = 0  # and with the conversation that is looked at
         for kept in reversed(self._kept):  # the latest is most often the one
             known = kept.tokens
+            shared = min(shared, kept.shared)
             if common and (len(known) < common or known.array[common - 1] != tokens.array[common - 1]):
                 continue  # it cannot have as long a beginning, and most of 50 conversations are told by one token
-            length = common_prefix(known, tokens)
+            if length >= shared:
+                length = common_prefix(known, tokens, shared)
+            shared = len(known)
             if best is None or (length, -len(known)) >= (common, -len(best.tokens)):
                 best, common = kept, length
         return best, common
 
-    def _change(self, tokens: TokenIds, cached: int) -> Change | None:
-        """What a prompt changed near the top of one of the latest conversations, so that the rest is computed again."""
-        if len(tokens) - cached < _WORTH_A_LOOK:
-            return None
-        latest = self._kept[-_COMPARED:]
-        found = [change for kept in latest if (change := change_between(kept.tokens, tokens)) is not None]
-        return max(found, key=lambda change: change.again, default=None)
+    def _take(self, kept: Kept, cached: int, *, departs: bool) -> None:
+        """Takes a sequence out of the pool. Of one that a prompt departs from, the rest is lost."""
+        full = len(self._kept) >= self._max_sequences
+        at = self._kept.index(kept)
+        if at:
+            older = self._kept[at - 1]
+            older.shared = min(older.shared, kept.shared)
+        del self._kept[at]
+        kept.sequence.truncate(cached)
+        if departs and cached < len(kept.tokens):
+            self._dropped.append((kept.tokens, self._too_many if full else _MEMORY))
 
     def give_back(self, lease: Lease, tokens: Sequence[int]) -> None:
         """Keeps the sequence. `tokens` are those of the request that are known, in order from its first."""
         known = TokenIds.of(tokens)[: lease.sequence.length]
         if not known:
             return
+        if self._kept:
+            self._kept[-1].shared = common_prefix(self._kept[-1].tokens, known)
         self._kept.append(Kept(lease.sequence, known))
         while len(self._kept) > self._max_sequences:
-            self._drop(f"only {self._max_sequences} conversations are kept")
+            self._drop(self._too_many)
         while len(self._kept) > 1 and self.bytes > self._max_bytes:
             self._drop(f"kept KV may take {self._max_bytes} bytes")
 
     def _drop(self, reason: str) -> None:
         self._dropped.append((self._kept.pop(0).tokens, reason))
 
-    def _miss(self, tokens: TokenIds) -> str:
-        """Why `tokens` start from nothing, for the log."""
-        lost, reason = max(
-            ((common_prefix(dropped, tokens), reason) for dropped, reason in self._dropped), default=(0, "")
-        )
-        if lost > _SHORT:
-            return f"{lost} tokens of it were kept and dropped: {reason}"
-        return "no kept conversation begins like it" if self._kept else "nothing is kept yet"
-
     def clear(self) -> None:
         self._kept.clear()
 
-    def _copy(self, kept: Kept, cached: int) -> KvSequence | None:
+    def _copy(self, kept: Kept, cached: int, room: int) -> KvSequence | None:
         """The common beginning of two conversations, so that both can go on.
 
         None where nothing else of the kept one would be lost, where it is the next to give way, or without memory.
@@ -131,10 +143,11 @@ class KvPool:
         if len(kept.tokens) == cached or (full and kept is self._kept[0]):
             return None
         if full:
-            self._drop(f"only {self._max_sequences} conversations are kept")
+            self._drop(self._too_many)
         while True:
             try:
                 copy = self._new_sequence()
+                copy.reserve(max(cached, room))
                 copy.copy_from(kept.sequence, cached)
                 return copy
             except (ResourceError, MemoryError):
@@ -144,7 +157,7 @@ class KvPool:
 
     def _empty_sequence(self) -> KvSequence:
         while len(self._kept) >= self._max_sequences:
-            self._drop(f"only {self._max_sequences} conversations are kept")
+            self._drop(self._too_many)
         while True:
             try:
                 return self._new_sequence()
@@ -155,6 +168,6 @@ class KvPool:
     def make_room(self) -> bool:
         """Gives the memory of the least recent conversation back; False when none is kept."""
         if self._kept:
-            self._drop("its memory was needed")
+            self._drop(_MEMORY)
             return True
         return False

@@ -15,6 +15,7 @@ from monotape.engine.chat_template import ChatTemplate, Message, Rendering, Rend
 from monotape.engine.config import EngineConfig, check_unknown
 from monotape.engine.defaults import DefaultSampling, default_sampling, end_of_text_ids
 from monotape.engine.drafts import Drafts, PredictionLike, make_prediction
+from monotape.engine.incremental import IncrementalEncoder
 from monotape.engine.kv_pool import KvPool
 from monotape.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from monotape.engine.progress import progress_bar
@@ -115,8 +116,9 @@ class LLM:
         chosen = read_template(config.chat_template) if config.chat_template else template
         named_tokens = tokenizer.named_tokens if tokenizer is not None else {}
         self.chat_template = ChatTemplate(chosen, named_tokens)
+        self._encoder = None if tokenizer is None else IncrementalEncoder(tokenizer)
         self._chats = ChatPrompts(
-            self.chat_template, tokenizer, backend.spec.vocab, own_template=not config.chat_template
+            self.chat_template, self._encoder, backend.spec.vocab, own_template=not config.chat_template
         )
         self._pool = KvPool(
             backend.new_sequence, max_sequences=config.max_sequences, max_bytes=config.kv_budget
@@ -159,7 +161,7 @@ class LLM:
         where the backend checks drafts, never the answer.
         """
         given = [
-            make_prompt(prompt, self.tokenizer, self.backend.spec.vocab) for prompt in split_prompts(prompts)
+            make_prompt(prompt, self._encoder, self.backend.spec.vocab) for prompt in split_prompts(prompts)
         ]
         return self._run_all(given, self._params_for(sampling_params, len(given)), prediction, use_tqdm)
 
@@ -208,7 +210,7 @@ class LLM:
         prompts = split_prompts(prompt)
         if len(prompts) != 1:
             raise RequestError(f"stream() was given {len(prompts)} prompts.", "It takes one; use generate().")
-        checked = make_prompt(prompts[0], self.tokenizer, self.backend.spec.vocab)
+        checked = make_prompt(prompts[0], self._encoder, self.backend.spec.vocab)
         params = sampling_params or self.default_sampling_params
         drafts = self._drafts(prediction, speculation)
         return self._stream(checked, params, index, constraint, special_mark, drafts)
@@ -369,4 +371,4 @@ class LLM:
                 completions.append(stream.completion)
                 scores = scores or stream.output.prompt_logprobs
         first = requests[0]
-        return RequestOutput(first.id, first.prompt.text, list(first.prompt.ids), scores, completions, True)
+        return RequestOutput(first.id, first.prompt.text, first.prompt.ids, scores, completions, True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from monotape.backends.protocol import Token
+from monotape.backends.token_ids import TokenIds
 from monotape.engine.answer import Call
 from monotape.plan.types import Plan
 
@@ -64,16 +66,21 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RequestOutput:
     """A request with all its completions."""
 
     request_id: str
     prompt: str | None  # None when the request gave ids
-    prompt_token_ids: list[int]
+    prompt_ids: TokenIds
     prompt_logprobs: list[TokenLogprobs | None] | None
     outputs: list[CompletionOutput]
     finished: bool
+
+    @cached_property
+    def prompt_token_ids(self) -> list[int]:
+        """As a list, made when it is first asked for: one of 131,072 tokens takes milliseconds."""
+        return list(self.prompt_ids)
 
     @property
     def stats(self) -> GenerationStats:

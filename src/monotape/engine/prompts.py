@@ -10,7 +10,7 @@ import numpy as np
 
 from monotape.backends.token_ids import TokenIds
 from monotape.engine.harmony.parser import Channels
-from monotape.engine.tokenizer import Tokenizer
+from monotape.engine.incremental import IncrementalEncoder
 from monotape.errors import RequestError
 
 PromptLike = str | Mapping[str, Any] | Sequence[int]
@@ -40,7 +40,7 @@ def split_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike
     return list(prompts)  # type: ignore[arg-type]
 
 
-def make_prompt(given: PromptLike, tokenizer: Tokenizer | None, vocab: int) -> Prompt:
+def make_prompt(given: PromptLike, encoder: IncrementalEncoder | None, vocab: int) -> Prompt:
     """The prompt that was given, in tokens."""
     if isinstance(given, Mapping):
         unknown = set(given) - {"prompt", "prompt_token_ids"}
@@ -51,24 +51,21 @@ def make_prompt(given: PromptLike, tokenizer: Tokenizer | None, vocab: int) -> P
             return Prompt(given.get("prompt"), checked_ids(given["prompt_token_ids"], vocab))
         given = given["prompt"]
     if isinstance(given, str):
-        return text_prompt(given, tokenizer, vocab)
+        return text_prompt(given, encoder, vocab)
     return Prompt(None, checked_ids(given, vocab))
 
 
-def text_prompt(
-    text: str,
-    tokenizer: Tokenizer | None,
-    vocab: int,
-    *,
-    add_special: bool = True,
-    channels: Channels | None = None,
-) -> Prompt:
-    if tokenizer is None:
-        raise RequestError(
-            "This checkpoint has no tokenizer, so it cannot read text.",
-            "Give token ids (prompt_token_ids, --prompt-ids), or put a tokenizer.json beside the weights.",
-        )
-    return Prompt(text, checked_ids(tokenizer.encode(text, add_special=add_special), vocab), channels)
+def text_prompt(text: str, encoder: IncrementalEncoder | None, vocab: int) -> Prompt:
+    if encoder is None:
+        raise without_tokenizer()
+    return Prompt(text, checked_ids(encoder.encode(text, add_special=True), vocab))
+
+
+def without_tokenizer() -> RequestError:
+    return RequestError(
+        "This checkpoint has no tokenizer, so it cannot read text.",
+        "Give token ids (prompt_token_ids, --prompt-ids), or put a tokenizer.json beside the weights.",
+    )
 
 
 def _are_ids(value: object) -> bool:

@@ -72,7 +72,8 @@ class TextStream:
 
     def _start(self) -> None:
         request, backend, top = self._request, self._backend, self._request.params.prompt_logprobs
-        self._lease = self._pool.lease(request.prompt.ids, reuse=top is None)
+        room = len(request.prompt.ids) + request.max_tokens
+        self._lease = self._pool.lease(request.prompt.ids, room=room, reuse=top is None)
         sequence = self._lease.sequence
         self._scored: ScoredGeneration | None = None
         if top is not None:
@@ -127,13 +128,13 @@ class TextStream:
 
     @property
     def cache_miss(self) -> str | None:
-        """Why no KV of an earlier request was used; None when some was."""
-        return self._lease.miss
+        """Why no KV of an earlier conversation was used; None when some was."""
+        return self._lease.findings.miss
 
     @property
     def change(self) -> Change | None:
         """What was changed near the top of an earlier prompt, so that the rest had to be computed again."""
-        return self._lease.change
+        return self._lease.findings.change
 
     @property
     def filled(self) -> int:
@@ -193,7 +194,7 @@ class TextStream:
         return RequestOutput(
             request_id=request.id,
             prompt=request.prompt.text,
-            prompt_token_ids=list(request.prompt.ids),
+            prompt_ids=request.prompt.ids,
             prompt_logprobs=None if self._scored is None else self._scored.prompt_logprobs,
             outputs=[self.completion],
             finished=self._finish_reason is not None,

@@ -24,6 +24,7 @@ _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
 _AT_ONCE = 1 << 18  # bytes that are read at once: more than a socket holds
+_STEP = 4096  # characters that are compared at a time
 _MOST_COMPILED = 8
 _COMPILED: list[str] = []  # names of templates, the oldest first
 
@@ -114,12 +115,37 @@ def _limit_memory(max_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
 
 
-def _packed(reply: dict[str, Any]) -> bytes:
-    """A text goes as it is, since writing and reading it as JSON takes longer than rendering it."""
-    try:
-        return b"T" + str(reply["text"]).encode()
-    except (KeyError, UnicodeEncodeError):
-        return b"J" + json.dumps(reply).encode()
+class _Memory:
+    """The messages of the latest request and the text of the latest answer: only what is new comes and goes."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.text = ""
+
+    def request(self, body: bytes) -> dict[str, Any]:
+        """The request with all its messages."""
+        rest, kept, new = marshal.loads(body)
+        self.messages = self.messages[:kept] + [marshal.loads(message) for message in new]
+        request: dict[str, Any] = marshal.loads(rest)
+        request["context"]["messages"] = self.messages
+        return request
+
+    def reply(self, answered: dict[str, Any]) -> bytes:
+        """A text goes as it is, since writing and reading it as JSON takes longer than rendering it."""
+        if "text" not in answered:
+            return b"J" + json.dumps(answered).encode()
+        text: str = answered["text"]
+        kept = _common_beginning(self.text, text)
+        self.text = text
+        return b"T" + struct.pack(">I", kept) + text[kept:].encode()
+
+
+def _common_beginning(old: str, new: str) -> int:
+    """How many characters two texts begin with, in whole steps: the rest of a step is sent in less time than found."""
+    at, most = 0, min(len(old), len(new)) - _STEP
+    while at <= most and old[at : at + _STEP] == new[at : at + _STEP]:
+        at += _STEP
+    return at
 
 
 def serve(requests: BinaryIO, answers: BinaryIO, *, fuel: int, max_characters: int, seconds: float) -> None:
@@ -128,11 +154,11 @@ def serve(requests: BinaryIO, answers: BinaryIO, *, fuel: int, max_characters: i
     The other end kills a process that takes longer than `seconds`. If it is gone, SIGALRM does, which needs nothing
     of Python: a template that runs holds the interpreter's lock.
     """
-    engine = environment(fuel)
+    engine, memory = environment(fuel), _Memory()
     while header := requests.read(4):
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
-        request = marshal.loads(requests.read(struct.unpack(">I", header)[0]))
-        reply = _packed(answer(engine, request, max_characters))
+        request = memory.request(requests.read(struct.unpack(">I", header)[0]))
+        reply = memory.reply(answer(engine, request, max_characters))
         answers.write(struct.pack(">I", len(reply)) + reply)
         answers.flush()
         signal.setitimer(signal.ITIMER_REAL, 0)

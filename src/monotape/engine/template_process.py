@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import marshal
 import socket
 import struct
 import subprocess
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from monotape.engine.spawn import spawn
+from monotape.engine.template_memory import Question, TemplateMemory, packed
 from monotape.errors import RequestError
 
 _SIZE = struct.Struct(">I")  # before each message
 AT_ONCE = 1 << 18  # bytes that are received at once: more than a socket holds
-_MAYBE_SURROGATE = b"\xed"  # the first byte of one in UTF-8, of a Hangul syllable, or part of a number
 _HINT = "Give another template with chat_template, or use generate() with a plain prompt."
 
 
@@ -42,6 +41,7 @@ class TemplateProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None  # its standard input and output
+        self._memory = TemplateMemory()
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def start(self) -> None:
@@ -51,10 +51,9 @@ class TemplateProcess:
 
     def render(self, template: str, context: Mapping[str, Any]) -> str:
         """The rendered template; a RequestError when it fails or goes beyond its limits."""
-        request = packed(template, context)
+        question = packed(template, context)
         with self._lock:
-            answer = self._exchange(request)
-        return text_of(answer, self._limits)
+            return text_of(self._exchange(question), self._limits, self._memory)
 
     def close(self) -> None:
         with self._lock:
@@ -67,12 +66,14 @@ class TemplateProcess:
             if self._finalizer is not None:
                 self._finalizer()
             self._process, self._connection = started(self._limits)
+            self._memory = TemplateMemory()
             self._finalizer = weakref.finalize(self, end, self._process, self._connection)
         return self._process, self._connection
 
-    def _exchange(self, request: bytes) -> bytes | None:
+    def _exchange(self, question: Question) -> bytes | None:
         """The child's answer, or None when it was killed or died."""
         process, connection = self._running()
+        request = self._memory.request(question)
         deadline, received = time.monotonic() + self._limits.seconds, bytearray()
         try:
             connection.settimeout(self._limits.seconds)
@@ -112,28 +113,6 @@ def end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
     connection.close()
 
 
-def packed(template: str, context: Mapping[str, Any]) -> bytes:
-    """The request for a child, which runs the same Python: marshal takes a tenth of the time of JSON, at both ends.
-
-    It knows Python's own types alone, and half of a surrogate pair passes it. So JSON decides about the rest.
-    """
-    request = {"template": template, "context": context}
-    try:
-        body = marshal.dumps(request)
-        if _MAYBE_SURROGATE not in body:
-            return _SIZE.pack(len(body)) + body
-    except ValueError:
-        pass
-    try:
-        body = marshal.dumps(json.loads(json.dumps(request, ensure_ascii=False).encode()))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(
-            f"The conversation cannot be written as JSON: {error}.",
-            "Use strings, numbers, lists and dictionaries only.",
-        ) from None
-    return _SIZE.pack(len(body)) + body
-
-
 def whole(received: bytearray) -> bytes | None:
     """The child's answer without its size; None as long as some of it is missing."""
     if len(received) < _SIZE.size:
@@ -142,7 +121,7 @@ def whole(received: bytearray) -> bytes | None:
     return None if len(received) < end_of_it else bytes(received[_SIZE.size : end_of_it])
 
 
-def text_of(answer: bytes | None, limits: TemplateLimits) -> str:
+def text_of(answer: bytes | None, limits: TemplateLimits, memory: TemplateMemory) -> str:
     """The text that a child answered with; a RequestError for an error, and for None: it was stopped."""
     if answer is None:
         raise RequestError(
@@ -151,7 +130,7 @@ def text_of(answer: bytes | None, limits: TemplateLimits) -> str:
             _HINT,
         )
     if answer[:1] == b"T":
-        return answer[1:].decode()
+        return memory.text(answer[1:])
     reply = json.loads(answer[1:])
     raise _error(reply["kind"], reply["error"], limits)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import importlib
 import logging
 import math
@@ -88,6 +89,7 @@ async def _announce(
 ) -> None:
     await loading
     await service.engine.ready.wait()
+    gc.freeze()  # what is loaded stays: looking through it for garbage takes longer than a first token
     on_ready(service)
 
 

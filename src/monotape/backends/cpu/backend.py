@@ -130,6 +130,10 @@ class CpuBackend:
         """For tests: jobs are cancelled when worker 0 reads the flag for the n-th time; -1: never."""
         library().monotape_cancel_at(self._engine, look)
 
+    def check_all_drafts(self, all_of_them: bool = True) -> None:
+        """For tests: from the next job on, drafts are checked wherever there are any, whatever they cost."""
+        library().monotape_check_all_drafts(self._engine, all_of_them)
+
     def looks(self) -> int:
         """The most times that a worker read the cancel flag in the last job: before every tile and every rendezvous."""
         return int(library().monotape_looks(self._engine))
@@ -149,9 +153,11 @@ class CpuGeneration:
 
     def __init__(self, engine: int, job: Job, sequence: CpuSequence) -> None:
         self.finish_reason: FinishReason | None = None
+        self.drafted = self.accepted = 0  # known at the end
         self._engine, self._job, self._sequence = engine, job, sequence
         count, top = job.max_tokens, max(0, job.logprobs or 0)
         self._prompt = np.array(job.prompt, np.int32)
+        self._history = _history(job, self._prompt) if job.drafts else None
         self._stop_ids = np.array(job.stop_ids, np.int32)
         self._bias_ids = np.array([token for token, _ in job.sampling.logit_bias], np.int32)
         self._bias_values = np.array([bias for _, bias in job.sampling.logit_bias], np.float32)
@@ -173,7 +179,9 @@ class CpuGeneration:
             kind=KIND_GENERATE, prompt_length=len(job.prompt), cached=job.cached, max_tokens=job.max_tokens,
             min_tokens=job.min_tokens, stop_count=len(job.stop_ids),
             top_logprobs=-1 if job.logprobs is None else top,
+            history_length=len(job.prediction) + len(job.prompt),
             prompt=self._prompt.ctypes.data, stop_ids=self._stop_ids.ctypes.data,
+            history=None if self._history is None else self._history.ctypes.data,
             keys=ctypes.addressof(self._keys), values=ctypes.addressof(self._values),
             kv_capacity=self._sequence.capacity, sampling=self._sampling(),
             ids=self._ids.ctypes.data, times_ns=self._times.ctypes.data,
@@ -222,7 +230,16 @@ class CpuGeneration:
             # Cancelled in prefill there is no token; the chunks that were complete by then stay.
             tokens = status.tokens
             self._sequence.length = len(self._job.prompt) + tokens - 1 if tokens else status.filled
+            self.drafted, self.accepted = status.drafted, status.accepted
             self.finish_reason = _FINISH[status.finish]
+
+
+def _history(job: Job, prompt: NDArray[np.int32]) -> NDArray[np.int32]:
+    """What drafts are looked up in: the prediction, the prompt, and room for the output."""
+    history = np.empty(len(job.prediction) + prompt.size + job.max_tokens, np.int32)
+    history[: len(job.prediction)] = np.asarray(job.prediction, np.int32)
+    history[len(job.prediction) : len(job.prediction) + prompt.size] = prompt
+    return history
 
 
 def _start(engine: int, struct: JobStruct) -> None:

@@ -69,8 +69,8 @@ class SamplingStruct(Structure):
 class JobStruct(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "prompt_length", "cached", "max_tokens", "min_tokens")),
-        *((name, c_int32) for name in ("stop_count", "top_logprobs")),
-        *((name, c_void_p) for name in ("prompt", "stop_ids", "keys", "values")),
+        *((name, c_int32) for name in ("stop_count", "top_logprobs", "history_length")),
+        *((name, c_void_p) for name in ("prompt", "stop_ids", "history", "keys", "values")),
         ("kv_capacity", c_int64), ("sampling", SamplingStruct),
         *((name, c_void_p) for name in ("logits", "ids", "times_ns", "logprobs", "top_ids", "top_values")),
     )  # fmt: skip
@@ -80,6 +80,7 @@ class StatusStruct(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("finish", "tokens", "filled", "fault_worker", "fault_stage")),
         *((name, c_int32) for name in ("fault_position", "fault_waited_for", "fault_rank", "fault_waited_rank")),
+        *((name, c_int32) for name in ("drafted", "accepted")),
         ("start_ns", c_int64),
     )  # fmt: skip
 
@@ -93,6 +94,8 @@ _SIGNATURES = {
     "monotape_cancel": (None, [c_void_p]),
     "monotape_cancel_at": (None, [c_void_p, c_int64]),
     "monotape_looks": (c_int64, [c_void_p]),
+    "monotape_check_all_drafts": (None, [c_void_p, c_int32]),
+    "monotape_gate": (None, [c_int32, c_void_p, c_void_p, c_int32, c_int64, c_int64, c_void_p]),
     "monotape_delay_words": (None, [c_void_p, c_int64, c_uint64]),
     "monotape_stop_rank": (None, [c_void_p, c_int32, c_int32, c_int64]),
     "monotape_wait": (None, [c_void_p, c_int32, c_int32, POINTER(StatusStruct)]),

@@ -28,7 +28,7 @@ from monotape.backends.cuda.header import Variant, plan_header
 from monotape.backends.cuda.launch import Launch, require_idle
 from monotape.backends.cuda.links import InboxMemory, Numbers, step_table
 from monotape.backends.cuda.loading import LoadedModel, load_model
-from monotape.backends.cuda.masks import MaskTable, MaskWriter
+from monotape.backends.cuda.masks import MaskTable, MaskWriter, masks_for
 from monotape.backends.cuda.memory import memory_plan, require_memory
 from monotape.backends.cuda.params import (
     ParamsStruct,
@@ -70,7 +70,7 @@ class CudaBackend:
         self._own_plan = rank_plan(plan, rank)
         self.kernel = Kernel(cubin, KERNEL_NAME, gpu_plan.machine.shared_memory, TOLD)
         self.request_memory = RequestMemory(plan.context)
-        self.masks = MaskTable(spec.vocab)
+        self.masks = MaskTable(spec.vocab, masks_for(own.rows_a_pass))
         self._trace_kernel: Kernel | None = None
         self._launch: Launch | None = None
         self._lock = threading.RLock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from monotape.backends.cuda.launch import POLL_S, Running
@@ -77,8 +77,15 @@ class CudaGeneration:
 class MaskedCudaGeneration(CudaGeneration):
     """One whose every token waits for a mask."""
 
+    def __init__(self, backend: Any, job: Job, sequence: Any, chunk: int | None = None) -> None:
+        self.masks_ahead = backend.masks.masks - 1
+        super().__init__(backend, job, sequence, chunk)
+
     def allow(self, bits: Bits) -> None:
         self._launch.write_mask(Verdict.GO_ON, bits)
+
+    def expect(self, ids: Sequence[int]) -> None:
+        self._launch.expect(ids)
 
     def end_masks(self, *, complete: bool) -> None:
         self._launch.write_mask(Verdict.COMPLETE if complete else Verdict.CANCELLED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 from monotape.backends.cuda.driver import Kernel
@@ -47,6 +48,10 @@ class Running(ABC):
     @abstractmethod
     def write_mask(self, verdict: Verdict, bits: Bits | None = None) -> None:
         """The next mask of a masked job; nothing once it has ended."""
+
+    @abstractmethod
+    def expect(self, ids: Sequence[int]) -> None:
+        """Tokens that the next masks will allow, each alone."""
 
     @abstractmethod
     def mailed(self, index: int) -> int | None:
@@ -193,6 +198,11 @@ class Launch(Running):
         with self._mask_lock:
             if self._masks is not None:
                 self._masks.write(verdict, bits)
+
+    def expect(self, ids: Sequence[int]) -> None:
+        with self._mask_lock:
+            if self._masks is not None:
+                self._masks.expect(ids)
 
     @property
     def masks_over(self) -> bool:

@@ -19,7 +19,7 @@ from monotape.backends.cuda.blame import sentence
 from monotape.backends.cuda.driver import DeviceMemory, Kernel, allow_peers, on_device
 from monotape.backends.cuda.generation import CudaGeneration, MaskedCudaGeneration
 from monotape.backends.cuda.launch import Launch, Running, require_idle
-from monotape.backends.cuda.masks import Verdict
+from monotape.backends.cuda.masks import MaskTable, Verdict
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import Bits, Job, KvSequence
 from monotape.backends.token_ids import TokenIds
@@ -49,6 +49,10 @@ class RankedSequence:
     def truncate(self, length: int) -> None:
         for part in self.parts:
             part.truncate(length)
+
+    def reserve(self, positions: int) -> None:
+        for part in self.parts:
+            part.reserve(positions)
 
     def copy_from(self, other: KvSequence, length: int) -> None:
         assert isinstance(other, RankedSequence)
@@ -115,6 +119,9 @@ class RankedLaunch(Running):
     def write_mask(self, verdict: Verdict, bits: Bits | None = None) -> None:
         """Into the table of rank 0, which all ranks read."""
         self._launches[0].write_mask(verdict, bits)
+
+    def expect(self, ids: Sequence[int]) -> None:
+        self._launches[0].expect(ids)
 
     @property
     def masks_over(self) -> bool:
@@ -183,6 +190,11 @@ class RankedCudaBackend:
         assert isinstance(sequence, RankedSequence), "a sequence of another backend"
         return CudaGeneration(self, job, sequence)
 
+    @property
+    def masks(self) -> MaskTable:
+        """That of rank 0, which all ranks read."""
+        return self.ranks[0].masks
+
     def start_masked(self, job: Job, sequence: KvSequence) -> MaskedCudaGeneration:
         assert isinstance(sequence, RankedSequence), "a sequence of another backend"
         return MaskedCudaGeneration(self, replace(job, masked=True), sequence)
@@ -197,7 +209,7 @@ class RankedCudaBackend:
             for rank, part in zip(self.ranks, sequence.parts, strict=True):
                 with on_device(rank.device):
                     own_job = self._job_of(rank, job)
-                    masks = self.ranks[0].masks if rank is not self.ranks[0] else None
+                    masks = self.masks if rank is not self.ranks[0] else None
                     prepared.append(
                         rank.prepare(own_job, part, chunk=chunk, logits_out=logits_out, masks=masks)
                     )

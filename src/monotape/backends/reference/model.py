@@ -49,7 +49,11 @@ class ReferenceSequence:
 
     def copy_from(self, other: KvSequence, length: int) -> None:
         assert isinstance(other, ReferenceSequence) and self.length == 0 and length <= other.length
-        self.keys, self.values = other.keys[:, :, :length].copy(), other.values[:, :, :length].copy()
+        self.reserve(length)
+        self.keys[:, :, :length], self.values[:, :, :length] = (
+            other.keys[:, :, :length],
+            other.values[:, :, :length],
+        )
         self.length = length
 
     def reserve(self, positions: int) -> None:

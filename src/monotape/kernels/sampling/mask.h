@@ -2,16 +2,17 @@
 //
 // The table (Sampling::masks) is pinned memory of the host, in words of 64 bits. The lower 32 bits of a word are the number
 // of the draw that it is about, which is the position of the token to be drawn. The upper 32 bits of word 0 are a Verdict;
-// those of word 1 + i are bits of the ids from 32 * i on, and a zero bars an id. There are three such masks, used in turn.
-// Every rank reads the same table.
+// those of word 1 + i are bits of the ids from 32 * i on, and a zero bars an id. There are kMasks such masks, used in turn.
+// Every rank reads the same table. Behind the masks is a hint for each: the one token that its mask will allow. Hints come before
+// their masks, and are drafts (worker/drafter.h): whether the kernel sees one changes no token.
 //
 // Memory order. All accesses are relaxed, at system scope.
 // 1. The host stores a word at once and it is loaded at once, so a reader that sees the number has the bits.
 // 2. The host writes every word of number n, and writes it once. So all workers of all ranks hear the same verdict, and
 //    need no exchange to agree on it.
-// 3. The host allows tokens in draw n + 2 when token n has been mailed: after the words of all workers of all ranks, each of
-//    which was published after its worker had met, and so had read its words of number n. An end of the text, number
-//    n + 3, may follow at any time, over number n.
+// 3. The host allows tokens in draw n + kMasks - 1 when token n has been mailed: after the words of all workers of all ranks,
+//    each of which was published after its worker had met, and so had read its words of number n. An end of the text, number
+//    n + kMasks, may follow at any time, over number n.
 // 4. Before a launch the numbers of all words are 0, the position of no drawn token.
 #pragma once
 #include "sampling/settings.h"
@@ -22,12 +23,16 @@ namespace monotape {
 enum class Verdict : int { go_on = 0, complete, cancelled };  // backends/cuda/masks.py: Verdict
 
 constexpr int kMaskBits = 32;            // of a word
-constexpr int kMasks = 3;                // backends/cuda/masks.py: MASKS
+constexpr int kMasks = kRows > 1 ? 8 : 3;  // several tokens a pass need several masks. backends/cuda/masks.py: masks_for
 constexpr int kMaskWords = 1 + (kAllVocab + kMaskBits - 1) / kMaskBits;
 constexpr int kTextComplete = -2;        // in the place of a token: nothing may follow
 constexpr int kHostWait = 1 << 29;       // flag of a wait for the host; the word is below. backends/cuda/blame.py
 constexpr int kHostDeadlines = 30;       // how many deadlines the host has for a mask: a grammar may take its time
 constexpr int kHostRestNs = 500;         // between two looks at a word that is late: a load takes the bus a microsecond
+
+__device__ __forceinline__ const uint64_t* hint_word(const Sampling& s, uint32_t number) {
+  return s.masks + kMasks * kMaskWords + number % kMasks;
+}
 
 // Waits for the mask of draw `number`, and bars tokens in s.adjusted; scratch().verdict says whether to draw at all. False: the
 // request has failed. A team for this also has

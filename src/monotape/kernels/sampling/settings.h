@@ -14,7 +14,7 @@ struct Sampling {
   float* logprobs;          // pinned: [max_tokens] of the chosen tokens
   int* top_ids;             // pinned: [max_tokens][top_logprobs]
   float* top_values;
-  const uint64_t* masks;    // pinned: [3][a verdict, then vocab / 32]; null: every token may be drawn. See sampling/mask.h
+  const uint64_t* masks;    // pinned: masks, then hints; null: every token may be drawn. See sampling/mask.h
   float temperature;        // 0: the best of the adjusted logits
   float log_min_p;          // 0 when min-p is off or 1
   float repetition_penalty, presence_penalty, frequency_penalty;

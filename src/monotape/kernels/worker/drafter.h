@@ -1,7 +1,7 @@
 // The drafter: in worker 0, the clerk's warp looks for what may follow, while the pass at hand streams. It looks up the last
 // tokens in the history, which is a predicted text if the client sent one, the prompt, and the output so far; what followed
-// them there is offered as the next drafts. All other workers only follow the offer (sampling/offers.h), so when an offer is
-// made, or whether, changes no token.
+// them there is offered as the next drafts. Where a grammar says what must follow, that is offered instead. All other workers
+// only follow the offer (sampling/offers.h), so when an offer is made, or whether, changes no token.
 #pragma once
 #include "worker/clerk.h"
 
@@ -11,22 +11,27 @@ constexpr int kNoToken = -2;  // of an offer; -1 would look like a word that has
 
 class Drafter {
  public:
-  __device__ Drafter(Shared& shared, const Params& params) : shared_(shared), params_(params) {}
+  __device__ Drafter(Shared& shared, const Params& params) : shared_(shared), params_(params), draw_(params.prompt_length) {}
 
   // The whole warp, once the clerk has delivered all tokens before pass `pass`.
   __device__ void look(int pass) {
-    if (pass == seen_) return;
+    if (pass == seen_) {
+      if (shared_.drafts.offer_of != pass) offer_hints(pass);  // which may come late
+      return;
+    }
     seen_ = pass;
     warp_meets();  // lane 0 has written the newest tokens
     const int rows = shared_.drafts.rows, length = params_.history_length + shared_.delivered;
     time_pass();
     learn(length - known_, length);
     drafted_ = rows - 1;
+    draw_ = params_.prompt_length + shared_.delivered + rows - 1;
     if (match_ < 0) find(length);
-    offer(pass, rows, length);
+    if (!offer_hints(pass)) offer(pass, rows, length);
   }
 
  private:
+  static constexpr int kOffered = 4;         // tokens: the one that is expected, and drafts after it
   static constexpr int kLoads = 4;           // in flight in each lane
   static constexpr int kEvidence = 8;        // tokens in a row that need no better match
   static constexpr int kLeastEvidence = 2;
@@ -101,7 +106,22 @@ class Drafter {
   // If all rows of the pass are accepted and the first of these follows, then the others are the next drafts.
   __device__ void offer(int pass, int rows, int length) {
     if (match_ < 0 || !worth_it()) return;
-    if (lane_number() < 4) shared_.drafts.offer[lane_number()] = static_cast<int>(token_at(continued(match_ + rows - 1 + lane_number(), length)));
+    publish(pass, static_cast<int>(token_at(continued(match_ + rows - 1 + smaller(lane_number(), kOffered - 1), length))));
+  }
+  // The same where the host has hints for the choice of the pass's last row and at least the one after it. They are always
+  // accepted, so there is no gate.
+  __device__ bool offer_hints(int pass) {
+    if (!params_.sampling.masks) return false;
+    const uint32_t number = static_cast<uint32_t>(draw_ + smaller(lane_number(), kOffered - 1));
+    const uint64_t hint = load_from_host(hint_word(params_.sampling, number));
+    const int token = static_cast<uint32_t>(hint) == number ? static_cast<int>(hint >> 32) : kNoToken;
+    if (lane_at(token, 0) == kNoToken || lane_at(token, 1) == kNoToken) return false;
+    publish(pass, token);
+    return true;
+  }
+  // Lane i has token i.
+  __device__ void publish(int pass, int token) {
+    if (lane_number() < kOffered) shared_.drafts.offer[lane_number()] = token;
     fence_block();
     warp_meets();
     if (lane_number() == 0) shared_.drafts.offer_of = pass;
@@ -124,6 +144,7 @@ class Drafter {
   const Params& params_;
   int seen_ = 0, known_ = 0, match_ = -1, evidence_ = 0, credit_ = kFirstCredit, held_back_ = 0;
   int drafted_ = 0;  // drafts of the pass at hand
+  int draw_;         // the number of its last row's choice
   int64_t began_ = 0, ns_alone_ = 0, ns_with_drafts_ = 0;
 };
 

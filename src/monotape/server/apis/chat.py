@@ -77,7 +77,7 @@ class _ChatStream:
         self._usage = bool(options and options.include_usage)
         self._continuous = bool(options and options.continuous_usage_stats)
         self._tokens = 0  # of the completion that runs
-        self._reading = Reading(conversation.work)
+        self._reading = self._new_reading()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         conversation, clock = self._conversation, self._conversation.work.clock
@@ -103,19 +103,16 @@ class _ChatStream:
             last = self._deltas(part.index, part.events, None) + self._last(
                 part.index, part.done, part.answer
             )
-            self._tokens, self._reading = 0, Reading(self._conversation.work)
+            self._tokens, self._reading = 0, self._new_reading()
             return last
-        if piece.read is not None and not self._request.return_progress:
-            return self._reading.comment(piece)
+        told = self._reading.told(piece)
         if piece.read is not None:
-            return self._progress(self._reading.step(piece.read))
-        read = self._reading.last() if self._request.return_progress and not self._tokens else None
+            return told
         self._tokens += len(piece.token_ids)
-        return self._progress(read) + self._deltas(part.index, part.events, piece)
+        return told + self._deltas(part.index, part.events, piece)
 
-    def _progress(self, step: dict[str, Any] | None) -> bytes:
-        """A chunk that says how much of the prompt has been read."""
-        return b"" if step is None else sse({**self._head, "choices": [], "prompt_progress": step})
+    def _new_reading(self) -> Reading:
+        return Reading(self._conversation.work, self._head if self._request.return_progress else None)
 
     def _deltas(self, index: int, events: list[Event], piece: wire.Piece | None) -> bytes:
         """One chunk for what is said, one for each step of a tool call."""

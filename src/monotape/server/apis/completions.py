@@ -206,7 +206,8 @@ async def _chunks(
     head: dict[str, Any],
 ) -> AsyncGenerator[bytes, None]:
     tokens = offset = 0
-    clock, reading = prepared.work.clock, Reading(prepared.work)
+    clock = prepared.work.clock
+    reading = Reading(prepared.work, head if request.return_progress else None)
 
     def chunk(text: str, chosen: list[wire.Chosen | None], **more: Any) -> bytes:
         nonlocal offset
@@ -234,7 +235,7 @@ async def _chunks(
                     timings=clock.timings(),
                 )
                 return
-            if told := reading.comment(message):
+            if told := reading.told(message):
                 yield told
             tokens += len(message.token_ids)
             if (message.text or message.chosen) and not silent:

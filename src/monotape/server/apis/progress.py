@@ -6,16 +6,25 @@ import time
 from typing import Any
 
 from monotape.server.engine import wire
+from monotape.server.http.replies import sse
 from monotape.server.service.service import Work
 
 
 class Reading:
     """The prompt of one completion. llama.cpp's names: `processed` counts the `cache` too."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    def __init__(self, work: Work, head: dict[str, Any] | None = None) -> None:
+        """`head`: that of chunks, for a client that wants them instead of comments."""
+        self._work, self._head = work, head
         self._cached: int | None = None  # until the engine has said it
         self._read = 0
+
+    def told(self, piece: wire.Piece) -> bytes:
+        """What the client is told before a piece of its answer."""
+        if self._head is None:
+            return self.comment(piece)
+        step = self.last() if piece.read is None else self.step(piece.read)
+        return b"" if step is None else sse({**self._head, "choices": [], "prompt_progress": step})
 
     def comment(self, piece: wire.Piece | None) -> bytes:
         """A line that clients skip and that keeps proxies from closing the connection; nothing for other pieces."""

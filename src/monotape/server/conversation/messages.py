@@ -34,12 +34,16 @@ def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
             "messages",
             "invalid_value",
         )
-    checked = {**message, "role": "system" if role == "developer" else role}
+    checked = dict(message)
+    if role == "developer":
+        checked["role"] = "system"
     content = message.get("content")
-    checked["content"] = content if isinstance(content, str) else _text(content, f"messages[{index}]")
-    thought = message.get("reasoning_content") or message.get("reasoning")
-    if role == "assistant" and isinstance(thought, str):
-        checked["reasoning_content"] = checked["reasoning"] = thought
+    if not isinstance(content, str):
+        checked["content"] = _text(content, f"messages[{index}]")
+    if role == "assistant":
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(thought, str):
+            checked["reasoning_content"] = checked["reasoning"] = thought
     calls = message.get("tool_calls")
     if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
         raise bad_request(

@@ -7,6 +7,7 @@ that both ends speak wire.py. It ends when the other end does.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -254,6 +255,7 @@ def load(configuration: dict[str, Any], outbox: Outbox) -> tuple[LLM, Grammars |
     phase("grammars")
     info = describe(llm)
     phase("memory bandwidth")
+    gc.freeze()  # what is loaded stays: looking through it for garbage takes longer than a first token
     outbox.put(wire.Ready(info, recommended(llm)))
     return llm, None if llm.tokenizer is None else grammars
 

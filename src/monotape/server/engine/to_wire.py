@@ -20,7 +20,7 @@ def chosen_of(delta: Delta) -> list[wire.Chosen]:
 def prompt_scores(output: RequestOutput) -> list[wire.Chosen | None] | None:
     if output.prompt_logprobs is None:
         return None
-    pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+    pairs = zip(output.prompt_ids, output.prompt_logprobs, strict=True)
     return [None if shown is None else _chosen(token_id, shown) for token_id, shown in pairs]
 
 

@@ -79,7 +79,7 @@ class Beat(msgspec.Struct, tag=True):
 
 
 class Started(msgspec.Struct, tag=True):
-    """The job has begun: how much of its prompt was cached, or why nothing was."""
+    """The job has begun: how much of its prompt was cached, or why next to nothing was."""
 
     id: int
     time_ns: int  # this machine's monotonic clock

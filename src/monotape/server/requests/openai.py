@@ -161,6 +161,7 @@ class CompletionRequest(Sampled, kw_only=True):
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     add_special_tokens: bool | None = None
+    return_progress: bool | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -21,7 +21,7 @@ class Clock:
     reserved_ns: int = 0  # when it began to wait
     started_ns: int = 0  # when the engine began
     answers: int = 1  # to each prompt
-    miss: str | None = None  # why nothing of the prompt was cached
+    miss: str | None = None  # why nothing of the prompt was cached, or next to nothing
     changed: tuple[int, int] | None = None  # engine/changed_prefix.py: at, again
     done: list[wire.Stats] = field(default_factory=list)
     on_start: Callable[[], None] = lambda: None  # called when the engine begins with its first completion
@@ -41,7 +41,7 @@ class Clock:
         """For the log: tokens, the time to the first of them as the client has seen it, and the speed of the rest."""
         prompts = self.done[:: self.answers]
         cached = sum(part.cached_tokens for part in prompts)
-        why = f" ({self.miss})" if self.miss and not cached else ""
+        why = f" ({self.miss})" if self.miss else ""
         if self.changed is not None:
             at, again = self.changed
             why = f" (an earlier prompt changed at token {at}; {again} tokens after it are the same)"

@@ -35,7 +35,10 @@ class Metrics:
             "vllm:prefix_cache_hits", "Prompt tokens found in the KV of earlier requests.", registry=registry
         )
         self.misses = Counter(
-            "monotape_prefix_cache_misses", "Prompts without a cached prefix.", ["reason"], registry=registry
+            "monotape_prefix_cache_misses",
+            "Prompts of which nothing was cached but the template's own tokens.",
+            ["reason"],
+            registry=registry,
         )
         self.changed_prompts = Counter(
             "monotape_changed_prefixes", "Prompts that repeat an earlier one after a change within it.",
@@ -89,10 +92,11 @@ class Metrics:
             self.between.observe(stats.decode_ns / 1e9 / (stats.new_tokens - 1))
             self.decode_speed.set((stats.new_tokens - 1) / stats.decode_ns * 1e9)
 
-    def missed(self, reason: str) -> None:
-        """Reasons hold numbers; their first words are enough to count them by."""
-        kinds = {"nothing": "first", "no": "different", "it": "short", "the": "scored"}
-        self.misses.labels(kinds.get(reason.split()[0], "dropped")).inc()
+    def missed(self, reason: str, *, changed: bool = False) -> None:
+        """Reasons hold numbers; their first words are enough to count them by. `changed` is the better reason."""
+        kinds = {"nothing": "first", "no": "different", "the": "scored"}
+        kind = "changed" if changed else kinds.get(reason.split()[0], "dropped")
+        self.misses.labels(kind).inc()
 
     def changed(self, at: int, again: int) -> None:
         self.changed_prompts.inc()

@@ -206,7 +206,7 @@ class Service:
         clock.started(message.time_ns)
         if message.miss is not None:
             clock.miss = message.miss
-            self.metrics.missed(message.miss)
+            self.metrics.missed(message.miss, changed=message.changed is not None)
         if message.changed is not None:
             clock.changed = message.changed
             self.metrics.changed(*message.changed)

@@ -9,7 +9,9 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from monotape.engine.template_process import AT_ONCE, TemplateLimits, end, packed, started, text_of, whole
+from monotape.engine.template_memory import Question, TemplateMemory, packed
+from monotape.engine.template_process import AT_ONCE, TemplateLimits, end, started, text_of, whole
+from monotape.errors import RequestError
 
 
 class TemplateChannel:
@@ -20,8 +22,9 @@ class TemplateChannel:
 
     def __init__(self, limits: TemplateLimits | None = None) -> None:
         self._limits = limits or TemplateLimits()
-        self._questions: collections.deque[tuple[bytes, asyncio.Future[bytes | None]]] = collections.deque()
+        self._questions: collections.deque[tuple[Question, asyncio.Future[str]]] = collections.deque()
         self._child: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._memory = TemplateMemory()
         self._loop: asyncio.AbstractEventLoop | None = None  # while it watches the socket
         self._deadline: asyncio.TimerHandle | None = None
         self._unsent = memoryview(b"")
@@ -29,7 +32,8 @@ class TemplateChannel:
 
     def start(self) -> None:
         """Starts the process, so that the first request need not wait for it. Any thread may do that, once."""
-        self._child = self._child or started(self._limits)
+        if self._child is None:
+            self._child, self._memory = started(self._limits), TemplateMemory()
 
     def close(self) -> None:
         self._stop_watching()
@@ -40,11 +44,11 @@ class TemplateChannel:
     async def render(self, template: str, context: Mapping[str, Any]) -> str:
         """The rendered template; a RequestError when it fails or goes beyond its limits."""
         self._loop = asyncio.get_running_loop()
-        answer: asyncio.Future[bytes | None] = self._loop.create_future()
+        answer: asyncio.Future[str] = self._loop.create_future()
         self._questions.append((packed(template, context), answer))
         if len(self._questions) == 1:
             self._ask()
-        return text_of(await answer, self._limits)
+        return await answer
 
     def _ask(self) -> None:
         """Sends the first question. One for which no process can be started fails, and the next has its try."""
@@ -65,7 +69,7 @@ class TemplateChannel:
         process, connection = self._child
         connection.setblocking(False)
         self._received.clear()
-        self._unsent = memoryview(self._questions[0][0])
+        self._unsent = memoryview(self._memory.request(self._questions[0][0]))
         self._deadline = self._loop.call_later(self._limits.seconds, process.kill)
         self._loop.add_reader(connection, self._receive)
         self._send()
@@ -100,10 +104,20 @@ class TemplateChannel:
             self.close()
         elif self._deadline is not None:
             self._deadline.cancel()
-        _, waiting = self._questions.popleft()
-        if not waiting.done():  # its client is still there
-            waiting.set_result(answer)
+        self._give(answer)
         self._ask()
+
+    def _give(self, answer: bytes | None) -> None:
+        """To the client, if it is still there. The next answer may begin like this one in any case."""
+        _, waiting = self._questions.popleft()
+        try:
+            text = text_of(answer, self._limits, self._memory)
+        except RequestError as error:
+            if not waiting.done():
+                waiting.set_exception(error)
+        else:
+            if not waiting.done():
+                waiting.set_result(text)
 
     def _stop_watching(self) -> None:
         if self._deadline is not None:

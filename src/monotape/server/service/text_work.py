@@ -91,11 +91,9 @@ class TextWork:
 
     async def encode(self, text: str, *, add_special: bool, context: int) -> tuple[TokenIds, int]:
         """The ids. A text that cannot fit the context in any way is refused before it is cut into tokens."""
-        tokenizer, encoder = self._required(), self._required_encoder()
+        encoder = self._required_encoder()
         self._check_length(len(text), context)
-        if add_special:
-            return await self.elsewhere(lambda: TokenIds.of(tokenizer.encode(text, add_special=True)))
-        return await self.elsewhere(partial(encoder.encode, text))
+        return await self.elsewhere(partial(encoder.encode, text, add_special=add_special))
 
     def _check_length(self, characters: int, context: int) -> None:
         least = characters // self._longest

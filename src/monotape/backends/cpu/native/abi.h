@@ -85,8 +85,10 @@ struct Sampling {
 struct Job {
   JobKind kind;
   int32_t prompt_length, cached, max_tokens, min_tokens, stop_count, top_logprobs;  // top_logprobs -1: none at all
+  int32_t history_length;          // of the prediction and the prompt
   const int32_t* prompt;
   const int32_t* stop_ids;
+  int32_t* history;                // prediction, prompt, room for max_tokens: drafts are looked up in it; null: no drafts
   void* const* keys;               // of each rank: [layers][kv_heads][kv_capacity][head_dim]
   void* const* values;
   int64_t kv_capacity;             // positions
@@ -105,10 +107,11 @@ struct Status {
   int32_t filled;                  // leading positions of the prompt whose KV every rank has, the cached ones included
   int32_t fault_worker, fault_stage, fault_position, fault_waited_for;
   int32_t fault_rank, fault_waited_rank;  // waited_rank -1: a worker of the same rank
+  int32_t drafted, accepted;       // drafts that passes checked, and passes that they saved; known at the end
   int64_t start_ns;
 };
 
-static_assert(sizeof(Span) == 16 && sizeof(Step) == 16 && sizeof(Group) == 32 && sizeof(Model) == 296 && sizeof(Sampling) == 56 && sizeof(Job) == 176 &&
-              sizeof(Status) == 48);
+static_assert(sizeof(Span) == 16 && sizeof(Step) == 16 && sizeof(Group) == 32 && sizeof(Model) == 296 && sizeof(Sampling) == 56 && sizeof(Job) == 184 &&
+              sizeof(Status) == 56);
 
 }  // namespace monotape

@@ -1,7 +1,7 @@
 // Attention: every query head looks at all positions its layer may see, block by block.
 //
 // Blocks start at multiples of kv_block, whichever worker computes them, and a head's partial results are combined in
-// block order. So decode (workers share the blocks of one row) and prefill (workers share the rows) give the same bits.
+// block order. So decode (workers share the blocks of a few rows) and prefill (workers share the rows) give the same bits.
 #include <algorithm>
 
 #include "worker.h"
@@ -9,15 +9,9 @@
 namespace monotape {
 
 bool Worker::attention(int layer, const Rows& rows) {
-  if (rows.count == 1) {
-    share_decode_attention(layer, rows.position);
-    if (!meet(Stage::qkv)) return false;
-    const int first = first_position(layer, rows.position) / model_.kv_block;
-    const int blocks = rows.position / model_.kv_block - first + 1;
-    for (int head = index_; head < model_.heads; head += model_.workers)
-      kernels_.combine(shared_.partials.data() + head * shared_.blocks * shared_.partial_stride, blocks,
-                       shared_.partial_stride, model_.head_dim, sink(layer, head),
-                       shared_.attended.data() + head * model_.head_dim);
+  if (rows.count <= kPassRows) {
+    if (!share_decode_attention(layer, rows) || !meet(Stage::qkv)) return false;
+    combine_blocks(layer, rows);
   } else {
     // (KV head, row) pairs are dealt out to all workers; a worker takes its rows of a head some at a time.
     for (int kv_head = 0; kv_head < model_.kv_heads; kv_head++) {
@@ -43,16 +37,56 @@ int Worker::first_position(int layer, int position) const {
   return window ? std::max(0, position - window + 1) : 0;
 }
 
-// One row: (block, KV head) pairs are dealt out to all workers, whatever the length of the context.
-void Worker::share_decode_attention(int layer, int position) {
-  const int first = first_position(layer, position) / model_.kv_block, last = position / model_.kv_block;
+// A pass of decode: (block, KV head) pairs are dealt out to all workers, whatever the length of the context.
+bool Worker::share_decode_attention(int layer, const Rows& rows) {
+  const int first = first_position(layer, rows.position) / model_.kv_block;
+  const int last = (rows.position + rows.count - 1) / model_.kv_block;
   const int items = (last - first + 1) * model_.kv_heads;
   for (int item = index_; item < items; item += model_.workers) {
     const int block = first + item / model_.kv_heads, kv_head = item % model_.kv_heads;
-    const size_t head = static_cast<size_t>(kv_head) * shared_.group;
-    attend_block(layer, shared_.query.data() + head * model_.head_dim, kv_head, position, block,
-                 shared_.partials.data() + (head * shared_.blocks + block - first) * shared_.partial_stride);
+    if (rows.count > 1 && quits()) return false;
+    attend_block(layer, rows, kv_head, block);
   }
+  return true;
+}
+
+// Several rows widen the keys and values of a block once for all of them; a row alone reads them as they are.
+void Worker::attend_block(int layer, const Rows& rows, int kv_head, int block) {
+  const int dim = model_.head_dim, begin = block * model_.kv_block;
+  const size_t head = static_cast<size_t>(kv_head) * shared_.group;
+  const bool widens = rows.count > 1;
+  const Format format = widens ? Format::f32 : model_.kv_format;
+  const uint8_t *keys = kv_at(shared_.keys, layer, kv_head, begin), *values = kv_at(shared_.values, layer, kv_head, begin);
+  if (widens) {
+    const int count = (std::min(begin + model_.kv_block, rows.position + rows.count) - begin) * dim;
+    kernels_.widen_kv(model_.kv_format, keys, count, wide_keys_.data());
+    kernels_.widen_kv(model_.kv_format, values, count, wide_values_.data());
+    keys = reinterpret_cast<const uint8_t*>(wide_keys_.data());
+    values = reinterpret_cast<const uint8_t*>(wide_values_.data());
+  }
+  for (int r = 0; r < rows.count; r++) {
+    const int position = rows.position + r, seen = first_position(layer, position);
+    const int start = std::max(begin, seen), end = std::min(begin + model_.kv_block, position + 1);
+    if (start >= end) continue;
+    const size_t skipped = static_cast<size_t>(start - begin) * dim * value_bytes(format);
+    kernels_.attend(format, shared_.query.data() + r * shared_.query_stride + head * dim, shared_.group, dim, keys + skipped,
+                    values + skipped, end - start, scores_.data(),
+                    partials_of(r, head) + (block - seen / model_.kv_block) * shared_.partial_stride,
+                    shared_.blocks * shared_.partial_stride);
+  }
+}
+
+void Worker::combine_blocks(int layer, const Rows& rows) {
+  for (int i = index_; i < rows.count * model_.heads; i += model_.workers) {
+    const int r = i / model_.heads, head = i % model_.heads, position = rows.position + r;
+    const int blocks = position / model_.kv_block - first_position(layer, position) / model_.kv_block + 1;
+    kernels_.combine(partials_of(r, head), blocks, shared_.partial_stride, model_.head_dim, sink(layer, head),
+                     shared_.attended.data() + r * shared_.query_stride + head * model_.head_dim);
+  }
+}
+
+float* Worker::partials_of(int row, size_t head) {
+  return shared_.partials.data() + (row * model_.heads + head) * shared_.blocks * shared_.partial_stride;
 }
 
 // Many rows: keys and values of a block are widened once for all of them.
@@ -91,14 +125,6 @@ uint8_t* Worker::kv_at(void* cache, int layer, int kv_head, int position) const 
   const size_t head = static_cast<size_t>(layer) * model_.kv_heads + kv_head;
   const size_t at = (head * shared_.job.kv_capacity + position) * model_.head_dim;
   return static_cast<uint8_t*>(cache) + at * value_bytes(model_.kv_format);
-}
-
-void Worker::attend_block(int layer, const float* q, int kv_head, int position, int block, float* partials) {
-  const int start = std::max(block * model_.kv_block, first_position(layer, position));
-  const int end = std::min((block + 1) * model_.kv_block, position + 1);
-  kernels_.attend(model_.kv_format, q, shared_.group, model_.head_dim, kv_at(shared_.keys, layer, kv_head, start),
-                  kv_at(shared_.values, layer, kv_head, start), end - start, scores_.data(), partials,
-                  shared_.blocks * shared_.partial_stride);
 }
 
 }  // namespace monotape

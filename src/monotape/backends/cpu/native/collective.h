@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "kernels.h"
 #include "rendezvous.h"
 
 namespace monotape {
@@ -59,7 +60,7 @@ class Collective {
         steps_(group.schedule, group.schedule + group.steps), send_index_(group.steps, -1) {
     for (int module = 0; module < group.steps; module++)
       if (steps_[module].sends) send_index_[module] = sends_++;
-    const size_t words = partial_words() + lane_words() + group.vocab + controls_;
+    const size_t words = partial_words() + lane_words() + logit_words() + controls_;
     for (int rank = 0; rank < group.ranks; rank++) inboxes_.emplace_back(new Word[words]());
   }
 
@@ -75,10 +76,14 @@ class Collective {
   Word* partial(int rank, uint32_t send, int from, size_t row) {
     return inboxes_[rank].get() + ((send % group_.slots * group_.ranks + from) * rows_ + row) * width_;
   }
-  Word* lane(int rank, int from) { return inboxes_[rank].get() + partial_words() + from * width_; }
-  Word* logits(int rank) { return inboxes_[rank].get() + partial_words() + lane_words(); }
+  Word* lane(int rank, int from, int row) {
+    return inboxes_[rank].get() + partial_words() + (static_cast<size_t>(row) * group_.ranks + from) * width_;
+  }
+  Word* logits(int rank, int row) {
+    return inboxes_[rank].get() + partial_words() + lane_words() + static_cast<size_t>(row) * group_.vocab;
+  }
   Word* control(int rank, uint32_t number) {
-    return inboxes_[rank].get() + partial_words() + lane_words() + group_.vocab + number % controls_;
+    return inboxes_[rank].get() + partial_words() + lane_words() + logit_words() + number % controls_;
   }
 
   void push(Word& word, uint32_t payload, uint32_t tag, int from) {
@@ -92,7 +97,7 @@ class Collective {
   }
 
   void forget() {
-    const size_t words = partial_words() + lane_words() + group_.vocab + controls_;
+    const size_t words = partial_words() + lane_words() + logit_words() + controls_;
     for (auto& inbox : inboxes_)
       for (size_t i = 0; i < words; i++) inbox[i].store(0, std::memory_order_relaxed);
   }
@@ -104,7 +109,8 @@ class Collective {
 
  private:
   size_t partial_words() const { return static_cast<size_t>(group_.slots) * group_.ranks * rows_ * width_; }
-  size_t lane_words() const { return group_.ranks * width_; }
+  size_t lane_words() const { return kPassRows * group_.ranks * width_; }
+  size_t logit_words() const { return static_cast<size_t>(kPassRows) * group_.vocab; }
 
   Group group_;
   size_t rows_, width_, controls_;

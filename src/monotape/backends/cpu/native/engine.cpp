@@ -22,8 +22,9 @@ class Engine {
     Patience patience{};
     patience.deadline_us = first.deadline_us;
     if (group) {
-      const size_t passes = (first.context + first.chunk - 1) / first.chunk + 2;  // that rank 0 may be ahead of others
-      collective_.reset(new Collective(*group, first.chunk, round_to_tiles(first.width), passes, first.deadline_us));
+      // Words that rank 0 may be ahead of others: one a chunk, and those of the last two decisions.
+      const size_t controls = (first.context + first.chunk - 1) / first.chunk + 2 * (kPassRows + 1);
+      collective_.reset(new Collective(*group, first.chunk, round_up(first.width, kTileRows), controls, first.deadline_us));
       // With more threads than cores, a spinning worker keeps the worker that it waits for off the core.
       if (ranks * first.workers > static_cast<int>(std::thread::hardware_concurrency())) patience.spins = 16;
     }
@@ -63,10 +64,11 @@ class Engine {
       rank->job = job;
       rank->keys = job.keys[rank->model.rank], rank->values = job.values[rank->model.rank];
       rank->finish = Finish::running;
+      rank->decision = {};
       rank->filled = job.cached;
       rank->rendezvous.reset();
     }
-    first().sampler.begin(first().job);  // may throw; no worker has been woken yet
+    first().chooser.begin(first().job);  // may throw; no worker has been woken yet
     published_ = 0;
     start_ns_ = now_ns();
     busy_ = static_cast<int>(workers_.size());
@@ -85,6 +87,7 @@ class Engine {
     status.filled = first().filled;
     for (auto& rank : ranks_) status.filled = std::min(status.filled, rank->filled.load());  // each has heads of its own
     status.start_ns = start_ns_;
+    if (!busy_) status.drafted = first().chooser.drafted(), status.accepted = first().chooser.accepted();
     // A job that had ended by itself when the cancellation came has not been cancelled.
     const bool late = fault_.kind.load() == static_cast<int>(Finish::cancelled) && status.finish != Finish::running;
     if (!busy_ && fault_.kind.load() && !late) {
@@ -105,6 +108,7 @@ class Engine {
     for (const Worker& worker : workers_) most = std::max(most, worker.looks());
     return most;
   }
+  void check_all_drafts(bool all) { first().chooser.gate().stay_open(all); }
   void delay_words(int64_t longest_ns, uint64_t seed) {
     if (collective_) collective_->link_delay.set(longest_ns, seed);
   }
@@ -140,8 +144,8 @@ class Engine {
     }
   }
 
-  // The whole request: prefill in chunks, then one token after another. Every worker runs this loop; worker 0 of rank 0
-  // chooses and publishes, and all settle on it.
+  // The whole request: prefill in chunks, then one token after another, or several where drafts are right. Every worker runs
+  // this loop; worker 0 of rank 0 chooses and publishes, and all settle on it.
   void generate(Worker& worker) {
     Shared& shared = worker.shared();
     const Job& job = shared.job;
@@ -156,33 +160,29 @@ class Engine {
       if (worker.decides() && fault_.cancelled) shared.finish = Finish::cancelled;
       if (!worker.settle() || shared.finish != Finish::running) return;
     }
-    for (int produced = 0;; produced++, position++, last_row = 0) {
-      if (!worker.head(last_row, shared.logits.data())) return;
-      if (worker.decides()) choose(position, produced);
+    for (int rows = 1;; last_row = 0) {
+      if (!worker.head(last_row, rows, shared.logits.data())) return;
+      if (worker.decides()) choose(position);
       if (!worker.settle() || shared.finish != Finish::running) return;
-      const int32_t token = shared.next_token;
-      if (!worker.forward({&token, 1, position}, Wanted::last_row)) return;
+      const Decision decision = shared.decision;
+      rows = decision.rows;
+      if (!worker.forward({decision.tokens, rows, position + decision.told - 1}, Wanted::every_row)) return;
+      position += decision.told;
     }
   }
 
-  void choose(int position, int produced) {
+  // `position`: of the token that the first row is about.
+  void choose(int position) {
     Shared& shared = first();
-    const Job& job = shared.job;
-    const int32_t token = shared.sampler.choose(shared.logits.data(), position, produced);
-    if (token < 0) return raise_numerical_fault(position);
-    shared.next_token = token;
-    job.ids[produced] = token;
-    job.times_ns[produced] = now_ns();
-    bool stop = false;
-    for (int i = 0; i < job.stop_count; i++) stop |= job.stop_ids[i] == token;
-    if (stop) shared.finish = Finish::stop;
-    else if (produced + 1 == job.max_tokens) shared.finish = Finish::length;
-    else if (fault_.cancelled) shared.finish = Finish::cancelled;
+    const Finish finish = shared.chooser.choose(shared.logits.data(), shared.logits_stride, position, shared.decision,
+                                                fault_.cancelled);
     {
       std::lock_guard lock(mutex_);
-      published_ = produced + 1;
+      published_ = shared.chooser.produced();
     }
     news_.notify_all();
+    if (finish == Finish::numerical_fault) return raise_numerical_fault(position + shared.decision.told);
+    shared.finish = finish;
   }
 
   void raise_numerical_fault(int position) {
@@ -202,7 +202,7 @@ class Engine {
       const Rows rows = prompt_rows(shared, position);
       if (!worker.forward(rows, Wanted::every_row)) return;
       for (int r = 0; r < rows.count; r++) {
-        if (!worker.head(r, shared.logits.data())) return;
+        if (!worker.head(r, 1, shared.logits.data())) return;
         float* out = job.logits + static_cast<size_t>(position + r - job.cached) * vocab;
         if (worker.decides()) {
           std::memcpy(out, shared.logits.data(), sizeof(float) * vocab);
@@ -220,7 +220,6 @@ class Engine {
     return {job.prompt + position, std::min(shared.model.chunk, job.prompt_length - position), position};
   }
 
-  static size_t round_to_tiles(size_t width) { return (width + kTileRows - 1) / kTileRows * kTileRows; }
   Shared& first() { return *ranks_[0]; }
 
   static constexpr uint32_t kLateTag = 1u << 31;
@@ -280,6 +279,7 @@ int32_t monotape_start(Engine* engine, const monotape::Job* job) {
 void monotape_cancel(Engine* engine) { engine->cancel(); }
 void monotape_cancel_at(Engine* engine, int64_t look) { engine->cancel_at(look); }
 int64_t monotape_looks(Engine* engine) { return engine->looks(); }
+void monotape_check_all_drafts(Engine* engine, int32_t all) { engine->check_all_drafts(all); }
 void monotape_delay_words(Engine* engine, int64_t longest_ns, uint64_t seed) { engine->delay_words(longest_ns, seed); }
 void monotape_stop_rank(Engine* engine, int32_t rank, int32_t after_modules, int64_t deadline_us) {
   engine->stop_rank(rank, after_modules, deadline_us);

@@ -14,6 +14,9 @@ constexpr int kPartialHeader = 2;
 
 // Activation rows that share one pass over a tile in prefill.
 constexpr int kPanelRows = 4;
+// Rows of a pass in decode: the token that was chosen last, and drafts of those after it. One panel, so that a tile is read
+// and unpacked once for all of them.
+constexpr int kPassRows = kPanelRows;
 constexpr int whole_panels(int rows) { return (rows + kPanelRows - 1) / kPanelRows * kPanelRows; }
 
 struct Kernels {

@@ -94,72 +94,98 @@ bool Worker::drain(int rows) {
   return meet(Stage::head);
 }
 
-// Combines the lanes for the head, where it reads more than this rank's residual; the result is in combined_.
-bool Worker::combine_lanes(const float* residual) {
+// Combines the lanes for the head, where it reads more than this rank's residual; the results are in combined_.
+bool Worker::combine_lanes(const float* residual, int rows) {
   Collective& collective = *shared_.collective;
   const HeadInput kind = collective.head_input();
   const int width = model_.width, ranks = collective.ranks();
-  const float* own = residual;
-  if (kind != HeadInput::sum) {
-    kernels_.normalise(residual, model_.final_norm, width, model_.norm_eps, normalised_.data());
-    own = normalised_.data();
-  }
+  const size_t stride = static_cast<size_t>(width) * (kind == HeadInput::concatenate ? ranks : 1);
   const uint32_t tag = heads_ + 1;
   const Span& owned = span(Stage::down);
   const int end = std::min(width, (owned.first + owned.count) * kTileRows);
-  for (int peer = 0; peer < ranks; peer++) {
-    Word* words = collective.lane(peer, model_.rank);
-    for (int i = owned.first * kTileRows; i < end; i++) collective.push(words[i], own[i], tag, model_.rank);
-  }
-  for (int from = 0; from < ranks; from++) {
-    const Word* words = collective.lane(model_.rank, from);
-    float* out = combined_.data() + (kind == HeadInput::concatenate ? static_cast<size_t>(from) * width : 0);
-    for (int i = 0; i < width; i++) {
-      float value;
-      if (!take(words[i], tag, from, Stage::head, value)) return false;
-      out[i] = from && kind != HeadInput::concatenate ? out[i] + value : value;
+  for (int r = 0; r < rows; r++, residual += shared_.width_stride) {
+    const float* own = kind == HeadInput::sum ? residual : normalised(residual, model_.final_norm, width);
+    for (int peer = 0; peer < ranks; peer++) {
+      Word* words = collective.lane(peer, model_.rank, r);
+      for (int i = owned.first * kTileRows; i < end; i++) collective.push(words[i], own[i], tag, model_.rank);
     }
   }
-  for (int i = 0; kind == HeadInput::mean && i < width; i++) combined_[i] /= static_cast<float>(ranks);
+  for (int r = 0; r < rows; r++)
+    for (int from = 0; from < ranks; from++) {
+      const Word* words = collective.lane(model_.rank, from, r);
+      float* out = combined_.data() + r * stride + (kind == HeadInput::concatenate ? static_cast<size_t>(from) * width : 0);
+      for (int i = 0; i < width; i++) {
+        float value;
+        if (!take(words[i], tag, from, Stage::head, value)) return false;
+        out[i] = from && kind != HeadInput::concatenate ? out[i] + value : value;
+      }
+    }
+  for (int i = 0; kind == HeadInput::mean && i < rows * width; i++) combined_[i] /= static_cast<float>(ranks);
   return meet(Stage::head);  // no worker overwrites a lane that another worker of this rank still reads
 }
 
 // Pushes the logits of this rank's part of the vocabulary to rank 0, which chooses.
-bool Worker::gather_logits(float* logits) {
+bool Worker::gather_logits(float* logits, int rows) {
   Collective& collective = *shared_.collective;
   const uint32_t tag = ++heads_;
+  const size_t stride = shared_.logits_stride;
   if (model_.rank) {
     const Span& owned = span(Stage::head);
     const int end = std::min(model_.vocab, (owned.first + owned.count) * kTileRows);
-    Word* words = collective.logits(0) + model_.first_word;
-    for (int i = owned.first * kTileRows; i < end; i++) collective.push(words[i], logits[i], tag, model_.rank);
+    for (int r = 0; r < rows; r++) {
+      Word* words = collective.logits(0, r) + model_.first_word;
+      for (int i = owned.first * kTileRows; i < end; i++)
+        collective.push(words[i], logits[r * stride + i], tag, model_.rank);
+    }
     return true;
   }
   if (!meet(Stage::head)) return false;  // the last tile of rank 0 may reach past its part of the vocabulary
   if (index_) return true;
-  const Word* words = collective.logits(0);
-  for (int rank = 1; rank < collective.ranks(); rank++)
-    for (int i = shared_.first_words[rank]; i < shared_.first_words[rank + 1]; i++)
-      if (!take(words[i], tag, rank, Stage::head, logits[i])) return false;
+  for (int r = 0; r < rows; r++)
+    for (int rank = 1; rank < collective.ranks(); rank++)
+      for (int i = shared_.first_words[rank]; i < shared_.first_words[rank + 1]; i++)
+        if (!take(collective.logits(0, r)[i], tag, rank, Stage::head, logits[r * stride + i])) return false;
   return true;
 }
 
-// Worker 0 of rank 0 pushes its decision; worker 0 of every other rank polls it.
+// Worker 0 of rank 0 pushes its decision, a word for the counts and one for each token; worker 0 of every other rank polls
+// them. Only these workers count the words.
 bool Worker::agree() {
-  Collective& collective = *shared_.collective;
-  const uint32_t tag = ++agreements_;
   if (index_) return true;
-  if (model_.rank == 0) {
-    const uint32_t payload = static_cast<uint32_t>(shared_.next_token) << 4 | static_cast<uint32_t>(shared_.finish);
+  return model_.rank ? take_decision() : push_decision();
+}
+
+bool Worker::push_decision() {
+  Collective& collective = *shared_.collective;
+  const Decision& decision = shared_.decision;
+  const auto push = [&](uint32_t payload) {
+    const uint32_t tag = ++agreements_;
     for (int peer = 1; peer < collective.ranks(); peer++)
       collective.push(*collective.control(peer, tag), payload, tag, model_.rank);
-    return true;
-  }
+  };
+  push(static_cast<uint32_t>(shared_.finish) | static_cast<uint32_t>(decision.told) << 8 |
+       static_cast<uint32_t>(decision.rows) << 16);
+  for (int r = 0; r < decision.rows; r++) push(static_cast<uint32_t>(decision.tokens[r]));
+  return true;
+}
+
+bool Worker::take_decision() {
+  Collective& collective = *shared_.collective;
+  Decision& decision = shared_.decision;
   uint32_t payload;
   // Twice the deadline: rank 0 may itself wait for the rank that stopped, and shall report it first.
-  if (!take(*collective.control(model_.rank, tag), tag, 0, Stage::head, payload, 2)) return false;
-  shared_.next_token = static_cast<int32_t>(payload >> 4);
-  shared_.finish = static_cast<Finish>(payload & 15);
+  const auto take_next = [&] {
+    const uint32_t tag = ++agreements_;
+    return take(*collective.control(model_.rank, tag), tag, 0, Stage::head, payload, 2);
+  };
+  if (!take_next()) return false;
+  shared_.finish = static_cast<Finish>(payload & 255);
+  decision.told = static_cast<int32_t>(payload >> 8 & 255);
+  decision.rows = static_cast<int32_t>(payload >> 16);
+  for (int r = 0; r < decision.rows; r++) {
+    if (!take_next()) return false;
+    decision.tokens[r] = static_cast<int32_t>(payload);
+  }
   return true;
 }
 

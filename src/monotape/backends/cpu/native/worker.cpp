@@ -2,70 +2,8 @@
 #include "worker.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
 namespace monotape {
-namespace {
-
-size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
-
-}  // namespace
-
-// A wait for another rank has the shortest deadline, so that workers of the waiting rank do not blame each other.
-Shared::Shared(const Model& m, const Kernels& k, Collective* c, Patience patience, Fault& f)
-    : model(m), kernels(k), collective(c), word_spins(patience.spins),
-      rendezvous(m.workers, {patience.spins, (c ? 3 : 1) * patience.deadline_us}),
-      sampler(k, c ? c->vocab() : m.vocab), fault(f) {
-  q_rows = m.heads * m.head_dim;
-  kv_rows = m.kv_heads * m.head_dim;
-  group = m.heads / m.kv_heads;
-  width_stride = round_up(m.width, kTileRows);
-  query_stride = round_up(q_rows, kTileRows);
-  ffn_stride = round_up(m.ffn, kTileRows);
-  const int head_width = c && c->head_input() == HeadInput::concatenate ? m.width * c->ranks() : m.width;
-  const int widest = static_cast<int>(round_up(std::max({head_width, q_rows, m.ffn}), kWidestBlock));
-  prepared_stride = panel_stride = 0;
-  for (const Format format : m.formats) {
-    prepared_stride = std::max(prepared_stride, k.prepared_bytes(format, widest));
-    panel_stride = std::max(panel_stride, k.panel_bytes(format, widest));
-  }
-  partial_stride = m.head_dim + kPartialHeader;
-  blocks = (m.context + m.kv_block - 1) / m.kv_block;
-  residual.resize(m.chunk * width_stride);
-  query.resize(m.chunk * query_stride);
-  attended.resize(m.chunk * query_stride);
-  const size_t passes = std::max(1, m.chosen);  // experts of a row
-  activation.resize(m.chunk * passes * ffn_stride);
-  choice_stride = round_up(m.experts, kTileRows);
-  choice.resize(m.chunk * choice_stride);
-  chosen.resize(static_cast<size_t>(m.chunk) * m.chosen);
-  expert_weights.resize(chosen.size());
-  logits.resize(round_up(c && m.rank == 0 ? c->vocab() : m.vocab, kTileRows) + kTileRows);
-  partials.resize(m.heads * blocks * partial_stride);
-  // Each expert's rows begin a new panel.
-  const size_t partly_filled = std::min<size_t>(m.experts, m.chunk * passes);
-  panels.resize((whole_panels(static_cast<int>(m.chunk * passes)) / kPanelRows + partly_filled) * panel_stride);
-}
-
-Worker::Worker(Shared& shared, int index)
-    : shared_(shared), model_(shared.model), kernels_(shared.kernels), index_(index) {
-  const Model& m = model_;
-  const size_t unit = std::max<size_t>(round_up(m.head_dim, kTileRows), 2 * kTileRows);
-  prepared_.resize(shared.prepared_stride * std::max(1, m.chosen));
-  group_first_.resize(m.experts + 1);
-  panel_first_.resize(m.experts + 1);
-  entry_row_.resize(shared.chosen.size());
-  entry_weight_.resize(shared.chosen.size());
-  sums_.resize(m.experts ? static_cast<size_t>(m.chunk) * kTileRows : 0);
-  normalised_.resize(std::max({shared.width_stride, shared.ffn_stride, shared.query_stride}));
-  product_.resize(whole_panels(m.chunk) * unit);
-  scores_.resize(shared.group * round_up(m.kv_block, kTileRows));
-  partials_.resize(kRowsAttended * shared.group * shared.blocks * shared.partial_stride);
-  wide_keys_.resize(m.kv_block * m.head_dim);
-  wide_values_.resize(m.kv_block * m.head_dim);
-  if (shared.collective) combined_.resize(static_cast<size_t>(m.width) * shared.collective->ranks());
-}
 
 // Checked before every tile and every rendezvous. Workers need not agree on where they stop: a worker that waits for one
 // that has left sees the fault.
@@ -159,6 +97,13 @@ bool Worker::prepare(Stage stage, const float* x, size_t stride, const float* ga
   if (rows == 1) {
     input.rows = prepared_.data();
     kernels_.prepare(input.format, normalised(x, gain, k), k, input.padded_k, prepared_.data());
+    return true;
+  }
+  if (rows <= kPanelRows) {
+    input.rows = prepared_.data();
+    for (int r = 0; r < kPanelRows; r++)
+      kernels_.prepare_in_panel(input.format, r < rows ? normalised(x + r * stride, gain, k) : nullptr, k, input.padded_k, r,
+                                prepared_.data());
     return true;
   }
   input.rows = shared_.panels.data();
@@ -289,21 +234,27 @@ bool Worker::down(int layer, const Rows& rows) {
   return add_to_residual(Stage::down, layer, input, rows.count) && meet(Stage::down);
 }
 
-bool Worker::head(int row, float* out) {
+bool Worker::head(int first_row, int rows, float* out) {
   Input input;
-  const float *x = shared_.residual.data() + row * shared_.width_stride, *gain = model_.final_norm;
+  const float *x = shared_.residual.data() + first_row * shared_.width_stride, *gain = model_.final_norm;
+  size_t stride = shared_.width_stride;
   int k = model_.width;
   if (shared_.collective && shared_.collective->head_input() != HeadInput::own) {
-    if (!combine_lanes(x)) return false;
+    if (!combine_lanes(x, rows)) return false;
     x = combined_.data();
     if (shared_.collective->head_input() != HeadInput::sum) gain = nullptr;
     if (shared_.collective->head_input() == HeadInput::concatenate) k *= shared_.collective->ranks();
+    stride = k;
   }
-  if (!prepare(Stage::head, x, 0, gain, k, 1, input)) return false;
+  if (!prepare(Stage::head, x, stride, gain, k, rows, input)) return false;
   const Span& owned = span(Stage::head);
   const uint8_t* tape = model_.tapes[index_] + owned.offset;
-  kernels_.multiply(input.format, tape, owned.count, input.padded_k, input.rows, out + owned.first * kTileRows);
-  return (!shared_.collective || gather_logits(out)) && meet(Stage::head);
+  float* own = out + owned.first * kTileRows;
+  if (rows == 1) kernels_.multiply(input.format, tape, owned.count, input.padded_k, input.rows, own);
+  else
+    kernels_.multiply_panels(input.format, tape, owned.count, input.padded_k, input.rows, shared_.panel_stride, rows, own,
+                             shared_.logits_stride);
+  return (!shared_.collective || gather_logits(out, rows)) && meet(Stage::head);
 }
 
 }  // namespace monotape

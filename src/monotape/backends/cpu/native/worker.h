@@ -5,12 +5,14 @@
 #include <vector>
 
 #include "abi.h"
+#include "chooser.h"
 #include "collective.h"
 #include "kernels.h"
 #include "rendezvous.h"
-#include "sampler.h"
 
 namespace monotape {
+
+inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
 // State that the workers of a rank share: the exchange buffers of the plan, and the running job.
 struct Shared {
@@ -22,7 +24,7 @@ struct Shared {
   Collective* collective;
   int word_spins;                              // before a wait for another rank's word yields the core
   Rendezvous rendezvous;
-  Sampler sampler;
+  Chooser chooser;
   Fault& fault;
   Job job{};
   void *keys = nullptr, *values = nullptr;     // this rank's
@@ -32,15 +34,16 @@ struct Shared {
   size_t width_stride, query_stride, ffn_stride;  // floats a row
   size_t prepared_stride, panel_stride;        // bytes a row, and a panel of rows, of the widest input
   size_t partial_stride, blocks;               // floats a partial result; KV blocks in a whole context
+  size_t logits_stride;                        // floats a row
   std::vector<float> residual, query, attended, activation, logits;  // with experts, activation has a row for each
                                                // expert that a row passes
   size_t choice_stride;                        // floats a row
   std::vector<float> choice;                   // logits of the router
   std::vector<int32_t> chosen;                 // [row][chosen]: experts, the lowest first
   std::vector<float> expert_weights;           // [row][chosen]
-  std::vector<float> partials;                 // [heads][blocks][partial]: decode, where workers share a head's blocks
+  std::vector<float> partials;                 // [row][heads][blocks][partial]: decode, where workers share a head's blocks
   std::vector<uint8_t> panels;                 // of a chunk's rows: prefill, where workers share the preparing
-  int32_t next_token = 0;                      // known to worker 0, read by all after they meet
+  Decision decision;                           // made by worker 0, read by all after they meet
   std::atomic<int32_t> filled{0};              // positions of the prompt whose KV this rank has, all layers of it
   Finish finish = Finish::running;
 };
@@ -70,8 +73,9 @@ class Worker {
   bool forward(const Rows& rows, Wanted wanted);
   // Where the last row's result lies after a pass for that row.
   int result_row(const Rows& rows) const { return shared_.collective ? rows.count - 1 : 0; }
-  // The head, for one row of the pass that was computed last; the logits land in `out` (vocab floats, padded to tiles).
-  bool head(int row, float* out);
+  // The head, for `rows` rows of the pass that was computed last, at most kPassRows; their logits land in `out`,
+  // logits_stride apart (vocab floats, padded to tiles).
+  bool head(int first_row, int rows, float* out);
   bool meet(Stage stage);
   // How often this worker has read the cancel flag in this job.
   int64_t looks() const { return looks_; }
@@ -111,8 +115,8 @@ class Worker {
   void finish_tile(Stage stage, int layer, int column, int rows);
   const uint8_t* expert_tiles(Stage stage, int layer, int expert) const;
 
-  // Normalises (gain != null) and prepares the rows of a stage's input. One row: every worker does all of it, which is
-  // cheaper than a rendezvous. Many rows: each worker does some, then all meet.
+  // Normalises (gain != null) and prepares the rows of a stage's input. One row, or one panel: every worker does all of it,
+  // which is cheaper than a rendezvous. More rows: each worker does some, then all meet.
   bool prepare(Stage stage, const float* x, size_t stride, const float* gain, int k, int rows, Input& input);
   const float* normalised(const float* x, const float* gain, int k);
   // Multiplies `count` tiles with all rows of an input; the results land in product_, `count` tiles a row.
@@ -120,9 +124,11 @@ class Worker {
   void finish_head(int layer, int unit, const Rows& rows);
   void rotate(float* head, int position) const;
   bool add_to_residual(Stage stage, int layer, const Input& input, int rows);
-  void share_decode_attention(int layer, int position);
+  bool share_decode_attention(int layer, const Rows& rows);
+  float* partials_of(int row, size_t head);  // of the blocks that workers share
+  void combine_blocks(int layer, const Rows& rows);
   bool attend_rows(int layer, const Rows& rows, int kv_head, const int* chosen, int count);
-  void attend_block(int layer, const float* q, int kv_head, int position, int block, float* partials);
+  void attend_block(int layer, const Rows& rows, int kv_head, int block);
   // Keys or values of a KV head from `position` on.
   uint8_t* kv_at(void* cache, int layer, int kv_head, int position) const;
   int first_position(int layer, int position) const;
@@ -139,15 +145,17 @@ class Worker {
   void share_tile(int module, int column, int rows);
   bool fold(Stage stage, int module, int rows);
   bool drain(int rows);
-  bool combine_lanes(const float* residual);
-  bool gather_logits(float* logits);
+  bool combine_lanes(const float* residual, int rows);
+  bool gather_logits(float* logits, int rows);
   bool agree();
+  bool push_decision();
+  bool take_decision();
 
   Shared& shared_;
   const Model& model_;
   const Kernels& kernels_;
   int index_;
-  std::vector<uint8_t> prepared_;              // one row
+  std::vector<uint8_t> prepared_;              // one row, or one panel
   std::vector<float> normalised_, product_, scores_, combined_;
   std::vector<int> group_first_, panel_first_; // of each expert: its first entry and its first panel; then the ends
   std::vector<int> next_entry_;                // of each expert, while rows are grouped
