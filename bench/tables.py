@@ -236,6 +236,30 @@ def server_leave(reports: Reports) -> str:
     return table(("client", "leaves", "engine idle after, median", "at most"), rows())
 
 
+def server_share(reports: Reports) -> str:
+    def rows() -> Iterator[Row]:
+        name = "serve-share.json"
+        if name not in reports:
+            return
+        for what, field in (
+            ("the server, next turn of a conversation", "next_turn_ms"),
+            ("· of it: the chat template", "next_turn_render_ms"),
+            ("· of it: the tokenizer", "next_turn_tokenize_ms"),
+            ("the server, a new conversation", "new_conversation_ms"),
+            ("the engine learns that a client has left", "cancelled_after_ms"),
+        ):
+            yield Row(name, reports[name], "").text(what).number(field, "ms").number(f"{field}.max", "ms")
+        for what, field in (
+            ("Python API, next turn", "engine_next_turn_ms"),
+            ("Python API, ids", "engine_cached_prompt_ms"),
+        ):
+            for tokens in reports[name][field]:
+                row = Row(name, reports[name], "").text(f"{what}, {int(tokens):,} cached tokens")
+                yield row.number(f"{field}.{tokens}", "ms").number(f"{field}.{tokens}.max", "ms")
+
+    return table(("from the last byte, or the call, to the start of the job", "median", "at most"), rows())
+
+
 TABLES: Mapping[str, Callable[[Reports], str]] = {
     "compare": lambda reports: comparison(reports, folder="../reports"),
     "decode-gpu": decode_gpu,
@@ -251,4 +275,5 @@ TABLES: Mapping[str, Callable[[Reports], str]] = {
     "humaneval": humaneval,
     "server-rates": server_rates,
     "server-leave": server_leave,
+    "server-share": server_share,
 }
