@@ -7,7 +7,7 @@ PART ?= models
 JOBS ?= 2
 SHARED = --numprocesses $(JOBS) --dist loadfile
 # PyTorch's idle threads would spin and take the other process's core.
-PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
+PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --durations=20
 PROMPT ?= Why is the sky blue?
 # What tests and measurements fetch and build stays inside the checkout too. The demo keeps its model where
 # `monotape run` looks for it later.

@@ -94,10 +94,10 @@ def check_drafts(backend: CudaBackend, job: Job, schedules: tuple[Schedule, ...]
                 ("odd direct", 4, "greedy"),
                 ("fewer workers than heads", 4, "filtered"),
                 ("many splits", 4, "drawn"),
-                ("many workers", 2, "penalties"),
                 ("two batches", 4, "greedy"),
             )
         ),
+        pytest.param("many workers", 2, "penalties", 1, 20, marks=long),  # slow
     ],
 )
 def test_drafts_change_no_token(

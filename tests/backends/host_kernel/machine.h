@@ -157,7 +157,7 @@ class Machine {
 
   // Runs all fibers to the end; the fault says what went wrong.
   void run() {
-    const FaultCatcher catcher([](const void* at) { return machine->stray(at); });
+    const FaultCatcher catcher([](const void* at, bool misaligned) { return machine->stray(at, misaligned); });
     size_t ended = 0;
     while (ended < fibers_.size() && fault.empty()) {
       happen();
@@ -183,9 +183,10 @@ class Machine {
 
   // A fiber has touched what is not the kernel's, or writes a page of its die: called by a signal handler. True if the access
   // is to be made again; false if it was not a fiber's.
-  bool stray(const void* at) {
-    if (dies && dies->written(at)) return true;
+  bool stray(const void* at, bool misaligned) {
+    if (!misaligned && dies && dies->written(at)) return true;
     if (!in_fiber_) return false;
+    if (misaligned) fail("A misaligned access");
     char text[64];
     snprintf(text, sizeof(text), "An access outside of all memory, at %p", dies ? dies->past_cache(at) : at);
     fail(text);
