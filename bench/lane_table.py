@@ -21,6 +21,7 @@ from monotape.training.table import noise, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "reports" / "lanes"
+CORPUS = "corpus.json"  # lies beside the runs: what they were trained on
 #: The setting of bench/scaling.py that an arm has.
 SETTING = {
     "tp": "tp", "dtp1-scale": "dtp1", "dtp1-sum": "dtp1-sum", "dtp2-scale": "dtp", "dtp2-sum": "dtp2-sum",
@@ -60,7 +61,8 @@ def split(results: Path, folder: Path) -> None:
 
 
 def read_runs(folder: Path) -> dict[str, dict[str, Any]]:
-    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    paths = [path for path in sorted(folder.glob("*.json")) if path.name != CORPUS]
+    found = {path.stem: json.loads(path.read_text()) for path in paths}
     if not found:
         sys.exit(f"There is no run in {folder}; --split puts them there.")
     return found

@@ -230,6 +230,26 @@ def test_packages_without_a_wheel_are_named(tmp_path: Path, monkeypatch: pytest.
     assert all("--only-binary" in command and "--no-deps" in command for command in asked)
 
 
+def test_a_version_that_is_asked_for_is_the_one_that_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Done:
+        returncode = 0
+
+    def run(command: list[str], **more: Any) -> Done:
+        asked.append(command[-1])
+        return Done()
+
+    monkeypatch.setattr(packages.subprocess, "run", run)
+    for name in ("al_ready-1.0", "Other.Name-2.10", "older-1.0"):
+        (tmp_path / f"{name}-py3-none-any.whl").write_bytes(b"")
+    wanted = ["al-ready==1.0", "other-name==2.10", "other-name", "older==1.0.1", "Older == 1.1", "new==3"]
+    assert fetch(wanted, tmp_path) == []
+    assert sorted(asked) == ["Older == 1.1", "new==3", "older==1.0.1"]
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

@@ -166,6 +166,7 @@ def test_quality_and_speed_in_one_figure(results: dict[str, Any], tmp_path: Path
     (tmp_path / "speeds.json").write_text(json.dumps({"results": speeds}))
     lane_table.split(tmp_path / "results.json", tmp_path / "runs")
     assert len(list((tmp_path / "runs").glob("*.json"))) == len(results)
+    (tmp_path / "runs" / "corpus.json").write_text("{}")  # is no run
     joined = lane_table.joined(
         lane_table.read_runs(tmp_path / "runs"), lane_table.read_speeds(tmp_path / "speeds.json")
     )

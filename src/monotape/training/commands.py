@@ -82,7 +82,10 @@ def _add_corpus(commands: Any) -> None:
     )
     fetch = _command(parts, "fetch", fetch_corpus)
     fetch.add_argument(
-        "--packages", type=Path, required=True, help="a file with a package's name on each line"
+        "--packages",
+        type=Path,
+        required=True,
+        help="a file with a package on each line: its name, or name==version",
     )
     fetch.add_argument("--into", type=Path, required=True)
     prepare = _command(parts, "prepare", prepare_corpus)
@@ -101,7 +104,7 @@ def _add_corpus(commands: Any) -> None:
 
 
 def fetch_corpus(options: argparse.Namespace) -> int:
-    """Download the newest wheels of the packages in a list, with pip."""
+    """Download the wheels of the packages in a list, with pip: the newest, or the version that is given."""
     from monotape.training.corpus.packages import fetch
 
     if not options.packages.is_file():

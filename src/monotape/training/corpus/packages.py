@@ -84,19 +84,33 @@ def normal_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def fetch(names: Sequence[str], folder: Path) -> list[str]:
-    """Downloads the newest wheel of each package that is not there yet, with pip; the names of those without one.
+def fetch(wanted: Sequence[str], folder: Path) -> list[str]:
+    """Downloads the wheels that are not there yet, with pip; gives the lines of those that have none.
 
+    A line is a name, which any version answers and the newest is downloaded for, or `name==version`.
     Wheels alone: pip runs the code of a source archive to learn its name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    there = {normal_name(path.name.split("-")[0]) for path in folder.glob("*.whl")}
-    missing = [name for name in names if normal_name(name) not in there]
+    there = {_name_and_version(path) for path in folder.glob("*.whl")}
+    names = {name for name, _ in there}
 
-    def download(name: str) -> bool:
+    def is_there(line: str) -> bool:
+        name, pinned, version = line.partition("==")
+        name = normal_name(name.strip())
+        return (name, version.strip()) in there if pinned else name in names
+
+    missing = [line for line in wanted if not is_there(line)]
+
+    def download(line: str) -> bool:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        return subprocess.run([*command, "--dest", str(folder), name], capture_output=True).returncode == 0
+        return subprocess.run([*command, "--dest", str(folder), line], capture_output=True).returncode == 0
 
     with ThreadPoolExecutor(DOWNLOADS) as pool:
         done = list(pool.map(download, missing))
-    return [name for name, success in zip(missing, done, strict=True) if not success]
+    return [line for line, success in zip(missing, done, strict=True) if not success]
+
+
+def _name_and_version(wheel: Path) -> tuple[str, str]:
+    """By its file's name."""
+    name, version, *_ = [*wheel.stem.split("-"), ""]
+    return normal_name(name), version
