@@ -31,6 +31,8 @@ from monotape.training.streams import IGNORED, StreamedLaneformer, token_losses
 
 RESULT = "run.json"
 LAST_MATRICES = ("wo.weight", "w2.weight")
+#: A sum over up to 16 lanes is written out. The compiler does so below 8 by itself; as a reduction, eight take 20 times as long.
+WRITTEN_OUT = {"unroll_reductions_threshold": 17}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,9 @@ class Trainer:
         self._corpus_hash = str(corpus.record["files"][TRAIN]["sha256"])
         self.progress = self._resumed()
         self._micro_loss = (
-            torch.compile(micro_loss, fullgraph=True, dynamic=False) if settings.compiled else micro_loss
+            torch.compile(micro_loss, fullgraph=True, dynamic=False, options=WRITTEN_OUT)
+            if settings.compiled
+            else micro_loss
         )
         self._compile_s = 0.0
 
