@@ -136,7 +136,11 @@ def test_one_graph_is_compiled_before_the_turn_comes(
     from torch._dynamo.testing import CompileCounterWithBackend
 
     counter, compiler = CompileCounterWithBackend("aot_eager"), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **how: compiler(function, backend=counter, **how))
+
+    def counted(function: Any, *, options: Any, **how: Any) -> Any:  # options are those of the other backend
+        return compiler(function, backend=counter, **how)
+
+    monkeypatch.setattr(torch, "compile", counted)
     trainer = Trainer(tiny(compiled=True, tokens=3 * 8 * SEQUENCE), corpus, tmp_path, CPU, quiet())
     trainer._warm_up()
     assert counter.frame_count == 1
