@@ -8,7 +8,8 @@ JOBS ?= 2
 SHARED = --numprocesses $(JOBS) --dist loadfile
 # PyTorch's idle threads would spin and take the other process's core.
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --durations=20
-PROMPT ?= Why is the sky blue?
+# make demo PROMPT="...": else one that suits the model.
+PROMPT ?=
 # What tests and measurements fetch and build stays inside the checkout too. The demo keeps its model where
 # `monotape run` looks for it later.
 ifeq ($(origin MONOTAPE_CACHE), undefined)
@@ -28,7 +29,7 @@ help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
-	@env $(DEMO_ENV) $(BIN)/monotape run --stats --temperature 0 --max-tokens 200 "$(PROMPT)" < /dev/null
+	@env $(DEMO_ENV) $(BIN)/monotape run --stats --temperature 0 --max-tokens 200 $(if $(PROMPT),"$(PROMPT)",--example) < /dev/null
 
 test: $(VENV)/.dev browser ## install what tests need and run them, but for long searches
 	$(PYTEST) $(SHARED) -m "not long"

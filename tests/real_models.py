@@ -22,7 +22,7 @@ import pytest
 
 from monotape.config import cache_dir
 from monotape.errors import CheckpointError, MonotapeError
-from monotape.weights import hub, wheel
+from monotape.weights import embedded, hub, wheel
 
 QWEN_VARIABLE = "MONOTAPE_QWEN_CODER"
 QWEN_FILE = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
@@ -47,6 +47,11 @@ def smollm2() -> Path:
         return hub.resolve("smollm2", progress=False)
     except MonotapeError as error:
         pytest.skip(f"SmolLM2 cannot be had: {error}")
+
+
+def embedded_model() -> Path:
+    """The model inside the package: always here, so what needs just any real model runs everywhere."""
+    return embedded.folder()
 
 
 def qwen_coder() -> Path:

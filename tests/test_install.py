@@ -62,14 +62,20 @@ def test_a_wheel_answers_without_checkout_and_compiler(wheel: Path, tmp_path: Pa
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
     subprocess.run([*install, str(wheel)], check=True, capture_output=True)
     environment = {"PATH": "", "PYTHONPATH": str(target), "MONOTAPE_CACHE": str(tmp_path / "cache")}
-    arguments = ["run", "hello", "--model", str(gguf_file(tmp_path / "m.gguf")), "--backend", "cpu"]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments, "--max-tokens", "5", "--json"],
-        cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(str(target)), "another package was imported"
-    assert json.loads(done.stdout)["finish_reason"] in ("stop", "length")
+    for model, prompt in (
+        (str(gguf_file(tmp_path / "m.gguf")), "hello"),
+        ("embedded", "def add(a, b):\n    return"),
+    ):
+        arguments = ["run", prompt, "--model", model, "--backend", "cpu", "--temperature", "0"]
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments, "--max-tokens", "3", "--json"],
+            cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.startswith(str(target)), "another package was imported"
+        answer = json.loads(done.stdout)
+        assert answer["finish_reason"] in ("stop", "length")
+    assert answer["text"] == " a + b"  # the model inside the wheel
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())

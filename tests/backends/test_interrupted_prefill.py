@@ -17,7 +17,7 @@ from monotape.backends.cpu.sequence import CpuSequence
 from monotape.backends.protocol import Job, Sampling, Token
 from monotape.backends.reference import backend as reference_module
 from monotape.errors import DeadlineFault
-from real_models import smollm2
+from real_models import embedded_model
 
 pytestmark = pytest.mark.slow
 
@@ -220,7 +220,7 @@ def test_the_reference_keeps_whole_passes(
 @pytest.mark.slow
 def test_a_real_model_continues_with_the_same_bits() -> None:
     prompt = tuple(range(40, 300))
-    with cpu(smollm2(), "q8", 2, 512) as backend:
+    with cpu(embedded_model(), "q8", 2, 512) as backend:
         whole = backend.new_sequence()
         expected = ids(list(backend.start(Job(prompt, 0, 8), whole)))
         generate(backend, prompt, 1)

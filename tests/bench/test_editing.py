@@ -256,7 +256,7 @@ def test_different_tokens_fail_the_run(
 def test_a_real_model_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, published: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(real_models.smollm2())
+    path = str(real_models.embedded_model())
     arguments = ["--backend", "cpu", "--sampled", "--tasks", "2", "--runs", "1", "--max-tokens", "12"]
     monkeypatch.setattr("sys.argv", ["editing.py", "--model", path, "--max-model-len", "512", *arguments])
     assert editing.main() == 0

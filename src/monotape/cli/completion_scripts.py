@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from monotape.cli.parser import Parser
 
-_MODELS = "{ echo smollm2; monotape list --names 2>/dev/null; } | sort -u"
+_MODELS = "{ echo smollm2; echo embedded; monotape list --names 2>/dev/null; } | sort -u"
 _FILES = ("FILE", "DIR", "TRACE")
 
 
@@ -175,7 +175,7 @@ def _zsh_quoted(text: str) -> str:
 
 # --- fish
 
-_FISH_MODELS = "begin; echo smollm2; monotape list --names 2>/dev/null; end | sort -u"
+_FISH_MODELS = "begin; echo smollm2; echo embedded; monotape list --names 2>/dev/null; end | sort -u"
 #: Whether the words so far begin with the command that is named, or with none where none is.
 _FISH_IS = 'set -l words (commandline -opc); test "$words[2]" = "$argv[1]"'
 

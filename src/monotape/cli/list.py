@@ -34,7 +34,10 @@ def main(options: argparse.Namespace) -> int:
         print("".join(f"{model.name}\n" for model in models if model.complete), end="")
         return 0
     if not models:
-        print("No model is here yet; `monotape pull smollm2` fetches a small one.", file=sys.stderr)
+        print(
+            "Only `embedded` is here, which completes Python; `monotape pull smollm2` fetches a small one that chats.",
+            file=sys.stderr,
+        )
         return 0
     width = max(len(model.name) for model in models)
     print(f"{'model':<{width}}  {'size':>10}  {'fetched':<10}  stored as")

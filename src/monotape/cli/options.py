@@ -7,7 +7,7 @@ import dataclasses
 import math
 from typing import Any
 
-from monotape.engine.config import EngineConfig
+from monotape.engine.config import DEFAULT_MODEL_TEXT, EngineConfig
 from monotape.engine.recommended import default_text
 from monotape.errors import UsageError
 
@@ -24,7 +24,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     fields = {field.name: field for field in dataclasses.fields(EngineConfig)}
     parser.add_argument(
         "--model", "-m", default=fields["model"].default, metavar="MODEL",
-        help=f"{fields['model'].metadata['help']} (default: {fields['model'].default})",
+        help=f"{fields['model'].metadata['help']} (default: {DEFAULT_MODEL_TEXT})",
     )  # fmt: skip
     for name, field in fields.items():
         if name not in _HIDDEN:

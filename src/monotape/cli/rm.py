@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     from monotape.cli.list import size
     from monotape.errors import UsageError
+    from monotape.weights import embedded
     from monotape.weights.paths import local_path
     from monotape.weights.removal import remove
 
@@ -19,6 +20,10 @@ def main(options: argparse.Namespace) -> int:
         if local_path(name) is not None:
             raise UsageError(
                 f"{name} is a file or folder of yours.", "Only what is in the cache is removed here."
+            )
+        if name == embedded.NAME:
+            raise UsageError(
+                "The embedded model is a part of Monotape itself.", "`pip uninstall monotape` removes both."
             )
         for model in remove(name):
             print(f"removed {model.name}, {size(model.bytes)}")

@@ -23,6 +23,7 @@ from monotape.engine.wake import wake
 from monotape.errors import UsageError
 
 DEFAULT_MAX_TOKENS = 256
+QUESTION = "Why is the sky blue?"  # the example of a model that chats
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--raw", action="store_true", help="continue the text as it is, without the chat template"
     )
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
+    parser.add_argument(
+        "--example", action="store_true", help="a prompt that suits the model, shown with its answer"
+    )
     parser.add_argument("--json", action="store_true", help="print one object with text, token_ids and stats")
     parser.add_argument(
         "--stats", action="store_true", help="print speed and the share of the memory bandwidth"
@@ -54,7 +58,9 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(
             "--system needs a chat.", "Leave out --raw and --prompt-ids, or put the text into the prompt."
         )
-    prompt = None if options.prompt_ids is not None else _prompt(options.prompt)
+    if options.example and (options.prompt is not None or options.prompt_ids is not None):
+        raise UsageError("--example is a prompt itself.", "Leave out the other one.")
+    prompt = None if options.prompt_ids is not None or options.example else _prompt(options.prompt)
     config = engine_config(options)
     wake(config)
     from monotape.engine.llm import LLM
@@ -63,6 +69,9 @@ def main(options: argparse.Namespace) -> int:
         defaults = dataclasses.replace(llm.default_sampling_params, max_tokens=DEFAULT_MAX_TOKENS)
         given = sampling_settings(options)
         params = dataclasses.replace(defaults, **given)
+        if options.example:
+            prompt = _example(llm.config.model)
+            print(prompt, end="" if prompt.endswith("\n") else "\n", flush=True)
         stream = _start(llm, prompt, options, params)
         interrupted = _play(stream, shown=not options.json)
         completion = stream.completion
@@ -95,6 +104,12 @@ def _prompt(given: str | None) -> str:
             "There must be one prompt.", "Give a PROMPT, pipe text in, or give --prompt-ids 1,2,3."
         )
     return text
+
+
+def _example(model: str) -> str:
+    from monotape.weights import embedded
+
+    return embedded.EXAMPLE if model == embedded.NAME else QUESTION
 
 
 def _start(llm: Any, prompt: str | None, options: argparse.Namespace, params: Any) -> Any:

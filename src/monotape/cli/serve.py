@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monotape.cli.options import add_setting, engine_config, integer, names, real
 from monotape.cli.parser import Parser
 from monotape.config import api_key
-from monotape.engine.config import DEFAULT_MODEL, EngineConfig
+from monotape.engine.config import DEFAULT_MODEL_TEXT, EngineConfig
 from monotape.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "positional_model",
         nargs="?",
         metavar="MODEL",
-        help=f"a name, a Hugging Face id, a folder or a GGUF file (default: {DEFAULT_MODEL})",
+        help=f"a name, a Hugging Face id, a folder or a GGUF file (default: {DEFAULT_MODEL_TEXT})",
     )
     parser.add_argument("--model", "-m", metavar="MODEL", help="the same")
     parser.add_argument(
@@ -171,16 +171,21 @@ def _model(options: argparse.Namespace) -> str:
     named, flag = options.positional_model, options.model
     if named is not None and flag is not None and named != flag:
         raise UsageError(f"Two models are asked for: {named} and {flag}.", "Give one of them.")
-    model: str = flag or named or DEFAULT_MODEL
+    model: str = flag or named or ""
+    if not model:
+        from monotape.weights.default import default_model
+
+        model = default_model()
     return model
 
 
 def _check_name(model: str) -> None:
     """A name that cannot be is refused here, before there is a server that would say it among its logs."""
+    from monotape.weights import embedded
     from monotape.weights.hub import hub_name
     from monotape.weights.paths import local_path
 
-    if local_path(model) is None:
+    if local_path(model) is None and model != embedded.NAME:
         hub_name(model)
 
 

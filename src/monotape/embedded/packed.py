@@ -1,8 +1,8 @@
 """One file with a whole small model: matrices in 4 bits, the embedding in 8, config and texts beside them.
 
 A safetensors file. A tensor `name` of 4 or 8 bits is stored as its codes, `name` (int8, or uint8 with two codes a byte
-where they have 4 bits), and `name.scales` (float16), one for each GROUP values in order. The file's metadata holds the
-rest.
+where they have 4 bits), and `name.scales` (float16), one for each GROUP values in order. Config, tokenizer and other
+texts are one more tensor of bytes, compressed; the file's metadata says what each tensor is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from monotape.errors import CheckpointError, ResourceError
 
 GROUP = 32
 FORMAT = "monotape-packed-1"
+TEXTS = "texts"  # the tensor's name
 WIDTHS = (4, 8, 32)  # bits of a value; 32: float32 as it is, for gains
 #: By how much the largest value of a group may be clipped so that the others are rounded better.
 _CLIPS = tuple(np.float32(1 - 0.04 * step) for step in range(9))
@@ -82,7 +84,8 @@ def write(path: Path, model: PackedModel, bits: Mapping[str, int]) -> None:
             stored[name] = np.ascontiguousarray(values, np.float32)
         else:
             stored[name], stored[f"{name}.scales"] = map(np.ascontiguousarray, quantised(values, bits[name]))
-    metadata = {"format": FORMAT, "tensors": json.dumps(kinds), "texts": json.dumps(dict(model.texts))}
+    stored[TEXTS] = np.frombuffer(zlib.compress(json.dumps(dict(model.texts)).encode(), 9), np.uint8)
+    metadata = {"format": FORMAT, "tensors": json.dumps(kinds)}
     save_file(stored, str(path), metadata=metadata)
 
 
@@ -95,9 +98,10 @@ def read(path: Path) -> PackedModel:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
-            kinds, texts = json.loads(metadata["tensors"]), json.loads(metadata["texts"])
+            kinds = json.loads(metadata["tensors"])
+            texts = json.loads(zlib.decompress(file.get_tensor(TEXTS).tobytes()))
             tensors = {name: _tensor(file, name, kind) for name, kind in kinds.items()}
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not a packed model: {error}.", "Install the package again."
         ) from None

@@ -9,7 +9,9 @@ from typing import Any
 
 from monotape.errors import UsageError, nearest
 
-DEFAULT_MODEL = "smollm2"
+#: Nobody has named a model: see weights/default.py.
+DEFAULT_MODEL = "default"
+DEFAULT_MODEL_TEXT = "SmolLM2, or the embedded model where there is no network"
 GPU_DTYPES = ("auto", "bf16", "bfloat16", "f16", "float16", "half", "fp8", "int4", "q8", "int8")
 
 #: Arguments of vLLM's LLM that change nothing here as long as they have these values.

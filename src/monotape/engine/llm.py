@@ -67,7 +67,9 @@ class LLM:
             kv_bytes=kv_bytes, progress=progress,
         )  # fmt: skip
         wake(config)
-        from monotape.engine.startup import load
+        from monotape.engine.startup import load, named
+
+        config = named(config)
 
         loaded = load(config)
         config = dataclasses.replace(config, kv_bytes=loaded.kv_budget)

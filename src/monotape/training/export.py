@@ -31,6 +31,8 @@ MAX_PACKED_BYTES = 24_000_000
 WEIGHTS, CARD = "model.safetensors", "README.md"
 #: How a small model writes code best: nearly greedy.
 GENERATION = {"temperature": 0.2, "top_p": 0.95, "do_sample": True}
+#: It knows no turns: a conversation is one text that grows, and what chats send is completed.
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 def trained_model(run: Path) -> tuple[StreamedLaneformer, Settings]:
@@ -83,7 +85,12 @@ def export(run: Path, corpus: Path, folder: Path, *, one_lane: bool = False) -> 
             shutil.copyfile(corpus / TOKENIZER, unfinished / TOKENIZER)
             end = record["end"]
             texts = {
-                "tokenizer_config.json": {"bos_token": None, "eos_token": END, "add_bos_token": False},
+                "tokenizer_config.json": {
+                    "bos_token": None,
+                    "eos_token": END,
+                    "add_bos_token": False,
+                    "chat_template": TEMPLATE,
+                },
                 "generation_config.json": GENERATION | {"eos_token_id": end},
             }
             for name, content in texts.items():

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from monotape.errors import CheckpointError, UsageError, near
-from monotape.weights import wheel
+from monotape.weights import embedded, wheel
 from monotape.weights.cache import REPOSITORY_PREFIX, cached_models, model_in, wheel_folder
 from monotape.weights.hub_download import Unreachable, cached_snapshot, choose_files, download, list_files
 from monotape.weights.hub_names import DEFAULT_MODEL, SHORT_NAMES, HubName, parsed
@@ -16,16 +16,26 @@ from monotape.weights.paths import local_path
 
 def resolve(model: str, progress: bool = True) -> Path:
     """The file or folder that `model` stands for. Files in the cache are used as they are, missing ones are fetched."""
-    local = local_path(model)
+    local = own_path(model)
     if local is not None:
         return local
     name = hub_name(model)
     return _cached(name) or _fetch(name, progress)
 
 
+def own_path(model: str) -> Path | None:
+    """Where a model lies that needs no hub: a file or folder of the user's, or the embedded one."""
+    return local_path(model) or (embedded.folder() if model == embedded.NAME else None)
+
+
+def is_cached(model: str) -> bool:
+    """Whether `resolve` needs no network for it."""
+    return own_path(model) is not None or _cached(hub_name(model)) is not None
+
+
 def pull(model: str, progress: bool = True) -> Path:
     """Like `resolve`, but the hub is asked for a newer version of what is cached."""
-    local = local_path(model)
+    local = own_path(model)
     return local if local is not None else _fetch(hub_name(model), progress)
 
 
@@ -37,14 +47,14 @@ def hub_name(model: str) -> HubName:
         raise UsageError(
             f"{shown!r} is neither a file or folder here nor a model's name.",
             f"{_meant(model)}Pass a path, a hub id like org/name or org/name:file.gguf, or"
-            f" {' or '.join(SHORT_NAMES)}.",
+            f" {' or '.join((*SHORT_NAMES, embedded.NAME))}.",
         )
     return name
 
 
 def _meant(model: str) -> str:
     """The name that may have been meant, as the beginning of a hint: a short one, or a model that is cached."""
-    known = list(SHORT_NAMES)
+    known = [*SHORT_NAMES, embedded.NAME]
     with contextlib.suppress(OSError):  # a cache that cannot be read has nothing to suggest
         known += [found.name for found in cached_models()]
     bare = {name.rpartition("/")[2]: name for name in known}  # people leave the organisation out
@@ -55,6 +65,8 @@ def _meant(model: str) -> str:
 def described(source: str) -> str:
     """A file or folder in words: a snapshot of the hub by its id and commit, anything else by its path."""
     parts = Path(source).parts
+    if parts and parts[-1].startswith("embedded-"):
+        return "the embedded model, which completes Python"
     for place, part in enumerate(parts[:-2]):
         if part.startswith(REPOSITORY_PREFIX) and parts[place + 1] == "snapshots":
             repo, file = (

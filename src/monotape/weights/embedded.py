@@ -1,0 +1,19 @@
+"""The model inside the package, for machines without a network: it completes Python and does not chat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monotape.config import cache_dir
+
+NAME = "embedded"
+PACKED = Path(__file__).parent.parent / "embedded" / "python-32m.safetensors"
+#: What it is shown with: a function to complete.
+EXAMPLE = "def read_lines(path):\n"
+
+
+def folder() -> Path:
+    """The unpacked model, made in the cache the first time."""
+    from monotape.embedded.packed import unpacked  # NumPy, which commands that load nothing do without
+
+    return unpacked(PACKED, cache_dir() / "models")
