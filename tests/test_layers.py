@@ -18,7 +18,7 @@ PARTS: dict[str, set[str]] = {
     "config": {"errors"},
     "plan": {*_BASE},
     "models": {"plan", *_BASE},
-    "weights": {"models", "plan", *_BASE},
+    "weights": {"models", "plan", "embedded", *_BASE},
     "compiler": {*_MODELS},
     "backends": {*_MODELS},
     "embedded": {"errors"},

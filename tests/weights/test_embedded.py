@@ -1,4 +1,4 @@
-"""The model inside the package, and which model answers when nobody named one."""
+"""The model inside the package, and which model answers when the user names none."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monotape.cli.options import add_setting, engine_config, integer, names, real
 from monotape.cli.parser import Parser
 from monotape.config import api_key
-from monotape.engine.config import DEFAULT_MODEL_TEXT, EngineConfig
+from monotape.engine.config import DEFAULT_MODEL, DEFAULT_MODEL_TEXT, EngineConfig
 from monotape.errors import UsageError
 
 if TYPE_CHECKING:
@@ -171,11 +171,7 @@ def _model(options: argparse.Namespace) -> str:
     named, flag = options.positional_model, options.model
     if named is not None and flag is not None and named != flag:
         raise UsageError(f"Two models are asked for: {named} and {flag}.", "Give one of them.")
-    model: str = flag or named or ""
-    if not model:
-        from monotape.weights.default import default_model
-
-        model = default_model()
+    model: str = flag or named or DEFAULT_MODEL
     return model
 
 
@@ -185,7 +181,7 @@ def _check_name(model: str) -> None:
     from monotape.weights.hub import hub_name
     from monotape.weights.paths import local_path
 
-    if local_path(model) is None and model != embedded.NAME:
+    if local_path(model) is None and model not in (DEFAULT_MODEL, embedded.NAME):
         hub_name(model)
 
 

@@ -21,7 +21,7 @@ from monotape.cluster.forwarded import Batch, Forwarded
 from monotape.cluster.front import Front, ReplicaLost
 from monotape.cluster.replica import Replica
 from monotape.config import api_key
-from monotape.engine.config import EngineConfig, memory_bytes
+from monotape.engine.config import EngineConfig, memory_bytes, with_model
 from monotape.errors import UsageError, nearest
 from monotape.server.api_error import ApiError
 from monotape.server.config import ServerConfig
@@ -208,7 +208,7 @@ def app(settings: Mapping[str, Any]) -> serve.Application:
         )
 
     plan, config = made(DeployConfig), made(ServerConfig)
-    engine = dataclasses.replace(made(EngineConfig), progress=False)
+    engine = with_model(dataclasses.replace(made(EngineConfig), progress=False))
     plan = dataclasses.replace(
         plan, gpus_per_replica=plan.gpus_per_replica or 0, cpus_per_replica=plan.cpus_per_replica or 1
     )

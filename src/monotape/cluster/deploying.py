@@ -23,7 +23,7 @@ from ray.util import get_node_ip_address
 from monotape.cluster import proxies
 from monotape.cluster.application import FRONT, REPLICAS, Settings, build, with_devices
 from monotape.cluster.config import DeployConfig
-from monotape.engine.config import EngineConfig, may_use_gpu
+from monotape.engine.config import EngineConfig, may_use_gpu, with_model
 from monotape.errors import BackendUnavailable, ResourceError, UsageError
 from monotape.server.config import ServerConfig, is_loopback
 from monotape.server.engine.info import PhaseTime
@@ -134,6 +134,8 @@ def deploy(plan: DeployConfig, config: ServerConfig, engine: EngineConfig, sourc
     """
     began = time.monotonic()
     plan = resolved(plan, engine)
+    if source == SOURCE:
+        engine = with_model(engine)
     config = _listening(config)
     serve.start(
         proxy_location="HeadOnly" if plan.address is None else "EveryNode",

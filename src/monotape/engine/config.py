@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monotape.errors import UsageError, nearest
 
-#: Nobody has named a model: see weights/default.py.
+#: The user named no model: see weights/default.py.
 DEFAULT_MODEL = "default"
 DEFAULT_MODEL_TEXT = "SmolLM2, or the embedded model where there is no network"
 GPU_DTYPES = ("auto", "bf16", "bfloat16", "f16", "float16", "half", "fp8", "int4", "q8", "int8")
@@ -100,6 +100,15 @@ class EngineConfig:
     def kv_budget(self) -> int:
         """Bytes of KV that may be kept."""
         return memory_bytes() // 4 if self.kv_bytes is None else self.kv_bytes
+
+
+def with_model(config: EngineConfig) -> EngineConfig:
+    """The same with a model's name where the user gave none; that may fetch the model."""
+    if config.model != DEFAULT_MODEL:
+        return config
+    from monotape.weights.default import default_model
+
+    return replace(config, model=default_model(config.progress))
 
 
 def may_use_gpu(backend: str, dtype: str, workers: int | None) -> bool:

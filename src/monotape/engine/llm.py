@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from monotape.backends.protocol import Backend
 from monotape.engine.chat_prompts import ChatPrompts
 from monotape.engine.chat_template import ChatTemplate, Message, Rendering, RenderingArguments, read_template
-from monotape.engine.config import EngineConfig, check_unknown
+from monotape.engine.config import EngineConfig, check_unknown, with_model
 from monotape.engine.defaults import DefaultSampling, default_sampling, end_of_text_ids
 from monotape.engine.drafts import Drafts, PredictionLike, make_prediction
 from monotape.engine.incremental import IncrementalEncoder
@@ -67,9 +67,8 @@ class LLM:
             kv_bytes=kv_bytes, progress=progress,
         )  # fmt: skip
         wake(config)
-        from monotape.engine.startup import load, named
-
-        config = named(config)
+        config = with_model(config)
+        from monotape.engine.startup import load
 
         loaded = load(config)
         config = dataclasses.replace(config, kv_bytes=loaded.kv_budget)

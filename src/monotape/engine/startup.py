@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from monotape.backends.protocol import Backend
 from monotape.compiler.split import lanes_for
-from monotape.engine.config import DEFAULT_MODEL, EngineConfig
+from monotape.engine.config import EngineConfig
 from monotape.engine.defaults import DefaultSampling, default_sampling
 from monotape.engine.loading import GPU_BACKENDS, choose_backend, load_backend
 from monotape.engine.progress import progress_bar
@@ -78,15 +77,6 @@ def _names(model: str, path: Path, config: Mapping[str, Any]) -> list[str]:
     named = [path.name, Path(str(config.get("_name_or_path", ""))).name]
     named += [part for part in path.parts if part.startswith("models--")]
     return named if local_path(model) else [model, *named]
-
-
-def named(config: EngineConfig) -> EngineConfig:
-    """With a model's name where nobody gave one."""
-    if config.model != DEFAULT_MODEL:
-        return config
-    from monotape.weights.default import default_model
-
-    return dataclasses.replace(config, model=default_model(config.progress))
 
 
 def _fetched(config: EngineConfig) -> Path:

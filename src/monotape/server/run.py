@@ -20,7 +20,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from monotape.engine.config import EngineConfig
+from monotape.engine.config import EngineConfig, with_model
 from monotape.errors import ResourceError, UsageError
 from monotape.server.app import build
 from monotape.server.config import ServerConfig
@@ -102,6 +102,8 @@ def serve(
 ) -> int:
     """Serves until a signal ends it; 1 when the model could not be loaded."""
     limits = limits or Limits(connections=config.connections)
+    if source == SOURCE:
+        engine_config = with_model(engine_config)
     # uvloop takes half the time of asyncio's own loop between the parts of a request; uvicorn[standard] brings it.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, engine_config, source, out or sys.stderr, limits))

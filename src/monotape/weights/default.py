@@ -1,4 +1,4 @@
-"""Which model answers when nobody has named one: SmolLM2, or the embedded model where it cannot be had."""
+"""Which model answers when the user names none: SmolLM2, or the embedded model where it cannot be had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether there is a network at all, found without asking anybody on it."""
+"""Whether there is a network at all, found without a connection."""
 
 from __future__ import annotations
 
