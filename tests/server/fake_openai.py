@@ -46,6 +46,7 @@ class Script:
     key: str | None = None
     timeline: bool = True
     bandwidth: float | None = BANDWIDTH
+    completes: str | None = None  # what the model writes, if it does not chat
     story: str = STORY
     once: bool = False  # the story ends the answer, instead of beginning again
     late_s: float = (
@@ -72,6 +73,7 @@ def info(script: Script) -> dict[str, Any]:
         "bandwidth_bytes_per_second": script.bandwidth,
         "speed_of_light_tokens_per_second": script.bandwidth / WEIGHTS if script.bandwidth else None,
         "version": "0.1.0", "launches": None, "token_timeline": stages if script.timeline else None,
+        "completes": script.completes,
         "startup": [{"phase": "weights", "seconds": 0.4}],
     }  # fmt: skip
 

@@ -45,6 +45,18 @@ def test_the_description_of_agents_cannot_end_its_script() -> None:
 
 
 @needs_browser
+def test_what_a_model_of_code_writes_is_shown_as_code(visit: Open) -> None:
+    code = "    def __init__(self):\n        self.items = []\n\n    def push(self, *items):\n        pass"
+    shown = visit(Script(completes="python", story=code, once=True))
+    expect(shown.locator("#prompt")).to_have_attribute("placeholder", "Begin some Python")
+    shown.get_by_role("button", name="class Stack:").click()
+    expect(shown.locator(".message.assistant .strip")).to_contain_text("tok/s")
+    expect(shown.locator(".message.assistant pre code")).to_have_count(1)
+    assert shown.locator(".message.assistant pre code").inner_text().rstrip() == code
+    expect(shown.locator(".message.assistant strong")).to_have_count(0)
+
+
+@needs_browser
 def test_chat_streams_an_answer_and_says_what_it_measured(visit: Open) -> None:
     script = Script(tokens_per_second=400, prefill_s=0.03)
     shown = visit(script)

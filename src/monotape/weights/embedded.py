@@ -12,6 +12,11 @@ PACKED = Path(__file__).parent.parent / "embedded" / "python-32m.safetensors"
 EXAMPLE = "def read_lines(path):\n"
 
 
+def is_embedded(source: str | None) -> bool:
+    """Whether that is where `folder` put it."""
+    return source is not None and Path(source).name.startswith(f"{NAME}-")
+
+
 def folder() -> Path:
     """The unpacked model, made in the cache the first time."""
     from monotape.embedded.packed import unpacked  # NumPy, which commands that load nothing do without

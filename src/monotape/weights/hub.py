@@ -65,7 +65,7 @@ def _meant(model: str) -> str:
 def described(source: str) -> str:
     """A file or folder in words: a snapshot of the hub by its id and commit, anything else by its path."""
     parts = Path(source).parts
-    if parts and parts[-1].startswith("embedded-"):
+    if embedded.is_embedded(source):
         return "the embedded model, which completes Python"
     for place, part in enumerate(parts[:-2]):
         if part.startswith(REPOSITORY_PREFIX) and parts[place + 1] == "snapshots":

@@ -17,6 +17,7 @@
       "launches": 1,                        kernel launches a request takes; null on a CPU
       "token_timeline": null,               or [{"stage": "qkv", "start_us": 0.0, "us": 1.5}, ...]: the stages of
                                             one token, layer after layer, from the device's clock
+      "completes": null,                    or "python": what a model writes that does not chat
       "startup": [{"phase": "weights", "seconds": 1.7}, ...],
       "sampling": {"temperature": 0.7, ...}  what fields that a request leaves out become
     }
@@ -56,6 +57,7 @@ from typing import Any
 import msgspec
 
 from monotape.errors import MonotapeError
+from monotape.weights.embedded import is_embedded
 
 _TRACED_CONTEXT = 32  # positions before the token whose stages are shown
 
@@ -96,6 +98,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     speed_of_light_tokens_per_second: float | None
     launches: int | None
     token_timeline: list[StageTime] | None
+    completes: str | None = None
 
 
 def describe(llm: Any) -> ModelInfo:
@@ -115,6 +118,7 @@ def describe(llm: Any) -> ModelInfo:
         speed_of_light_tokens_per_second=bandwidth / weights if bandwidth else None,
         launches=1 if backend.name == "cuda" else None,
         token_timeline=_timeline(backend) if backend.name == "cuda" else None,
+        completes="python" if is_embedded(llm.source) else None,
     )
 
 

@@ -5,6 +5,7 @@ const STARTERS = [
   "Write a haiku about a tape recorder.",
   "Explain a hash map to a ten-year-old.",
 ];
+const STARTERS_OF_CODE = ["def is_even(number):", "class Stack:", "import logging"];
 const SAVE_MS = 400; // how often an answer under way is kept
 const LEAVING_MS = 120; // how long a page that is being left may still run
 
@@ -275,17 +276,10 @@ function startComposer() {
   setDraft(lasting.get("draft", ""));
 }
 
-function startChat() {
-  startComposer();
-  // A phone may end a page that is out of sight without another word.
-  addEventListener("pagehide", () => chat.keep?.());
-  document.addEventListener("visibilitychange", () => document.hidden && chat.keep?.());
-  byId("clear").addEventListener("click", () => {
-    openConversation(new Conversation());
-    byId("prompt").focus();
-  });
-  byId("starters").append(
-    ...STARTERS.map((text) =>
+function showStarters() {
+  const starters = server.info?.completes ? STARTERS_OF_CODE : STARTERS;
+  byId("starters").replaceChildren(
+    ...starters.map((text) =>
       element(
         "button",
         {
@@ -300,5 +294,17 @@ function startChat() {
       ),
     ),
   );
+}
+
+function startChat() {
+  startComposer();
+  // A phone may end a page that is out of sight without another word.
+  addEventListener("pagehide", () => chat.keep?.());
+  document.addEventListener("visibilitychange", () => document.hidden && chat.keep?.());
+  byId("clear").addEventListener("click", () => {
+    openConversation(new Conversation());
+    byId("prompt").focus();
+  });
+  showStarters();
   openConversation(loadConversation(memory.get("current", null)) ?? new Conversation());
 }

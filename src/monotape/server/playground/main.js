@@ -101,6 +101,8 @@ async function introduce() {
     await loadInfo();
     showPlate();
     showDefaults();
+    showStarters();
+    byId("prompt").placeholder = server.info.completes ? "Begin some Python" : "Ask something";
     if (absent) hideFailure();
     absent = false;
   } catch (error) {

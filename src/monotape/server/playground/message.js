@@ -116,7 +116,7 @@ class MessageView {
 
   // While it is being made. `begun` is the text that it continues.
   show(answer, begun = "", complete = false) {
-    this.text.show(begun + answer.text, complete);
+    this.text.show(asWritten(begun + answer.text), complete);
     this.thinking.hidden = !answer.thoughts;
     if (answer.thoughts) this.thinking.lastElementChild.textContent = answer.thoughts;
     this.showReading(answer, begun);
@@ -173,6 +173,12 @@ class MessageView {
   remove() {
     this.article.remove();
   }
+}
+
+// A model that only completes code writes no Markdown.
+function asWritten(text) {
+  const language = server.info?.completes;
+  return language && text ? `~~~~~~${language}\n${text}\n~~~~~~` : text;
 }
 
 function readingText(reading) {
