@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from monotape.backends.cuda.loading import load_model
 from monotape.backends.cuda.rank_view import rank_plan
 from monotape.compiler.gpu import gpu_plan
 from monotape.engine.asked import Asked, formats_for
-from monotape.engine.formats import Chosen
+from monotape.engine.formats import Chosen, stage_tensors
 from monotape.engine.loading import load_backend
 from monotape.errors import UsageError
 from monotape.models.registry import spec_from_config
@@ -132,6 +133,34 @@ def test_the_reference_computes_what_was_rounded_and_the_cost_is_told(
     tokens = [5, 9, 77, 3]
     ours, theirs = (each.logits(tokens, each.new_sequence()) for each in (rounded, plain))
     assert 0.01 < np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) < 0.7
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_q8_costs_is_told_on_the_cores_too(
+    tmp_path: Path, tied: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {"hidden_size": 162, "intermediate_size": 320, "head_dim": 32, "tie_word_embeddings": tied}
+    opened = open_checkpoint(make_checkpoint(Case("cores", "llama", fields), tmp_path, "bfloat16"))
+    spec = spec_from_config(opened.config)
+    with caplog.at_level(logging.WARNING):
+        load_backend("cpu", spec, opened, context=64).close()
+        assert not caplog.messages
+        load_backend("cpu", spec, opened, dtype="q8", context=64).close()
+    (told,) = caplog.messages
+    words = re.fullmatch(
+        r"Rounded ([\d,]+) weights to q8 at load: (8\.\d\d) bits a weight, "
+        r"relative error (\d\.\d\d) % by a sample of rows\.",
+        told,
+    )
+    assert words is not None, told
+    names = [name for names in stage_tensors(spec).values() for name in names]
+    exact = [opened.rows(name, 0, opened.shape(name)[0]) for name in names]
+    assert int(words[1].replace(",", "")) == sum(rows.size for rows in exact)
+    # Groups of 32 along a row, the largest value of each at 127: the error is a third of half a step, squared.
+    padded = [np.pad(rows, ((0, 0), (0, -rows.shape[1] % 32))).reshape(-1, 32) for rows in exact]
+    errors = sum(float(np.square(np.abs(groups).max(1) / 127).sum()) * 32 / 12 for groups in padded)
+    expected = (errors / sum(float(np.square(rows).sum()) for rows in exact)) ** 0.5
+    assert 0.8 < float(words[3]) / (100 * expected) < 1.2
 
 
 @pytest.mark.parametrize(

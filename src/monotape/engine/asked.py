@@ -103,6 +103,18 @@ def formats_for(
     return source, chosen
 
 
+def packed_on_cores(asked: Asked, spec: ModelSpec, checkpoint: Checkpoint) -> list[str]:
+    """Matrices that become q8 while a CPU's kernels pack them, because that was asked for."""
+    if dtype_format(asked.dtype) is not Format.Q8:
+        return []
+    stages = stage_tensors(spec)
+    stages.pop("router", None)
+    if asked.head_dtype != "auto":
+        stages.pop("head")
+    names = [name for tensors in stages.values() for name in tensors]
+    return [name for name in names if not checkpoint.stored_as(name).startswith(_SAME_KIND[Format.Q8])]
+
+
 def _rounded(checkpoint: Checkpoint, formats: dict[str, Format]) -> Checkpoint:
     if not formats:
         return checkpoint

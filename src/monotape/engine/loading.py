@@ -11,17 +11,18 @@ from monotape.backends.protocol import Backend
 from monotape.compiler.compile import compile_plan
 from monotape.compiler.gpu import gpu_plan
 from monotape.compiler.split import lanes_for
-from monotape.engine.asked import Asked, dtype_format, formats_for, require_kernels
+from monotape.engine.asked import Asked, dtype_format, formats_for, packed_on_cores, require_kernels
 from monotape.engine.config import may_use_gpu
 from monotape.engine.devices import check_devices
 from monotape.engine.formats import Chosen, has_kernels
 from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
+from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan
 from monotape.plan.gpu_machines import NEVER_RUN
 from monotape.plan.types import Machine, Plan
 from monotape.weights.checkpoint import Checkpoint
-from monotape.weights.rounded import RoundedCheckpoint
+from monotape.weights.rounded import Cost, RoundedCheckpoint, sampled_cost
 from monotape.weights.tapes import Progress
 
 BACKENDS = ("auto", "cpu", "cuda", "hip", "reference")
@@ -180,6 +181,8 @@ def _load_cpu(
     _say(formats.notes)
     backend = CpuBackend.load(spec, plan, source, progress)
     _tell_costs(source)
+    if packed := packed_on_cores(asked, spec, checkpoint):
+        _tell_cost(Format.Q8, sampled_cost(checkpoint, packed, Format.Q8), " by a sample of rows")
     return backend
 
 
@@ -279,10 +282,14 @@ def _tell_costs(source: Checkpoint) -> None:
     if not isinstance(source, RoundedCheckpoint):
         return
     for fmt, cost in source.costs.items():
-        logging.getLogger("monotape").warning(
-            "Rounded %s weights to %s at load: %.2f bits a weight, relative error %.2f %%.",
-            f"{cost.values:,}", fmt.value, cost.bits_per_weight, 100 * cost.relative_error,
-        )  # fmt: skip
+        _tell_cost(fmt, cost)
+
+
+def _tell_cost(fmt: Format, cost: Cost, how: str = "") -> None:
+    logging.getLogger("monotape").warning(
+        "Rounded %s weights to %s at load: %.2f bits a weight, relative error %.2f %%%s.",
+        f"{cost.values:,}", fmt.value, cost.bits_per_weight, 100 * cost.relative_error, how,
+    )  # fmt: skip
 
 
 def _say(notes: Iterable[str]) -> None:

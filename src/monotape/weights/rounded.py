@@ -5,8 +5,9 @@ They look as if the file stored them so. The error of every row that was rounded
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from monotape.weights.raw import RawMatrix
 from monotape.weights.replacing import ReplacingCheckpoint
 
 Rounded = tuple[NDArray[np.uint8], NDArray[Any]]  # codes, scales
+_SAMPLED_ROWS = 32  # of a matrix
 NativeRounding = Callable[[Format, NDArray[np.float32]], Rounded | None]
 
 
@@ -73,6 +75,35 @@ class Cost:
             self.squared_errors += squared_errors
 
 
+def bits_of(fmt: Format, rows: int, columns: int) -> int:
+    """Of so many rounded weights, scales included."""
+    way = WAYS[fmt]
+    return rows * (way.bits * columns + way.scale_bits * -(-columns // (way.group or columns)))
+
+
+def sampled_cost(checkpoint: Checkpoint, names: Iterable[str], fmt: Format) -> Cost:
+    """What rounding these matrices costs, by the errors of a few rows of each."""
+    cost, way = Cost(), WAYS[fmt]
+    for name in names:
+        *before, columns = checkpoint.shape(name)
+        rows = math.prod(before)
+        cost.add(rows * columns, bits_of(fmt, rows, columns), 0.0, 0.0)
+        for start in range(0, rows, -(-rows // _SAMPLED_ROWS)):
+            exact = checkpoint.rows(name, start, start + 1)
+            codes, scales = way.round(exact)
+            made = _stored(name, codes, scales, way, way.group or columns).dequantised(0, 1)
+            cost.add(0, 0, float(np.square(exact).sum()), float(np.square(made - exact).sum()))
+    return cost
+
+
+def _stored(name: str, codes: NDArray[np.uint8], scales: NDArray[Any], way: _Way, group: int) -> StoredMatrix:
+    """Rounded rows, which know what they stand for."""
+    return StoredMatrix(
+        name, codes.shape, way.kind, (1, group), way.scale_kind,
+        lambda first, last: codes[first:last], lambda first, last: scales[first:last],
+    )  # fmt: skip
+
+
 class RoundedCheckpoint(ReplacingCheckpoint):
     """Another checkpoint, rounded. `formats`: what each of some matrices is rounded to, by name."""
 
@@ -99,10 +130,7 @@ class RoundedCheckpoint(ReplacingCheckpoint):
 
     def add_cost(self, fmt: Format, rows: int, columns: int, squares: float, squared_errors: float) -> None:
         """Rows that were rounded, here or by native code: squares of their values, and of the errors."""
-        way = WAYS[fmt]
-        scales = -(-columns // (way.group or columns))
-        bits = rows * (way.bits * columns + way.scale_bits * scales)
-        self.costs[fmt].add(rows * columns, bits, squares, squared_errors)
+        self.costs[fmt].add(rows * columns, bits_of(fmt, rows, columns), squares, squared_errors)
 
     def _matrix(self, name: str, way: _Way) -> StoredMatrix:
         shape = self._checkpoint.shape(name)
@@ -128,10 +156,7 @@ class RoundedCheckpoint(ReplacingCheckpoint):
         way = WAYS[fmt]
         codes, scales = (self._native and self._native(fmt, exact)) or way.round(exact)
         matrix = self._matrices[name]
-        found = StoredMatrix(
-            name, codes.shape, way.kind, (1, matrix.group[1]), way.scale_kind,
-            lambda first, last: codes[first:last], lambda first, last: scales[first:last],
-        )  # fmt: skip
+        found = _stored(name, codes, scales, way, matrix.group[1])
         error = found.dequantised(0, len(codes)) - exact
         rows, columns = codes.shape
         self.add_cost(fmt, rows, columns, float(np.vdot(exact, exact)), float(np.vdot(error, error)))
