@@ -183,7 +183,9 @@ def test_text_for_a_checkpoint_without_a_tokenizer(capsys: Captured, folder: Pat
 def test_no_prompt_and_two_prompts(capsys: Captured, folder: Path) -> None:
     assert "prompt" in complaint(capsys, "run", "--model", str(folder)).lower()
     assert "prompt" in complaint(capsys, "run", "a", "--prompt-ids", "1", "--model", str(folder)).lower()
-    assert "--example is a prompt itself" in complaint(capsys, "run", "a", "--example", "--model", str(folder))
+    assert "--example is a prompt itself" in complaint(
+        capsys, "run", "a", "--example", "--model", str(folder)
+    )
     assert "a part of Monotape itself" in complaint(capsys, "rm", "embedded")
 
 
