@@ -70,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
         given = sampling_settings(options)
         params = dataclasses.replace(defaults, **given)
         if options.example:
-            prompt = _example(llm.config.model)
+            prompt, params = _example(llm.config.model, params)
             print(prompt, end="" if prompt.endswith("\n") else "\n", flush=True)
         stream = _start(llm, prompt, options, params)
         interrupted = _play(stream, shown=not options.json)
@@ -106,10 +106,12 @@ def _prompt(given: str | None) -> str:
     return text
 
 
-def _example(model: str) -> str:
+def _example(model: str, params: Any) -> tuple[str, Any]:
     from monotape.weights import embedded
 
-    return embedded.EXAMPLE if model == embedded.NAME else QUESTION
+    if model != embedded.NAME:
+        return QUESTION, params
+    return embedded.EXAMPLE, dataclasses.replace(params, stop=[embedded.EXAMPLE_END])
 
 
 def _start(llm: Any, prompt: str | None, options: argparse.Namespace, params: Any) -> Any:

@@ -8,8 +8,8 @@ from monotape.config import cache_dir
 
 NAME = "embedded"
 PACKED = Path(__file__).parent.parent / "embedded" / "python-32m.safetensors"
-#: What it is shown with: a function to complete.
-EXAMPLE = "def read_lines(path):\n"
+#: What it is shown with, and where that ends: a class to complete.
+EXAMPLE, EXAMPLE_END = "class Point:\n    def __init__(self, x, y):\n", "\n\n\n"
 
 
 def is_embedded(source: str | None) -> bool:
