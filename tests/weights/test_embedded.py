@@ -47,7 +47,7 @@ def test_without_a_network_no_connection_is_tried_and_the_embedded_model_answers
         "--temperature",
         "0",
         "--max-tokens",
-        "24",
+        "90",
         "--backend",
         "cpu",
         "--stats",
@@ -56,7 +56,8 @@ def test_without_a_network_no_connection_is_tried_and_the_embedded_model_answers
         [sys.executable, "-c", ALONE, *files, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(embedded.EXAMPLE) and len(done.stdout) > len(embedded.EXAMPLE) + 20
+    assert done.stdout.startswith(f"{embedded.EXAMPLE}        self.x = x\n        self.y = y\n")
+    assert embedded.EXAMPLE_END not in done.stdout.rstrip("\n")
     assert "this machine has no network" in done.stderr
     assert "the embedded model answers: it completes Python and does not chat" in done.stderr
 
