@@ -18,7 +18,8 @@ def model_card(settings: Settings, corpus: Mapping[str, Any], result: Mapping[st
         "# A small model that completes Python",
         "",
         f"A Laneformer of {settings.layers} layers, width {settings.width}, {settings.heads} heads and {settings.ffn} "
-        f"feed-forward columns, {settings.lanes} lane{'s' * (settings.lanes > 1)}, arm `{settings.arm}`, context {settings.context} tokens. "
+        f"feed-forward columns, {settings.lanes} lane{'s' * (settings.lanes > 1)}, arm `{settings.arm}`, "
+        f"context {settings.context} tokens. "
         "It completes Python and fills in the middle. It is no assistant: it follows no instructions "
         "and knows little of the world.",
         "",
