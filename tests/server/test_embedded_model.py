@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 
@@ -21,6 +22,8 @@ def client() -> Iterator[openai.OpenAI]:
 
 def test_it_completes(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["embedded"]
+    told = httpx.get(str(client.base_url).replace("/v1/", "/monotape/info")).json()
+    assert told["completes"] == "python"  # what the playground asks
     answer = client.completions.create(model="embedded", prompt=CODE, temperature=0, max_tokens=20, stop="\n")
     assert answer.choices[0].text == " number % 2 == 0"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import embedded_examples
+from monotape.cli.main import main
 from monotape.errors import CheckpointError
 from monotape.weights import default, embedded, hub, network
 
@@ -162,3 +163,28 @@ def test_a_model_that_was_named_is_never_replaced(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(CheckpointError, match="There is no way to it"):
         hub.resolve("smollm2", False)
     assert hub.resolve("embedded", False) == hub.pull("embedded", False) == embedded.folder()
+
+
+def test_a_folder_of_a_similar_name_is_not_taken_for_it(tmp_path: Path) -> None:
+    own = embedded.folder()
+    assert embedded.is_embedded(str(own)) and "embedded" in hub.described(str(own))
+    other = str(tmp_path / own.name)
+    assert not embedded.is_embedded(other) and not embedded.is_embedded(None)
+    assert hub.described(other) == other
+
+
+def test_an_example_can_be_read_by_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "run",
+        "--example",
+        "--model",
+        "embedded",
+        "--backend",
+        "cpu",
+        "--temperature",
+        "0",
+        "--json",
+    ]
+    assert main(arguments) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["text"].startswith("        self.x = x\n") and answer["finish_reason"] == "stop"

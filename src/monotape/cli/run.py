@@ -71,7 +71,8 @@ def main(options: argparse.Namespace) -> int:
         params = dataclasses.replace(defaults, **given)
         if options.example:
             prompt, params = _example(llm.config.model, params)
-            print(prompt, end="" if prompt.endswith("\n") else "\n", flush=True)
+            if not options.json:
+                print(prompt, end="" if prompt.endswith("\n") else "\n", flush=True)
         stream = _start(llm, prompt, options, params)
         interrupted = _play(stream, shown=not options.json)
         completion = stream.completion

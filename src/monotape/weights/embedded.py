@@ -14,11 +14,16 @@ EXAMPLE, EXAMPLE_END = "class Point:\n    def __init__(self, x, y):\n", "\n\n\n"
 
 def is_embedded(source: str | None) -> bool:
     """Whether that is where `folder` put it."""
-    return source is not None and Path(source).name.startswith(f"{NAME}-")
+    path = Path(source or "")
+    return path.parent == _cache() and path.name.startswith(f"{NAME}-")
 
 
 def folder() -> Path:
     """The unpacked model, made in the cache the first time."""
     from monotape.embedded.packed import unpacked  # NumPy, which commands that load nothing do without
 
-    return unpacked(PACKED, cache_dir() / "models")
+    return unpacked(PACKED, _cache())
+
+
+def _cache() -> Path:
+    return cache_dir() / "models"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,10 @@ from monotape.weights.raw import RawMatrix
 from monotape.weights.replacing import ReplacingCheckpoint
 
 Rounded = tuple[NDArray[np.uint8], NDArray[Any]]  # codes, scales
-_SAMPLED_ROWS = 32  # of a matrix
+_SAMPLED_ROWS, _ALL_SAMPLED_ROWS = (
+    32,
+    8192,
+)  # of a matrix, and of a model, which may have thousands of experts
 NativeRounding = Callable[[Format, NDArray[np.float32]], Rounded | None]
 
 
@@ -81,14 +84,15 @@ def bits_of(fmt: Format, rows: int, columns: int) -> int:
     return rows * (way.bits * columns + way.scale_bits * -(-columns // (way.group or columns)))
 
 
-def sampled_cost(checkpoint: Checkpoint, names: Iterable[str], fmt: Format) -> Cost:
+def sampled_cost(checkpoint: Checkpoint, names: Collection[str], fmt: Format) -> Cost:
     """What rounding these matrices costs, by the errors of a few rows of each."""
     cost, way = Cost(), WAYS[fmt]
+    sample = max(1, min(_SAMPLED_ROWS, _ALL_SAMPLED_ROWS // max(1, len(names))))
     for name in names:
         *before, columns = checkpoint.shape(name)
         rows = math.prod(before)
         cost.add(rows * columns, bits_of(fmt, rows, columns), 0.0, 0.0)
-        for start in range(0, rows, -(-rows // _SAMPLED_ROWS)):
+        for start in range(0, rows, -(-rows // sample)):
             exact = checkpoint.rows(name, start, start + 1)
             codes, scales = way.round(exact)
             made = _stored(name, codes, scales, way, way.group or columns).dequantised(0, 1)
