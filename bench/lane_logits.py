@@ -25,6 +25,7 @@ from monotape.training.export import export
 from monotape.training.laneformer import Laneformer
 from monotape.training.trainer import RESULT
 from monotape.weights.open import open_checkpoint
+from report import commit
 
 ULP = float(np.finfo(np.float32).eps)
 DTYPES = {"reference": "f32", "cpu": "f32", "cuda": "bf16"}
@@ -40,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--backends", default="reference,cpu")
     parser.add_argument("--tokens", type=int, default=90)
     parser.add_argument("--workers", type=int, help="threads of the CPU's backend; at least as many as lanes")
-    parser.add_argument("--into", type=Path, help="keep the result in this file")
+    parser.add_argument("--into", type=Path, help="keep the result in this file, beside those of other runs")
     return parser.parse_args()
 
 
@@ -88,9 +89,19 @@ def judged(
             far = distance(backend_logits(folder, tokens, name, workers), exact)
             bound = 2 * honest[kinds[name]] + ULP
             rows.append(
-                {"run": run.name, "backend": name, "distance": far, "bound": bound, "passes": far <= bound}
-            )
+                {
+                    "run": run.name, "backend": name, "distance": far, "bound": bound, "passes": far <= bound,
+                    **commit(),
+                }
+            )  # fmt: skip
     return rows
+
+
+def kept(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes the rows, and those of other runs and backends that the file has already."""
+    before = json.loads(path.read_text()) if path.is_file() else []
+    merged = {(row["run"], row["backend"]): row for row in [*before, *rows]}
+    path.write_text(json.dumps([merged[key] for key in sorted(merged)], indent=1) + "\n")
 
 
 def main() -> int:
@@ -110,7 +121,7 @@ def main() -> int:
                 flush=True,
             )
     if options.into is not None:
-        options.into.write_text(json.dumps(rows, indent=1) + "\n")
+        kept(options.into, rows)
     return 0 if all(row["passes"] for row in rows) else 1
 
 

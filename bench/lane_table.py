@@ -2,6 +2,7 @@
 
     python bench/lane_table.py --split RUNS/results.json          # one JSON a run into reports/lanes/
     python bench/lane_table.py --figure docs/figures/lanes.svg    # the figure; the table goes to standard output
+    python bench/index.py                                         # the table of docs/delayed-tensor-parallelism.md
 
 Quality is from reports/lanes/*.json (python -m monotape.training table), speed from reports/lanes-*.json:
 python bench/scaling.py --models laneformer-32m --ranks 4,8 --delays 0,2 --settings all --name lanes --save
@@ -18,10 +19,15 @@ from typing import Any
 
 from monotape.errors import MonotapeError
 from monotape.training.table import noise, rows
+from rows import Report, Row
+from rows import table as document_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "reports" / "lanes"
-CORPUS = "corpus.json"  # lies beside the runs: what they were trained on
+BESIDE = (
+    "corpus.json",
+    "logits.json",
+)  # lie beside the runs: what they were trained on, what bench/lane_logits.py found
 #: The setting of bench/scaling.py that an arm has.
 SETTING = {
     "tp": "tp", "dtp1-scale": "dtp1", "dtp1-sum": "dtp1-sum", "dtp2-scale": "dtp", "dtp2-sum": "dtp2-sum",
@@ -61,7 +67,7 @@ def split(results: Path, folder: Path) -> None:
 
 
 def read_runs(folder: Path) -> dict[str, dict[str, Any]]:
-    paths = [path for path in sorted(folder.glob("*.json")) if path.name != CORPUS]
+    paths = [path for path in sorted(folder.glob("*.json")) if path.name not in BESIDE]
     found = {path.stem: json.loads(path.read_text()) for path in paths}
     if not found:
         sys.exit(f"There is no run in {folder}; --split puts them there.")
@@ -71,9 +77,10 @@ def read_runs(folder: Path) -> dict[str, dict[str, Any]]:
 def read_speeds(path: Path | None) -> dict[tuple[str, int], dict[str, float]]:
     """Tokens per second by setting and ranks, then by the link's delay."""
     paths = [path] if path else sorted((ROOT / "reports").glob("lanes-*.json"))
-    if not paths:
-        return {}
-    report = json.loads(paths[-1].read_text())
+    return speeds_in(json.loads(paths[-1].read_text())) if paths else {}
+
+
+def speeds_in(report: Report) -> dict[tuple[str, int], dict[str, float]]:
     return {
         (row["setting"], row["ranks"]): {
             delay: row["tokens_per_second"][delay]["median"]
@@ -112,6 +119,41 @@ def text(table: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def in_document(reports: Mapping[str, Report]) -> str:
+    """The table of docs/delayed-tensor-parallelism.md. An arm has one row: the bits of its first seed, and the range."""
+    found = sorted(name for name in reports if name.startswith("lanes-"))
+    if not found or not any(path.name not in BESIDE for path in RUNS.glob("*.json")):
+        return ""
+    name = found[-1]
+    joint = joined(read_runs(RUNS), speeds_in(reports[name]))
+    made = [
+        _document_row(name, reports[name], row, joint)
+        for row in sorted(joint, key=lambda row: row["lanes"])
+        if row["seed"] == 1
+    ]
+    head = (
+        "lanes",
+        "how they talk",
+        "bits per byte",
+        "more than TP",
+        "no delay",
+        "words 2 microseconds late",
+    )
+    return document_table(head, made)
+
+
+def _document_row(name: str, report: Report, row: dict[str, Any], joint: list[dict[str, Any]]) -> Row:
+    others = [
+        one["bits_per_byte"] for one in joint if one["arm"] == row["arm"] and one["lanes"] == row["lanes"]
+    ]
+    spread = f" (three seeds: {min(others):.4f} to {max(others):.4f})" if len(others) > 1 else ""
+    made = Row(name, report, f"results[ranks={row['lanes']}&setting={SETTING[row['arm']]}].tokens_per_second")
+    made.text(row["lanes"]).text(f"[{NAMES[row['arm']]}](../reports/lanes/{row['run']}.json)")
+    made.text(f"{row['bits_per_byte']:.4f}{spread}")
+    made.text(f"{row['more_than_tp']:+.4f} ± {row['its_error']:.4f}" if row["arm"] != "tp" else "")
+    return made.number("0", "tok/s").number("2", "tok/s")
+
+
 def draw(table: list[dict[str, Any]], path: Path) -> None:
     """A panel for each number of lanes: hollow without delay, filled at 2 us, a line between; TP's seeds as a band."""
     import matplotlib
@@ -134,11 +176,14 @@ def draw(table: list[dict[str, Any]], path: Path) -> None:
         for axes, lanes in zip(panels, counts, strict=True):
             _panel(axes, lanes, [row for row in table if row["lanes"] == lanes])
         panels[0].set_ylabel("bits per byte (lower is better)")
+        canvas.supxlabel("tokens per second; hollow: no delay, filled: words 2 us late", fontsize=13)
         panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=11)
         canvas.savefig(path, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
 
 
 def _panel(axes: Any, lanes: int, table: list[dict[str, Any]]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     if (band := noise(table)) is not None:
         axes.axhspan(*band, color="#dddddd", label="TP's seeds")
     for row in table:
@@ -165,7 +210,7 @@ def _panel(axes: Any, lanes: int, table: list[dict[str, Any]]) -> None:
                 markersize=9,
                 label=label,
             )
-    axes.set_xlabel("tokens per second; hollow: no delay, filled: 2 us")
+    axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.set_title(f"{lanes} lanes", loc="left", fontsize=13)
     axes.grid(color="#eeeeee", linewidth=0.8)
 

@@ -93,7 +93,7 @@ def _git(*arguments: str) -> str:
     return result.stdout.strip()
 
 
-def _commit() -> dict[str, Any]:
+def commit() -> dict[str, Any]:
     """The commit. Where sources are measured without their history MONOTAPE_COMMIT says it, with a + if not clean."""
     told = os.environ.get("MONOTAPE_COMMIT", "")
     if told:
@@ -133,6 +133,6 @@ def publish(name: str, results: dict[str, Any], *, save: bool, measured: str | N
 
 #: Taken when the benchmark starts: what is edited while it runs is not what it measured.
 _AT_START: dict[str, Any] = {
-    "commit": _commit(),
+    "commit": commit(),
     "sources": {measured: sources_hash(measured) for measured in MEASURED_SOURCES},
 }

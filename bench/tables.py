@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from headline import comparison
+from lane_table import in_document as lanes
 from rows import Report, Row, table
 from shapes import config_json
 from stored_table import stored_cpu
@@ -269,6 +270,7 @@ TABLES: Mapping[str, Callable[[Reports], str]] = {
     "odd-widths": odd_widths,
     "collective": collective,
     "scaling": scaling,
+    "lanes": lanes,
     "decode-cpu": decode_cpu,
     "stored-cpu": stored_cpu,
     "prefill-cpu": lambda reports: _prefill(reports, gpu=False),
