@@ -198,6 +198,9 @@ def main() -> None:
     words = [Path(options.model).stem if path else options.model, "+".join(formats)]
     if plan.ranks[0].head.format.value not in formats:
         words.append(f"{plan.ranks[0].head.format.value}-head")
+    kv = plan.ranks[0].kv.format.value
+    if options.kv_dtype != "auto":
+        words.append(f"{kv}-kv")
     name = "-".join(["decode", machine, *words])
     publish(
         name.lower(),
@@ -205,7 +208,7 @@ def main() -> None:
             **facts, **kernel_facts(backend, options.model, path),
             "model": path.name if path else options.model, "backend": options.backend, "dtype": plan.format.value,
             "formats": {stage.name: stage.format.value for stage in plan.ranks[0].stages},
-            "workers": plan.machine.workers, "plan": plan.digest, "read_bandwidth": bandwidth,
+            "kv": kv, "workers": plan.machine.workers, "plan": plan.digest, "read_bandwidth": bandwidth,
             "weight_bytes": plan.weight_bytes, "peak_memory_after_load": load_peak,
             "peak_over_weights": load_peak / plan.weight_bytes, "results": rows, "peers": others,
         },

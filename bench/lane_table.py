@@ -120,7 +120,7 @@ def text(table: list[dict[str, Any]]) -> str:
 
 
 def in_document(reports: Mapping[str, Report]) -> str:
-    """The table of docs/delayed-tensor-parallelism.md. An arm has one row: the bits of its first seed, and the range."""
+    """The table of docs/delayed-tensor-parallelism.md: a row an arm, with its first seed and the range of all."""
     found = sorted(name for name in reports if name.startswith("lanes-"))
     if not found or not any(path.name not in BESIDE for path in RUNS.glob("*.json")):
         return ""

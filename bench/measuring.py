@@ -32,6 +32,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--dtype", help="default: q8 on a CPU, as stored on a GPU")
     parser.add_argument("--stored", choices=STORED, help="how a shape's layers are stored; else in bf16")
     parser.add_argument("--stored-head", choices=STORED, help="how its head is stored")
+    parser.add_argument("--kv-dtype", default="auto", help="of keys and values: auto or fp8")
     parser.add_argument("--skewed-router", action="store_true", help="a shape's routers prefer a few experts")
     parser.add_argument("--workers", type=int, help="threads; all by default, and always on a GPU")
     parser.add_argument(
@@ -68,7 +69,7 @@ def load_model(
         options.backend, spec_from_config(checkpoint.config), checkpoint,
         dtype=dtype, context=context, workers=options.workers, tp=tp,
         emulate_ranks=tp is not None and options.backend == "cuda",
-        speculation=getattr(options, "speculation", True),
+        speculation=getattr(options, "speculation", True), kv_dtype=getattr(options, "kv_dtype", "auto"),
     )  # fmt: skip
     return backend, path
 

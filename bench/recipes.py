@@ -40,6 +40,7 @@ class Recipe:
     trace: bool = False
     drafts: bool = False  # a pass has rows for drafts, where the model allows it
     formats: Mapping[str, str] = field(default_factory=dict)  # of stages that have another than `dtype`
+    kv: str = ""  # the format of keys and values, if it is not that of activations
 
     @property
     def label(self) -> str:
@@ -52,7 +53,7 @@ class Recipe:
             words += ["ladder"] * (self.lanes.own == "with sum") + ["early sums"] * (
                 self.lanes.early == "sum"
             )
-        words += [f"{name} {fmt}" for name, fmt in self.formats.items()]
+        words += [f"{name} {fmt}" for name, fmt in self.formats.items()] + [f"KV {self.kv}"] * bool(self.kv)
         said = {"slow links": self.link_delay, "trace": self.trace, "drafts": self.drafts}
         words += [word for word, true in said.items() if true]
         return ", ".join(words)
@@ -73,6 +74,7 @@ class Recipe:
             tuning=tuning,
             stage_formats=formats,
             drafts=self.drafts,
+            kv_format=Format(self.kv) if self.kv else None,
         )
 
     def header(self) -> str:
@@ -116,7 +118,7 @@ def recipes_of(backend: Any, model: str, config: Mapping[str, Any]) -> list[Reci
         shape=model, config=own, dtype=plan.format.value, workers=plan.machine.workers, context=plan.context,
         ranks=len(plan.ranks),
         formats={stage.name: stage.format.value for stage in plan.ranks[0].stages if stage.format is not plan.format},
-        drafts=lowered.ranks[0].rows_a_pass > 1,
+        drafts=lowered.ranks[0].rows_a_pass > 1, kv=Format.FP8.value if lowered.ranks[0].kv.narrow else "",
     )  # fmt: skip
     found: dict[str, Recipe] = {}
     for rank in range(len(plan.ranks)):

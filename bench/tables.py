@@ -45,8 +45,9 @@ def _named(reports: Reports, prefix: str, *, gpu: bool) -> list[tuple[str, Repor
 
 
 def _codes(report: Report) -> bool:
-    """Whether some weights are stored quantised."""
-    return any(fmt not in ("bf16", "f16", "f32") for fmt in report.get("formats", {}).values())
+    """Whether some weights, or keys and values, are stored quantised."""
+    kept = (*report.get("formats", {}).values(), report.get("kv", "bf16"))  # older ones kept 16 bits
+    return any(fmt not in ("bf16", "f16", "f32") for fmt in kept)
 
 
 def decode_gpu(reports: Reports) -> str:
@@ -75,11 +76,15 @@ def formats_gpu(reports: Reports) -> str:
             for result in report["results"] if _codes(report) else ():
                 layers, head = report["formats"]["down"], report["formats"]["head"]
                 row = Row(name, report, f"results[context={result['context']}]").text(report["model"])
-                row.text(layers).text(head).text(result["context"]).number("bytes_per_token", "MB")
+                row.text(layers).text(head).text(report.get("kv", "16 bits")).text(result["context"]).number(
+                    "bytes_per_token", "MB"
+                )
                 row.number("tokens_per_second", "tok/s").number("ceiling_tokens_per_second", "tok/s")
                 yield row.number("bandwidth_share", "%").number("joules_per_token", "J/token")
 
-    head = ("shape", "layers", "head", "context", "bytes a token", "Monotape", "ceiling", "share", "energy")
+    head = (
+        "shape", "layers", "head", "KV", "context", "bytes a token", "Monotape", "ceiling", "share", "energy",
+    )  # fmt: skip
     return table(head, rows())
 
 

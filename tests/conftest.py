@@ -17,7 +17,11 @@ if find_spec("hypothesis"):
     settings.register_profile("busy machine", deadline=None)  # no test asserts how long anything takes
     settings.load_profile("busy machine")
 if find_spec("xdist"):
-    from sharing import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
+    from sharing import (  # noqa: F401
+        pytest_collection_modifyitems,
+        pytest_xdist_make_scheduler,
+        pytest_xdist_setupnodes,
+    )
 
 
 @pytest.fixture(scope="session")

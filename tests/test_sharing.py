@@ -1,4 +1,4 @@
-"""Tests of tests/sharing.py: a file stays in one process, and the order names files that exist."""
+"""Tests of tests/sharing.py: a file stays in one process, but for some, and the order names files that exist."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from sharing import LONGEST, SharedFiles, rank
+from sharing import LAST, LONGEST, SINGLY, SharedFiles, rank
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_the_order_names_what_exists() -> None:
-    assert [part for part in LONGEST if not (ROOT / part).exists()] == []
+    assert [part for part in (*LONGEST, LAST.split("::")[0]) if not (ROOT / part).exists()] == []
+    assert list(ROOT.glob(f"{SINGLY}*.py"))
 
 
 def test_folders_share_a_process_and_the_longest_come_first() -> None:
@@ -24,10 +25,13 @@ def test_folders_share_a_process_and_the_longest_come_first() -> None:
 
     assert scope("tests/cluster/test_chat.py::test_x[a::b]") == scope("tests/cluster/test_kept.py::test_y")
     assert scope("tests/server/test_chat.py::test_x[a::b]") == "tests/server/test_chat.py"
+    assert scope(f"{SINGLY}races.py::test_x[a::b]") == f"{SINGLY}races.py::test_x[a::b]"
     names = [
+        LAST,
+        f"{SINGLY}races.py::test_w",
         "tests/plan/test_rules.py::test_x",
+        f"{LONGEST[1]}::test_z",
         "tests/cluster/test_kept.py::test_y",
-        f"{LONGEST[0]}::test_z",
     ]
     assert sorted(names, key=rank) == names[::-1]
 

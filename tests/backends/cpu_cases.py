@@ -33,11 +33,14 @@ def cpu(
         backend.close()
 
 
-def reference(folder: Path, context: int = 160, tp: int | None = None) -> ReferenceBackend:
+def reference(
+    folder: Path, context: int = 160, tp: int | None = None, kv_dtype: str = "auto"
+) -> ReferenceBackend:
     checkpoint = open_checkpoint(folder)
     backend = load_backend(
-        "reference", spec_from_config(checkpoint.config), checkpoint, dtype="f32", context=context, tp=tp
-    )
+        "reference", spec_from_config(checkpoint.config), checkpoint, dtype="f32", context=context, tp=tp,
+        kv_dtype=kv_dtype,
+    )  # fmt: skip
     assert isinstance(backend, ReferenceBackend)
     return backend
 

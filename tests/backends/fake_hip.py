@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from ctypes import CFUNCTYPE, c_int, c_void_p
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -253,12 +252,12 @@ class FakeHip:
 
 
 @contextmanager
-def fake_hip(hip: FakeHip, folder: Path) -> Iterator[FakeHip]:
-    """Within, HipBackend runs on `hip`; libraries of the kernel go to `folder`."""
+def fake_hip(hip: FakeHip) -> Iterator[FakeHip]:
+    """Within, HipBackend runs on `hip`."""
     runtime = HipRuntime(hip.library())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "hip_runtime", lambda: runtime)
-        patch.setattr(module, "compile_kernel", lambda text: build(text, folder) + b"\0")
+        patch.setattr(module, "compile_kernel", lambda text: build(text) + b"\0")
         patch.setattr(HostKernel, "schedule", Schedule())
         try:
             yield hip

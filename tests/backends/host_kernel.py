@@ -6,6 +6,7 @@ Everything that reads the machine's order of events follows from the options' se
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import re
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,12 @@ from backends.fake_cuda import FakeCuda, Stream, fake_gpu
 from monotape.backends.cpu.build import find_compiler
 from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.compilation import KERNELS
+from monotape.config import cache_dir
 from monotape.plan.gpu_machines import CDNA3, HOPPER, GpuMachine
 
 SOURCES = Path(__file__).parent / "host_kernel"
+LIBRARIES = cache_dir() / "host-kernels"  # kept from run to run
+UNUSED_S = 86_400  # a library that no test has loaded for so long is removed
 #: Headers in machine/ that hold instructions; those of SOURCES take their place.
 ONLY_HARDWARE = ("hopper", "hopper_memory", "hopper_products", "cdna3", "cdna3_types")
 FLAGS = (
@@ -157,8 +161,11 @@ def run_on_host(library: str, blocks: int, parameters: list[ctypes.Structure]) -
         raise MachineFault(f"{schedule}: {fault.decode()}")
 
 
-def build(header: str, folder: Path, kernel: str = "monotape.cu") -> bytes:
-    """The path of the library for this plan.h and kernel. Sources are copied, the machine's header aside."""
+def build(header: str, kernel: str = "monotape.cu") -> bytes:
+    """The path of the library for this plan.h and kernel. Sources are copied, the machine's header aside.
+
+    A library is built once for all tests, processes and runs that need it: compiling is most of what many tests do.
+    """
     compiler = find_compiler()
     assert compiler, "tests of the kernel need a C++ compiler"
     paths = (*KERNELS.rglob("*.h"), KERNELS / "monotape.cu")
@@ -172,27 +179,41 @@ def build(header: str, folder: Path, kernel: str = "monotape.cu") -> bytes:
     files |= {path.name: path.read_text() for path in SOURCES.iterdir()} | {"plan.h": header}
     flags = (*FLAGS, *machine_flags(gpu), f'-DMONOTAPE_KERNEL="{kernel}"')
     key = hashlib.sha256(repr((sorted(files.items()), flags, compiler)).encode()).hexdigest()[:24]
-    library = folder / f"{key}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            for name, text in files.items():
-                Path(place, name).parent.mkdir(exist_ok=True)
-                Path(place, name).write_text(text)
-            made = Path(place, "made.so")
-            subprocess.run(
-                [*compiler, *flags, f"-I{place}", str(Path(place, "run.cpp")), "-o", str(made)], check=True
-            )
-            os.replace(made, library)
+    library = LIBRARIES / f"{key}.so"
+    LIBRARIES.mkdir(parents=True, exist_ok=True)
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building it
+        if not library.exists():
+            _compile([*compiler, *flags], files, library)
+            _remove_unused()
+    os.utime(library)
     return str(library).encode()
 
 
+def _compile(command: list[str], files: dict[str, str], library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=LIBRARIES) as place:
+        for name, text in files.items():
+            Path(place, name).parent.mkdir(exist_ok=True)
+            Path(place, name).write_text(text)
+        made = Path(place, "made.so")
+        subprocess.run([*command, f"-I{place}", str(Path(place, "run.cpp")), "-o", str(made)], check=True)
+        os.replace(made, library)
+
+
+def _remove_unused() -> None:
+    """Each edit of the kernel makes a hundred libraries useless."""
+    for path in (*LIBRARIES.glob("*.so"), *LIBRARIES.glob("*.lock")):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > UNUSED_S:
+                path.unlink()
+
+
 @contextmanager
-def host_gpu(folder: Path, kernel: str = "monotape.cu") -> Iterator[FakeCuda]:
-    """Within, CudaBackend runs on the host; libraries go to `folder`."""
+def host_gpu(kernel: str = "monotape.cu") -> Iterator[FakeCuda]:
+    """Within, CudaBackend runs on the host."""
     with pytest.MonkeyPatch.context() as patch, fake_gpu(FakeCuda()) as gpu:
         patch.setattr(module, "Kernel", HostKernel)
-        patch.setattr(module, "compile_kernel", lambda text: build(text, folder, kernel))
+        patch.setattr(module, "compile_kernel", lambda text: build(text, kernel))
         patch.setattr(HostKernel, "schedule", Schedule())
         patch.setattr(HostKernel, "waiting", [])
         patch.setattr(HostKernel, "visit", give_way)

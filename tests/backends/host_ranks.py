@@ -85,7 +85,7 @@ Load = Callable[..., RankedCudaBackend]
 
 
 def checkpoints(factory: pytest.TempPathFactory) -> Path:
-    """A folder with all of them by name, made once, in which libraries are kept too."""
+    """A folder with all of them by name, made once."""
     folder = factory.getbasetemp() / "host-ranks"
     if not folder.exists():
         for name, case in PLAIN.items():
@@ -104,7 +104,7 @@ def loader(place: Path, gpu: str = "cuda") -> Iterator[Load]:
             name: str, workers: int, tp: int | None = None, *, link_delay: bool = False, fewer_slots: int = 0,
             context: int = CONTEXT,
         ) -> RankedCudaBackend:  # fmt: skip
-            stack.enter_context(host_gpu(place / "libraries"))
+            stack.enter_context(host_gpu())
             checkpoint = open_checkpoint(place / name)
             spec = spec_from_config(checkpoint.config)
             tuning = Tuning(link_delay=link_delay)

@@ -17,6 +17,7 @@ from families import Case, make_checkpoint
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.models.registry import spec_from_config
+from monotape.plan.formats import Format
 from monotape.weights.open import open_checkpoint
 
 CONTEXT = 160
@@ -118,19 +119,19 @@ def on_machines(
 
 @contextmanager
 def loading_from(place: Path, gpu: str = "cuda") -> Iterator[Load]:
-    """Within, a setup is loaded onto a GPU of its own; libraries stay in `place`."""
+    """Within, a setup is loaded onto a GPU of its own."""
     with ExitStack() as stack:
 
         def load(
             setup: str, page_blocks: int | None = None, rows: int = 1, context: int = CONTEXT,
-            units: int | None = None,
+            units: int | None = None, kv: Format | None = None, fmt: Format = Format.BF16,
         ) -> CudaBackend:  # fmt: skip
             case, workers, enough = SETUPS[setup]
-            stack.enter_context(host_gpu(place / "libraries"))
+            stack.enter_context(host_gpu())
             checkpoint = open_checkpoint(place / case)
             spec = spec_from_config(checkpoint.config)
             tuning = Tuning(units_per_split=units or enough, page_blocks=page_blocks, rows=rows)
-            plan = gpu_plan(spec, workers, context, tuning=tuning, backend=gpu)
+            plan = gpu_plan(spec, workers, context, fmt, tuning=tuning, backend=gpu, kv_format=kv)
             loaded = CudaBackend.load(spec, plan, checkpoint)
             loaded._params.deadline_ns = DEADLINE_NS
             stack.callback(loaded.close)

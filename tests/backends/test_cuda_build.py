@@ -51,11 +51,12 @@ class Kernel:
     variant: Variant | None = None
     tuning: Tuning | None = None
     most_stack: int = 0
+    kv: Format | None = None
 
     def header(self) -> str:
         spec = spec_of(self.shape)
         spec = spec if self.lanes is None else replace(spec, lanes=self.lanes)
-        plan = gpu_plan(spec, self.workers, 4096, self.fmt, self.tp, tuning=self.tuning)
+        plan = gpu_plan(spec, self.workers, 4096, self.fmt, self.tp, tuning=self.tuning, kv_format=self.kv)
         return plan_header(plan, variant=self.variant)
 
 
@@ -67,6 +68,7 @@ KERNELS_TO_CHECK = {
     "smollm2-135m with a trace": Kernel("smollm2-135m", variant=Variant(trace=True)),
     "eight ranks of llama-3.1-8b": Kernel("llama-3.1-8b", tp=8, most_stack=RANKED),
     "two ranks of qwen3-0.6b, a ladder, on one GPU": Kernel("qwen3-0.6b", 66, ladder(2), 2),
+    "llama-3.1-8b with KV in 8 bits": Kernel("llama-3.1-8b", kv=Format.FP8),
     "experiments with slow links": Kernel("dense-2b", lanes=delayed(4, 2), tuning=Tuning(link_delay=True)),
 }
 

@@ -48,7 +48,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def loaded(place: Path, hip: FakeHip) -> Iterator[HipBackend]:
     with ExitStack() as stack:
-        stack.enter_context(fake_hip(hip, place.parent / "libraries"))
+        stack.enter_context(fake_hip(hip))
         checkpoint = open_checkpoint(place)
         spec = spec_from_config(checkpoint.config)
         backend = load_backend("hip", spec, checkpoint, dtype="bf16", context=CONTEXT)
@@ -112,8 +112,8 @@ def test_the_sequence_can_be_copied(place: Path) -> None:
         (FakeHip(cooperative=0), "does not launch all workers of a kernel together"),
     ],
 )  # fmt: skip
-def test_other_gpus_are_refused_in_one_sentence(tmp_path: Path, hip: FakeHip, sentence: str) -> None:
-    with fake_hip(hip, tmp_path), pytest.raises(BackendUnavailable, match=sentence):
+def test_other_gpus_are_refused_in_one_sentence(hip: FakeHip, sentence: str) -> None:
+    with fake_hip(hip), pytest.raises(BackendUnavailable, match=sentence):
         processors()
 
 
@@ -172,7 +172,7 @@ def test_two_ranks_on_two_gpus(place: Path) -> None:
     want = reference(even, CONTEXT, tp=2)
     checkpoint = open_checkpoint(even)
     spec = spec_from_config(checkpoint.config)
-    with fake_hip(hip, place.parent / "libraries"):
+    with fake_hip(hip):
         backend = load_backend("hip", spec, checkpoint, dtype="bf16", context=CONTEXT, tp=2)
         assert isinstance(backend, RankedHipBackend) and backend.name == "hip"
         assert [type(rank) for rank in backend.ranks] == [HipBackend] * 2
@@ -192,14 +192,14 @@ def test_two_ranks_on_two_gpus(place: Path) -> None:
         backend.close()
 
 
-def test_what_ranks_and_workers_need_is_said_in_a_sentence(place: Path, tmp_path: Path) -> None:
+def test_what_ranks_and_workers_need_is_said_in_a_sentence(place: Path) -> None:
     checkpoint = open_checkpoint(place)
     spec = spec_from_config(checkpoint.config)
 
     def load(**asked: Any) -> None:
         load_backend("hip", spec, checkpoint, dtype="bf16", context=CONTEXT, **asked)
 
-    with fake_hip(FakeHip(), tmp_path):
+    with fake_hip(FakeHip()):
         with pytest.raises(BackendUnavailable, match="2 ranks were asked for, but this machine has 1 GPU"):
             load(tp=2)
         with pytest.raises(UsageError, match="The HIP backend has no emulated ranks"):
@@ -207,7 +207,7 @@ def test_what_ranks_and_workers_need_is_said_in_a_sentence(place: Path, tmp_path
         with pytest.raises(UsageError, match="runs on all compute units"):
             load(workers=3)
     with (
-        fake_hip(FakeHip(devices=2, connected=False), tmp_path),
+        fake_hip(FakeHip(devices=2, connected=False)),
         pytest.raises(BackendUnavailable, match="GPU 0 cannot reach the memory of GPU 1"),
     ):
         load(tp=2)

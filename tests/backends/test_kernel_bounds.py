@@ -34,7 +34,7 @@ TOKENS = tuple(np.random.default_rng(5).integers(3, 131, 90).tolist())
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with checkpoints, by the names of CASES, and libraries."""
+    """A folder with checkpoints, by the names of CASES."""
     folder = tmp_path_factory.mktemp("bounds")
     for name, case in CASES.items():
         make_checkpoint(case, folder / name)
@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def loaded(place: Path, case: str, workers: int, gpu: str = "cuda") -> Iterator[CudaBackend]:
-    with host_gpu(place / "libraries"):
+    with host_gpu():
         checkpoint = open_checkpoint(place / case)
         spec = spec_from_config(checkpoint.config)
         plan = gpu_plan(spec, workers, CONTEXT, tuning=Tuning(units_per_split=1), backend=gpu)

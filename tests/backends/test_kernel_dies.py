@@ -110,6 +110,13 @@ def load(place: Path) -> Iterator[Load]:
         yield load
 
 
+@pytest.fixture(scope="module")
+def right(place: Path) -> Logits:
+    """On one die."""
+    with loading_from(place, "hip") as load:
+        return logits_in(Schedule(1, dies=1), load(SETUP))
+
+
 def logits_in(order: Schedule, backend: CudaBackend) -> Logits:
     HostKernel.schedule = order
     sequence = backend.new_sequence()
@@ -169,9 +176,8 @@ def test_the_samplers_words_are_brought_over_once_a_die(
     assert 5 * seen[0][1] < 4 * seen[1][1]
 
 
-def test_one_die_and_many_give_the_same_bits(load: Load, place: Path) -> None:
+def test_one_die_and_many_give_the_same_bits(load: Load, place: Path, right: Logits) -> None:
     backend, want = load(SETUP), reference(place / SETUPS[SETUP][0], CONTEXT)
-    right = logits_in(Schedule(1, dies=1), backend)
     assert distance(right, want.logits(TOKENS[: AHEAD + COUNT], want.new_sequence())) < TOLERANCE
     for order in (Schedule(1), Schedule(2, dies=2), *ORDERS):
         assert np.array_equal(logits_in(order, backend), right), order
@@ -179,9 +185,8 @@ def test_one_die_and_many_give_the_same_bits(load: Load, place: Path) -> None:
 
 @pytest.mark.parametrize("name", LINES)
 def test_without_its_line_an_order_goes_wrong(
-    load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+    load: Load, right: Logits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    right = logits_in(Schedule(1, dies=1), load(SETUP))
     put(LINES[name], tmp_path, monkeypatch)
     backend = load(SETUP)
     backend._params.deadline_ns = DEADLINE_NS

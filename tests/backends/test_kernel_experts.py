@@ -82,7 +82,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @contextmanager
 def on_host(folder: Path, spec: ModelSpec, plan: GpuPlan, source: Checkpoint) -> Iterator[CudaBackend]:
-    with host_gpu(folder.parent / "libraries"):
+    with host_gpu():
         backend = CudaBackend.load(spec, plan, source)
         backend._params.deadline_ns = DEADLINE_NS
         try:
@@ -245,7 +245,7 @@ def test_ranks_share_the_columns_of_experts(tmp_path: Path, gpu: str, name: str)
     spec, source = opened(folder)
     plan = gpu_plan(spec, 3, 96, tp=2, backend=gpu)
     exact = reference_logits(spec, source, TOKENS[: COUNT[gpu]])
-    with host_gpu(tmp_path / "libraries"):
+    with host_gpu():
         backend = RankedCudaBackend.load(spec, plan, source, devices=[0, 0])
         for rank in backend.ranks:
             rank._params.deadline_ns = DEADLINE_NS

@@ -77,7 +77,7 @@ def test_a_format_is_as_good_as_its_values(
     monkeypatch.setattr(packing, "coded_run", encoded_run)
     folder, spec, formats = made_for(setup, tmp_path / "model")
     plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats, backend=gpu)
-    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+    with on_host(folder, spec, plan) as backend:
         rows, tokens = logits_of(backend, TOKENS[:20], None), logits_of(backend, TOKENS[:7], 0)
     plain = reference_logits(folder, spec, TOKENS[:20])
     as_stored(folder, spec, formats)
@@ -103,7 +103,7 @@ def test_an_input_that_a_warp_polls_in_several_rounds(
     kinds = (Format.INT4_G128, Format.INT8, Format.Q4_K, Format.Q8, Format.INT4_G32Z)
     formats = dict(zip(STAGES, kinds, strict=True))
     plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats, backend=gpu)
-    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+    with on_host(folder, spec, plan) as backend:
         seen = logits_of(backend, TOKENS[:count], 0)
     as_stored(folder, spec, formats)
     assert distance(seen[0], reference_logits(folder, spec, TOKENS[:count])) < TOLERANCE

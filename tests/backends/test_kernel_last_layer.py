@@ -125,7 +125,7 @@ def test_the_bits_with_formats_that_are_converted(
     plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats, backend=gpu)
     seen = []
     for _ in range(2):
-        with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+        with on_host(folder, spec, plan) as backend:
             seen.append(prefilled(backend, 32, 0, 70))
         if len(seen) == 1:
             put(ALL_ROWS, tmp_path, monkeypatch)

@@ -47,7 +47,7 @@ def in_orders(folder: Path, head: int, gpu: str) -> tuple[list[Logits], Logits]:
     want = reference(model, LONGEST)
     exact = want.logits(TOKENS[: ends[-1]], want.new_sequence())
     seen = []
-    with on_host(model, folder / "libraries", spec, gpu_plan(spec, 2, LONGEST, backend=gpu)) as backend:
+    with on_host(model, spec, gpu_plan(spec, 2, LONGEST, backend=gpu)) as backend:
         for schedule in SCHEDULES[:2]:
             HostKernel.schedule = schedule
             sequence = backend.new_sequence()

@@ -74,7 +74,7 @@ RACES = {
     "a part over sums": Race(
         "two batches",
         slice(130, 134),
-        tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (8, 9, 17)),
+        tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (1002, 8, 9)),
         "token/attention.h",
         "  if (!c.meet()) return false;  // no warp reads the sums of qkv any more; the parts will overwrite them\n",
     ),
@@ -94,7 +94,8 @@ RACES = {
     "an input over parts": Race(
         "fewer workers than heads",
         slice(66, 70),
-        tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (1, 2, 3)),
+        # The second one goes wrong with AMD's waves.
+        tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (1, 1020, 3)),
         "token/attention.h",
         "  return worker_number() < kWorkers - rows * kHeads || c.meet();",
         "  return worker_number() < static_cast<unsigned>(kWorkers - rows * kHeads) || c.meet();",

@@ -185,7 +185,7 @@ def test_with_fewer_slots_a_word_is_overwritten_and_noticed(load: Load) -> None:
 @on_machines(fixture="gpu")
 def test_a_rank_alone_hears_itself(place: Path, gpu: str) -> None:
     """The share of one rank, looped back: what an experiment runs. The numbers mean nothing, but are repeatable."""
-    with host_gpu(place / "libraries"):
+    with host_gpu():
         checkpoint = open_checkpoint(place / "delay 2")
         spec = spec_from_config(checkpoint.config)
         plan = gpu_plan(spec, 2, CONTEXT, tuning=Tuning(link_delay=True), backend=gpu)

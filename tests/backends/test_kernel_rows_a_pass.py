@@ -51,14 +51,14 @@ def fill_exchange(backend: CudaBackend, rows: Values) -> None:
     memory.write(words.view(np.uint8).reshape(-1))
 
 
-def products(folder: Path, libraries: Path, setup: str, rows: Values, schedule: Schedule, gpu: str) -> Values:
+def products(folder: Path, setup: str, rows: Values, schedule: Schedule, gpu: str) -> Values:
     """What every matrix stage of a token gives: [steps, outputs, rows]."""
     _, workers, page_blocks = SETUPS[setup]
     checkpoint = open_checkpoint(folder)
     spec = spec_from_config(checkpoint.config)
     tuning = Tuning(page_blocks=page_blocks, rows=len(rows))
     plan = gpu_plan(spec, workers, CONTEXT, tuning=tuning, backend=gpu)
-    with host_gpu(libraries, "matrices.h"):
+    with host_gpu("matrices.h"):
         backend = CudaBackend.load(spec, plan, checkpoint)
         out = DeviceMemory.of(np.zeros((steps(plan.ranks[0]), outputs(plan.ranks[0]), len(rows)), np.float32))
         launch, params = backend.prepare(Job((1,), 0, 1), backend.new_sequence(), logits_out=out.pointer)
@@ -80,11 +80,6 @@ def outputs(rank: GpuRank) -> int:
     return max(stage.tiles for stage in rank.matrices) * TILE_ROWS
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("libraries")
-
-
 @on_machines(
     "setup, count",
     [
@@ -97,15 +92,13 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hip=(0, 4),  # a product of CDNA3 has columns for two rows
     fixture="gpu",
 )
-def test_a_row_has_the_bits_of_a_pass_of_its_own(
-    gpu: str, setup: str, count: int, tmp_path: Path, libraries: Path
-) -> None:
+def test_a_row_has_the_bits_of_a_pass_of_its_own(gpu: str, setup: str, count: int, tmp_path: Path) -> None:
     folder = make_checkpoint(CASES[SETUPS[setup][0]], tmp_path)
     values = np.random.default_rng(count).standard_normal((count, 2048)).astype(np.float32)
     rows = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
-    alone = [products(folder, libraries, setup, row[None], SCHEDULES[0], gpu)[..., 0] for row in rows]
+    alone = [products(folder, setup, row[None], SCHEDULES[0], gpu)[..., 0] for row in rows]
     for schedule in SCHEDULES:
-        together = products(folder, libraries, setup, rows, schedule, gpu)
+        together = products(folder, setup, rows, schedule, gpu)
         for number, expected in enumerate(alone):
             np.testing.assert_array_equal(together[..., number], expected)
     assert (alone[0][:, :TILE_ROWS] != 0).all()  # of every stage

@@ -38,8 +38,8 @@ SCHEDULES = (Schedule(1), Schedule(2, stalls_per_million=1000, stall_steps=100_0
 
 
 @contextmanager
-def on_host(folder: Path, libraries: Path, spec: ModelSpec, plan: GpuPlan) -> Iterator[CudaBackend]:
-    with host_gpu(libraries):
+def on_host(folder: Path, spec: ModelSpec, plan: GpuPlan) -> Iterator[CudaBackend]:
+    with host_gpu():
         backend = CudaBackend.load(spec, plan, open_checkpoint(folder))
         backend._params.deadline_ns = DEADLINE_NS
         try:
@@ -93,7 +93,7 @@ def test_a_head_of_another_format_than_the_layers(
     plan = gpu_plan(spec, 3, CONTEXT, formats.default, stage_formats=formats.of_stages, backend=gpu)
     tokens = TOKENS[:12]
     exact = reference_logits(folder, spec, tokens)
-    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+    with on_host(folder, spec, plan) as backend:
         seen = logits_of(backend, tokens, chunk)
     assert distance(seen[0], exact) < TOLERANCE
     assert np.array_equal(*seen)
@@ -107,7 +107,7 @@ def test_any_stage_may_have_a_format_of_its_own(tmp_path: Path, gpu: str, format
     spec = spec_from_config(open_checkpoint(folder).config)
     plan = gpu_plan(spec, 3, CONTEXT, stage_formats=formats, backend=gpu)
     exact = reference_logits(folder, spec, TOKENS[:10])
-    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+    with on_host(folder, spec, plan) as backend:
         rows, tokens = (backend.logits(TOKENS[:10], backend.new_sequence(), chunk) for chunk in (None, 0))
     assert distance(rows, exact) < TOLERANCE
     assert distance(tokens, exact) < TOLERANCE
@@ -133,7 +133,7 @@ def test_layers_of_several_kinds(tmp_path: Path, gpu: str, name: str) -> None:
     assert kinds == ((0, 0, 1, 1) if name == "upper layers" else (0, 1, 0, 1))
     exact = reference_logits(folder, spec, TOKENS)
     blind = reference_logits(folder, replace(spec, windows=(None,) * 4), TOKENS)
-    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+    with on_host(folder, spec, plan) as backend:
         rows = backend.logits(TOKENS, backend.new_sequence())
         HostKernel.schedule = SCHEDULES[1]
         sequence = backend.new_sequence()
@@ -163,7 +163,7 @@ def test_a_layer_of_five_matrices(tmp_path: Path, gpu: str) -> None:
     spec = replace(four, layer=(*four.layer, mix), layer_tensors=four.layer_tensors | sources)
     plan = gpu_plan(spec, 5, CONTEXT, tuning=Tuning(units_per_split=1), backend=gpu)
     exact = reference_logits(folder, spec, tokens_in)
-    with on_host(folder, tmp_path / "libraries", spec, plan) as backend:
+    with on_host(folder, spec, plan) as backend:
         rows = logits_of(backend, tokens_in, None)
         tokens = logits_of(backend, tokens_in, 0)
     for seen in (rows, tokens):
@@ -195,8 +195,8 @@ def test_weights_whose_address_is_published_at_run_time(tmp_path: Path, gpu: str
     tokens = TOKENS[:14]
     exact = [reference_logits(folder, spec, tokens) for folder in folders]
     with (
-        on_host(folders[0], tmp_path / "libraries", spec, plan) as even,
-        on_host(folders[1], tmp_path / "libraries", spec, plan) as odd,
+        on_host(folders[0], spec, plan) as even,
+        on_host(folders[1], spec, plan) as odd,
     ):
         tapes = [backend.memories_of(["tapes"])["tapes"] for backend in (even, odd)]
         both = [tape.read(np.empty(tape.bytes, np.uint8)) for tape in tapes]

@@ -47,22 +47,14 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernel for the host is the same in all tests."""
-    return tmp_path_factory.mktemp("libraries")
-
-
 @pytest.fixture
-def reports(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, libraries: Path, compiled: list[str]
-) -> Iterator[Path]:
+def reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled: list[str]) -> Iterator[Path]:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setattr("report.REPORTS", tmp_path / "reports")
     for module in (decode, prefill, compare):
         monkeypatch.setattr(module, "read_bandwidth", lambda backend: 1e9)
     monkeypatch.setattr(decode, "open_counter", lambda name: NoCounter("no NVML"))
-    with host_gpu(libraries):
+    with host_gpu():
         yield tmp_path / "reports"
 
 

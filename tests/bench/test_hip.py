@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +19,11 @@ SMALL = {
 }  # fmt: skip
 
 
-def test_the_report_has_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_has_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hip, "DEADLINE_NS", 3_000_000)
     monkeypatch.setattr(hip, "decode", lambda model: {"good": True})
     monkeypatch.setattr(hip, "kernel", lambda model: {"scratch_bytes": 0})
-    with fake_hip(FakeHip(processors=2), tmp_path):
+    with fake_hip(FakeHip(processors=2)):
         found = json.loads(json.dumps(hip.report(SMALL, SMALL)))
     assert list(found) == [
         "machine", "logits, tiny", "logits, int4", "a lost word", "kernel of tiny", "decode of tiny",
@@ -35,7 +34,7 @@ def test_the_report_has_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["a lost word"]["good"] and "waited for" in found["a lost word"]["said"]
 
 
-def test_a_machine_without_the_gpu_says_so_in_every_step(tmp_path: Path) -> None:
-    with fake_hip(FakeHip(devices=0), tmp_path):
+def test_a_machine_without_the_gpu_says_so_in_every_step() -> None:
+    with fake_hip(FakeHip(devices=0)):
         found = hip.report(SMALL, {})
     assert all("No AMD GPU can be used here" in facts["error"] for facts in found.values())

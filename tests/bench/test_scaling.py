@@ -78,7 +78,7 @@ def broken(self: scaling.Alone, *arguments: int) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_study_of_a_tiny_shape_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_of_a_tiny_shape_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it but the compiler and the clock of a GPU: the kernel's sources run on the host."""
     tiny = {
         **SHAPES["dense-2b"], "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 3, "head_dim": 16,
@@ -87,12 +87,12 @@ def test_a_study_of_a_tiny_shape_on_the_host(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(SHAPES, "tiny", tiny)
     monkeypatch.setattr(scaling, "CONTEXT", 5)
     monkeypatch.setattr(scaling, "processors", lambda: 1)
-    monkeypatch.setattr(scaling, "compile_kernel", lambda text: build(text, tmp_path))
+    monkeypatch.setattr(scaling, "compile_kernel", build)
     monkeypatch.setattr(scaling, "compile_all", lambda *arguments: None)
     options = argparse.Namespace(
         models="tiny", ranks=[2], delays=[0, 2], tokens=6, requests=1, settings=["dtp"]
     )
-    with host_gpu(tmp_path):
+    with host_gpu():
         (found,) = scaling.measure(options, bandwidth=1e9)
         monkeypatch.setattr(scaling.Alone, "speeds", broken)
         (other,) = scaling.measure(options, bandwidth=1e9)

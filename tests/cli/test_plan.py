@@ -91,7 +91,9 @@ def test_the_python_api_gives_the_same_numbers(capsys: Captured) -> None:
         ),
         (["smollm3-3b"], "does not run SmolLM3ForCausalLM"),
         (["--dtype", "f32"], "its kernels do not read f32 weights there"),
-        (["--kv-dtype", "fp8"], "KV is kept at 16 bits"),
+        (["--gpu", "cpu", "--bandwidth", "0.1", "--kv-dtype", "fp8"], "KV is kept at 16 bits"),
+        (["--kv-dtype", "f32"], "KV is kept at 16 bits"),
+        (["--kv-dtype", "fp8"], "KV at 8 bits is compiled and simulated, never run on hardware"),
         (["--count", "3"], "2, 4 or 8 GPUs"),
         (
             ["--gpu", "cpu", "--bandwidth", "0.1", "--dtype", "fp8"],
@@ -114,7 +116,11 @@ def test_what_monotape_does_not_run_has_no_speed_of_it(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--gpu", "h200"], ["--gpu", "cpu", "--bandwidth", "0.04", "--dtype", "q8"]]
+    "arguments",
+    [
+        ["--gpu", "h200"],
+        ["--gpu", "cpu", "--bandwidth", "0.04", "--dtype", "q8"],
+    ],
 )
 def test_what_monotape_runs_has_a_speed(capsys: Captured, arguments: list[str]) -> None:
     prediction = json.loads(planned(capsys, "qwen2.5-coder-0.5b", *arguments, "--json"))["prediction"]

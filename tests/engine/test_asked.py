@@ -15,6 +15,8 @@ from families import BY_NAME, Case, make_checkpoint
 from lane_models import make_laneformer
 from monotape.backends.cuda.loading import load_model
 from monotape.backends.cuda.rank_view import rank_plan
+from monotape.backends.reference.model import ReferenceSequence
+from monotape.backends.reference.narrow_kv import TOKENS
 from monotape.compiler.gpu import gpu_plan
 from monotape.engine.asked import Asked, formats_for
 from monotape.engine.formats import Chosen, stage_tensors
@@ -109,6 +111,7 @@ def test_columns_that_groups_do_not_fit_are_refused(tmp_path: Path) -> None:
         ("cuda", {"head_dtype": "fp9"}, "There is no head dtype 'fp9'."),
         ("cuda", {"kv_dtype": "int4"}, "There is no KV dtype 'int4'."),
         ("cpu", {"kv_dtype": "fp8"}, "The cpu backend keeps keys and values in 16 bits or more, not in fp8."),
+        ("hip", {"kv_dtype": "fp8"}, "The hip backend keeps keys and values in 16 bits or more, not in fp8."),
     ],
 )
 def test_what_cannot_be_is_said_in_one_sentence(
@@ -198,3 +201,28 @@ def test_a_tied_head_of_codes_loads_onto_gpus(tmp_path: Path, ranks: int) -> Non
                 table = (words.astype(np.uint32) << 16).view(np.float32)
                 exact = opened.rows("model.embed_tokens.weight", 0, spec.vocab)
                 np.testing.assert_allclose(table, exact, rtol=2**-8)
+
+
+def test_what_narrow_kv_costs_is_measured_at_load(
+    opened: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the first layer: the reference that keeps what the message speaks of has that error there."""
+    spec = spec_from_config(opened.config)
+    count = min(TOKENS, spec.vocab, spec.context)
+    tokens = [spec.vocab * i // count for i in range(count)]
+    kept = []
+    with caplog.at_level(logging.WARNING):
+        for name in ("auto", "fp8"):
+            backend = load_backend(
+                "reference", spec, opened, dtype="f32", kv_dtype=name, context=spec.context
+            )
+            sequence = backend.new_sequence()
+            backend.logits(tokens, sequence)
+            assert isinstance(sequence, ReferenceSequence)
+            kept.append((sequence.keys[0, :, :count], sequence.values[0, :, :count]))
+    (told,) = caplog.messages
+    errors = [
+        100 * np.linalg.norm(narrow - wide) / np.linalg.norm(wide) for wide, narrow in zip(*kept, strict=True)
+    ]
+    assert f"relative error {errors[0]:.2f} % of keys and {errors[1]:.2f} % of values" in told
+    assert 1.5 < errors[0] < 4 and 1.5 < errors[1] < 4

@@ -91,9 +91,9 @@ HEADS = Case("heads", "qwen3", {"head_dim": 16, "num_hidden_layers": 2, "num_att
 
 
 @contextmanager
-def on_kernel(folder: Path, libraries: Path) -> Iterator[LLM]:
+def on_kernel(folder: Path) -> Iterator[LLM]:
     """The monokernel on the host's machine, which takes masks from another thread while it runs."""
-    with host_gpu(libraries):
+    with host_gpu():
         spec = spec_from_config(open_checkpoint(folder).config)
         plan = gpu_plan(spec, 2, HEADS.context)
         backend = CudaBackend.load(spec, plan, open_checkpoint(folder))
@@ -112,7 +112,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], heads: Path) -> Iterator[LLM]:
     with ExitStack() as stack:
         if request.param == "kernel":
-            yield stack.enter_context(on_kernel(heads, heads.parent / "libraries"))
+            yield stack.enter_context(on_kernel(heads))
         else:
             yield LLM(str(checkpoint("qwen3")), backend=request.param, dtype="f32", progress=False)
 

@@ -30,11 +30,10 @@ pytestmark = pytest.mark.slow
 
 Logits = NDArray[np.float32]
 
-#: Tokens of a long answer and of a short one.
-LONG, SHORT = 64, 16
-#: How many prompts get a long answer; short answers already read every prompt and decode behind it. A token of the
-#: larger model takes a pass over 2 GB: it takes minutes, and `make test-long` does it.
-LONG_ANSWERS = {"smollm2": 4, "qwen_coder": 2}
+LONG = 64  # tokens of a long answer
+#: How many prompts get a long answer, and the tokens of the others: these already read every prompt and decode behind
+#: it. A token of the larger model takes a pass over 2 GB: it takes minutes, and `make test-long` does it.
+ANSWERS = {"smollm2": (4, 16), "qwen_coder": (1, 8)}
 MODELS = ("smollm2", pytest.param("qwen_coder", marks=pytest.mark.long))
 #: Two logits closer than this, in standard deviations of all logits, may change places by rounding alone. It is
 #: earned: test_logits_are_those_of_transformers fails if it is not twice the distance between the two engines.
@@ -82,7 +81,8 @@ def model(name: str) -> Path:
 @pytest.fixture(scope="module")
 def lengths(name: str) -> list[int]:
     """How many tokens answer each prompt."""
-    return [LONG if index < LONG_ANSWERS[name] else SHORT for index in range(len(PROMPTS))]
+    many, short = ANSWERS[name]
+    return [LONG if index < many else short for index in range(len(PROMPTS))]
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def backend(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[CudaBackend]:
     folder = make_checkpoint(CASE, tmp_path_factory.mktemp("guided"))
-    with host_gpu(folder / "libraries"):
+    with host_gpu():
         checkpoint = open_checkpoint(folder)
         spec = spec_from_config(checkpoint.config)
         loaded = CudaBackend.load(

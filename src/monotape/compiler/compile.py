@@ -29,10 +29,13 @@ def compile_plan(
     chunk: int | None = None,
     ranks: int | None = None,
     stage_formats: Mapping[str, Format] | None = None,
+    kv_format: Format | None = None,
 ) -> Plan:
     """The schedule of one token of this model on `ranks` such machines, checked against every rule.
 
     `fmt` is the format of all weights but those of the stages in `stage_formats`, and decides that of activations.
+
+    `kv_format`: None keeps keys and values in 16 bits, or in 32 beside float32 weights on a CPU.
 
     `ranks`: None takes as many as the model has lanes. `chunk`: None takes fewer rows the more ranks exchange them.
     """
@@ -42,7 +45,7 @@ def compile_plan(
     slots = 2 * send_lag(schedule) + 2 if lanes.count > 1 else 0
     rows = chunk or max(1, _chunk(spec) // lanes.count)
     split = shares(spec, lanes.count)
-    of_ranks = tuple(_rank(spec, machine, formats, share, rows, lanes, slots) for share in split)
+    of_ranks = tuple(_rank(spec, machine, formats, share, rows, lanes, slots, kv_format) for share in split)
     plan = Plan(
         model=spec.architecture,
         layers=spec.layers,
@@ -75,8 +78,9 @@ def _head_input(lanes: Lanes) -> str:
 
 
 def _rank(
-    spec: ModelSpec, machine: Machine, formats: Formats, share: Share, chunk: int, lanes: Lanes, slots: int
-) -> RankPlan:
+    spec: ModelSpec, machine: Machine, formats: Formats, share: Share, chunk: int, lanes: Lanes, slots: int,
+    kv_format: Format | None,
+) -> RankPlan:  # fmt: skip
     head_reads = "residual" if _head_input(lanes) == "own" else "combined"
     layer_shapes, head_shape = stage_shapes(spec, formats, machine, share, head_reads)
     layer_stages = balance_layer(layer_shapes, machine)
@@ -87,7 +91,7 @@ def _rank(
         head=head,
         tapes=lay_tapes(layer_stages, head, spec.layers, machine),
         buffers=exchange_buffers(spec, share, chunk, lanes.count, slots, head_reads),
-        kv=kv_layout(spec, share, default_kv_format(machine, formats.default)),
+        kv=kv_layout(spec, share, kv_format or default_kv_format(machine, formats.default)),
         library=lay_library(spec, layer_stages, machine),
     )
 

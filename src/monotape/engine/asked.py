@@ -28,7 +28,8 @@ DTYPES = {
     "bf16": Format.BF16, "bfloat16": Format.BF16, "q8": Format.Q8, "int8": Format.Q8,
     "fp8": Format.FP8, "int4": Format.INT4_G128,
 }  # fmt: skip
-KV_DTYPES = ("auto", "fp8")
+KV_DTYPES = {"auto": None, "fp8": Format.FP8}
+NARROW_KV = ("cuda", "reference")  # backends that keep KV in 8 bits
 #: Stored formats that are of the kind that a dtype names: they are left as they are.
 _SAME_KIND = {Format.FP8: ("fp8",), Format.INT4_G128: ("int4", "q4_0"), Format.Q8: ("q8_0",)}
 
@@ -100,7 +101,7 @@ def formats_for(
     if mixes(machine) and head is not None and (uniform or head in FLOATS):
         others = {name: of_stage for name, of_stage in chosen.of_stages.items() if name != "head"}
         chosen = replace(chosen, of_stages=others if head is chosen.default else {**others, "head": head})
-    return source, chosen
+    return source, replace(chosen, kv=KV_DTYPES[asked.kv_dtype])
 
 
 def packed_on_cores(asked: Asked, spec: ModelSpec, checkpoint: Checkpoint) -> list[str]:
@@ -173,8 +174,8 @@ def _require_codes(spec: ModelSpec, fmt: Format | None, chosen: Chosen, dtype: s
 def _require_kv(backend: str, dtype: str) -> None:
     if dtype not in KV_DTYPES:
         raise UsageError(f"There is no KV dtype '{dtype}'.", f"Known: {', '.join(KV_DTYPES)}.")
-    if dtype != "auto":
+    if dtype != "auto" and backend not in NARROW_KV:
         raise UsageError(
             f"The {backend} backend keeps keys and values in 16 bits or more, not in {dtype}.",
-            "Leave out --kv-dtype.",
+            "Leave out --kv-dtype; a Hopper GPU has it.",
         )

@@ -49,7 +49,9 @@ class EngineConfig:
         "auto", "the head's weights: auto (as they are stored, or as --dtype f32, bf16, f16 or q8 says), or a type",
         metavar="TYPE",
     )  # fmt: skip
-    kv_dtype: str = _setting("auto", "keys and values in memory: auto (16 bits or more), fp8", metavar="TYPE")
+    kv_dtype: str = _setting(
+        "auto", "keys and values in memory: auto (16 bits or more), fp8 (Hopper GPU)", metavar="TYPE"
+    )
     max_model_len: int | None = _setting(
         None, "longest prompt and answer together, in tokens (default: what the model and memory allow)"
     )

@@ -29,6 +29,7 @@ class Chosen:
     default: Format
     of_stages: dict[str, Format] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    kv: Format | None = None  # None: as the plan keeps it by itself
 
 
 def has_kernels(backend: str, fmt: Format) -> bool:

@@ -112,8 +112,10 @@ def context_for(config: EngineConfig, spec: ModelSpec, kv_budget: int | None = N
             )
         return config.max_model_len
     kv_heads = max(spec.kv_heads, lanes_for(spec, config.tp).count)  # every rank has one at least
-    # Float32 is the widest that any backend keeps.
-    position_bytes = 4 * 2 * spec.layers * kv_heads * spec.head_dim
+    # Float32 is the widest that any backend keeps. In 8 bits keys are padded to 32 values, and a power of two follows.
+    narrow = config.kv_dtype != "auto" and config.backend != "reference"
+    head_bytes = -(-spec.head_dim // 32) * 32 + 1 if narrow else 4 * spec.head_dim
+    position_bytes = 2 * spec.layers * kv_heads * head_bytes
     fits = (config.kv_budget if kv_budget is None else kv_budget) // position_bytes
     if spec.context <= fits:
         return spec.context

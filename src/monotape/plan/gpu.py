@@ -245,9 +245,17 @@ class KvUnits:
     splits: int  # workers that share a KV head, at most
 
     @property
+    def narrow(self) -> bool:
+        """Whether values have 8 bits."""
+        return self.format is Format.FP8
+
+    @property
     def unit_bytes(self) -> int:
         keys = UNIT_POSITIONS // TILE_ROWS * -(-self.head_dim // BLOCK_K)
-        return (keys + self.head_dim // TILE_ROWS) * TILE_ROWS * BLOCK_K * 2
+        values = (keys + self.head_dim // TILE_ROWS) * TILE_ROWS * BLOCK_K
+        if self.narrow:  # a power of two for each key and each value follows
+            return values + 2 * UNIT_POSITIONS
+        return 2 * values
 
     def bytes(self, positions: int) -> int:
         """Bytes of one conversation, in whole units."""

@@ -169,7 +169,7 @@ def _kv_is_shared(rank: GpuRank) -> Iterator[str]:
     d, kv = rank.dimensions, rank.kv
     if (kv.layers, kv.kv_heads, kv.head_dim) != (d.layers, d.kv_heads, d.head_dim):
         yield "the KV is not the model's"
-    if kv.format is not rank.half:
+    if kv.format is not rank.half and not kv.narrow:
         yield f"KV is kept as {kv.format.value}, activations are {rank.half.value}"
     if kv.splits < 1 or kv.units_per_split < 1:
         yield f"{kv.splits} workers share a KV head, {kv.units_per_split} units each"

@@ -204,11 +204,18 @@ def _formats_that_run(plan: Plan) -> Iterator[str]:
                 yield f"{stage.name}: {stage.format.value} does not lie like that on a {plan.machine.kind}'s tape"
 
 
+#: In which KV can be kept. On the CPU only the reference has 8 bits.
+KV_FORMATS = {
+    "cpu": (Format.F32, Format.F16, Format.FP8), "cuda": (Format.BF16, Format.F16, Format.FP8),
+    "hip": (Format.BF16, Format.F16),
+}  # fmt: skip
+
+
 def _kv_makes_sense(plan: Plan) -> Iterator[str]:
     for rank in plan.ranks:
         if rank.kv.layers != plan.layers or min(rank.kv.kv_heads, rank.kv.head_dim, rank.kv.block) < 1:
             yield f"rank {rank.rank}: the KV layout does not fit the model"
-        formats = (Format.BF16, Format.F16) if plan.machine.kind != "cpu" else (Format.F32, Format.F16)
+        formats = KV_FORMATS[plan.machine.kind]
         if rank.kv.format not in formats:
             yield f"rank {rank.rank}: KV cannot be kept as {rank.kv.format.value}"
 

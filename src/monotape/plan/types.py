@@ -159,6 +159,8 @@ class KvLayout:
 
     @property
     def position_bytes(self) -> int:
+        if self.format is Format.FP8:  # a byte a value, and one for a head's power of two
+            return 2 * self.layers * self.kv_heads * (self.head_dim + 1)
         return 2 * self.layers * self.kv_heads * self.head_dim * (4 if self.format is Format.F32 else 2)
 
 

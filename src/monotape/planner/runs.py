@@ -19,7 +19,7 @@ _HELD_BY = {
     "mxfp4": (Format.MXFP4, Format.WIDE), "awq": (Format.INT4_G32Z,), "gptq": (Format.INT4_G32Z,),
 }  # fmt: skip
 _AS_STORED = "as stored"  # of a GGUF file; formats that no kernel reads are unpacked when it is loaded
-_HALF, _SINGLE = 2.0, 4.0  # bytes of a KV value
+_NARROW, _HALF, _SINGLE = 1.0, 2.0, 4.0  # bytes of a KV value
 
 
 def obstacles(load: Load, box: Box) -> tuple[str, ...]:
@@ -47,7 +47,9 @@ def _formats(load: Load, box: Box) -> list[str]:
     name, layouts = load.precision.name, LAYOUTS["cpu" if box.gpu.name == CPU else "cuda"]
     if name != _AS_STORED and not any(fmt in layouts for fmt in _formats_of(name)):
         found.append(f"its kernels do not read {name} weights there")
-    if load.kv_value_bytes != (_SINGLE if load.precision.name == "f32" else _HALF):
+    if load.kv_value_bytes == _NARROW and box.gpu.name in HOPPER:
+        found.append(f"KV at 8 bits is {NEVER_RUN}")
+    elif load.kv_value_bytes != (_SINGLE if load.precision.name == "f32" else _HALF):
         found.append("KV is kept at 16 bits, or at 32 beside f32 weights")
     if box.count not in RANKS or (box.gpu.name == CPU and box.count > 1):
         found.append("it shares a model among 2, 4 or 8 GPUs, or the cores of one machine")

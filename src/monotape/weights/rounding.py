@@ -11,6 +11,7 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
 E4M3_LARGEST = np.float32(448)
+KV_POWERS = -15, 7
 INT4_GROUP, INT4_MIDDLE = 128, 8
 Q8_GROUP, Q8_MIDDLE = 32, 128
 #: What the largest value of a group becomes, in steps: -8 is the end of the range, -10 cuts off a fifth of that value.
@@ -33,6 +34,20 @@ def to_e4m3(values: Floats) -> Codes:
     tie = (code < len(_MIDDLES)) & (size == _MIDDLES[np.minimum(code, len(_MIDDLES) - 1)]) & (code % 2 == 1)
     codes: Codes = (code + tie + 128 * np.signbit(values)).astype(np.uint8)
     return codes
+
+
+def fp8_heads(values: Floats) -> Floats:
+    """Keys or values as they are kept in 8 bits: e4m3 times a power of two for each head, the last axis.
+
+    It is the least power that leaves no value larger than the largest code, within what 16-bit floats of both kinds
+    have exactly. A head with a value that is not finite becomes NaN.
+    """
+    largest = np.abs(values).max(axis=-1, keepdims=True).astype(np.float32)
+    power = np.clip(((largest.view(np.int32) + 0x1FFFFF) >> 23) - 135, *KV_POWERS)
+    scale = np.ldexp(np.float32(1), power).astype(np.float32)
+    rounded = E4M3[to_e4m3(np.where(np.isfinite(values), values, 0) / scale)] * scale
+    kept: Floats = np.where(np.isfinite(largest), rounded, np.float32(np.nan)).astype(np.float32)
+    return kept
 
 
 def int4_groups(values: Floats) -> tuple[Codes, NDArray[np.float16]]:

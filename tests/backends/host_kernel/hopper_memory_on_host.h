@@ -83,6 +83,10 @@ inline void load_links(const uint64_t* p, uint64_t& a, uint64_t& b) {
 }
 inline void store_links(uint64_t* p, uint64_t a, uint64_t b) { store_link(p, a), store_link(p + 1, b); }
 inline void store_row_word(uint4* p, uint4 v) { store_word(p, v); }
+inline uint2 load_row_pair(const uint2* p) {
+  machine->touch(p, 8, 8);
+  return *p;
+}
 inline uint4 load_row_word(const uint4* p) {
   machine->touch(p, 16, 16);
   return *p;

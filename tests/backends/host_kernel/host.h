@@ -165,6 +165,10 @@ template <bool Float16 = kFloat16>
 inline float high_half(uint32_t pair) {
   return widen_as(Float16, static_cast<uint16_t>(pair >> 16));
 }
+template <bool Float16 = kFloat16>
+inline uint32_t times_pair(uint32_t a, uint32_t b) {
+  return pack_pair<Float16>(low_half<Float16>(a) * low_half<Float16>(b), high_half<Float16>(a) * high_half<Float16>(b));
+}
 inline uint32_t scaled_pair(uint32_t pair, float factor) {
   return pack_pair<false>(low_half<false>(pair) * factor, high_half<false>(pair) * factor);
 }

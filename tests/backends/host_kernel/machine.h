@@ -19,6 +19,9 @@
 #include <string>
 #include <vector>
 
+// For functions of a few instructions. At -O1 the compiler would call them, and divide by a constant at run time.
+#define MONOTAPE_INLINE __attribute__((always_inline)) inline
+
 namespace host {
 
 struct Options {  // host_kernel.py: OptionsStruct
@@ -55,8 +58,18 @@ struct AsyncProduct {  // hopper.h: begin_product
   bool float16;
 };
 
+#ifdef __clang__  // has the other way on some machines only
+using Place = jmp_buf;
+#define MONOTAPE_MARK(place) _setjmp(place)
+#define MONOTAPE_JUMP(place) _longjmp(place, 1)
+#else  // no call of the C library, and three words instead of 25
+using Place = void* [5];
+#define MONOTAPE_MARK(place) __builtin_setjmp(place)
+#define MONOTAPE_JUMP(place) __builtin_longjmp(place, 1)
+#endif
+
 struct Fiber {
-  jmp_buf place;
+  Place place;
   bool started = false, ended = false, agreed = false;
   int block, thread, polls = 0, collectives = 0;
   const char* doing = "starting";
@@ -102,11 +115,15 @@ struct Block {
   Meeting meeting[2];
   std::vector<Store> stores;
   GuardedMemory memory;
-  uint64_t stalled_until = 0;
-  int rank = 0;
   std::map<const void*, uint64_t> l1;  // of a machine whose loads it may serve
   uint32_t header_memory[4] = {7, 11, 13, 17};  // shared memory of the machine's header, not cleared
   std::vector<Fiber*> watching;                 // fibers that wait for a change of it
+};
+
+// When a block's fibers run. `pick` reads it at every step; a Block is 50 KB, and these few bytes of each stay in the cache.
+struct Turns {
+  uint64_t stalled_until = 0;
+  int rank = 0;
 };
 
 struct Copy {
@@ -122,15 +139,15 @@ extern Machine* machine;
 class Machine {
  public:
   Machine(int blocks, size_t shared_bytes, const Options& options)
-      : options(options), random_(options.seed * 0x9E3779B97F4A7C15ull + 1), blocks_(blocks), fibers_(blocks * kThreadsOfBlock),
-        stacks_(static_cast<size_t>(blocks) * kThreadsOfBlock * kStackBytes) {
+      : options(options), random_(options.seed * 0x9E3779B97F4A7C15ull + 1), blocks_(blocks), turns_of_(blocks),
+        fibers_(blocks * kThreadsOfBlock), stacks_(static_cast<size_t>(blocks) * kThreadsOfBlock * kStackBytes) {
     for (Block& block : blocks_) {
       block.memory.take(shared_bytes);
       for (size_t i = 0; i < shared_bytes; i++) block.memory.get()[i] = static_cast<unsigned char>(random());
     }
     for (size_t i = 0; i < fibers_.size(); i++) {
       fibers_[i].block = static_cast<int>(i) / kThreadsOfBlock, fibers_[i].thread = static_cast<int>(i) % kThreadsOfBlock;
-      ready_.push_back(&fibers_[i]);
+      ready_.push_back(static_cast<uint32_t>(i));
     }
   }
 
@@ -144,12 +161,20 @@ class Machine {
   int64_t crossings = 0;  // words that were loaded from where all dies see them
   std::string fault;
 
-  uint64_t random() {
+  MONOTAPE_INLINE uint64_t random() {
     random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;
     return random_ * 0x2545F4914F6CDD1Dull >> 16;
   }
-  int below(int n) { return n > 0 ? static_cast<int>(random() % static_cast<unsigned>(n)) : 0; }
-  bool once_in(int n) { return below(n) == 0; }
+  // `random() % n`. A division of 64-bit integers takes 40 cycles and more; of numbers below 2^48, the integer part of a
+  // quotient in double precision is exact, because the distance to the next integer is at least 1 / n.
+  MONOTAPE_INLINE uint64_t random_below(uint64_t n) {
+    const uint64_t value = random();
+    if (__builtin_constant_p(n)) return value % n;
+    const double quotient = static_cast<double>(static_cast<int64_t>(value)) / static_cast<double>(static_cast<int64_t>(n));
+    return value - static_cast<uint64_t>(static_cast<int64_t>(quotient)) * n;
+  }
+  MONOTAPE_INLINE int below(int n) { return n > 0 ? static_cast<int>(random_below(static_cast<unsigned>(n))) : 0; }
+  MONOTAPE_INLINE bool once_in(int n) { return below(n) == 0; }
   uint64_t now() const { return now_; }
   uint64_t turns() const { return turns_; }
   Block& block() { return blocks_[current->block]; }
@@ -166,9 +191,8 @@ class Machine {
         continue;
       }
       Fiber& fiber = pick();
-      Block& block = blocks_[fiber.block];
-      if (block.stalled_until > now_) {
-        sleep_until(fiber, block.stalled_until);
+      if (const uint64_t until = turns_of_[fiber.block].stalled_until; until > now_) {
+        sleep_until(fiber, until);
         continue;
       }
       now_++;
@@ -208,10 +232,10 @@ class Machine {
   void yield() {
     if (options.stalls_per_million && below(1000000) < options.stalls_per_million) {
       const uint64_t until = now_ + 1 + below(options.stall_steps);
-      if (once_in(4)) block().stalled_until = until;
+      if (once_in(4)) turns_of_[current->block].stalled_until = until;
       sleep_until(*current, until);
     } else {
-      ready_.push_back(current);
+      wake(*current);
     }
     leave();
   }
@@ -228,7 +252,7 @@ class Machine {
     leave();
     current->doing = "running";
   }
-  void wake(Fiber& fiber) { ready_.push_back(&fiber); }
+  void wake(Fiber& fiber) { ready_.push_back(static_cast<uint32_t>(&fiber - fibers_.data())); }
   void wake_warp(int block, unsigned warp, int but_lane) {
     for (int lane = 0; lane < kLanes; lane++)
       if (lane != but_lane) wake(fibers_[block * kThreadsOfBlock + warp * kLanes + lane]);
@@ -347,7 +371,7 @@ class Machine {
       landed(c.barrier, c.bytes);
     }
     while (!naps_.empty() && naps_.top().until <= now_) {
-      ready_.push_back(naps_.top().fiber);
+      wake(*naps_.top().fiber);
       naps_.pop();
     }
     if (visit && now_ >= next_visit_) {
@@ -374,23 +398,24 @@ class Machine {
       next_mood_ = now_ + 1 + below(fair_ ? 2000 : 20000);
     }
     const size_t some = fair_ || ready_.size() < kLanes || once_in(64) ? ready_.size() : kLanes;
-    size_t at = ready_.size() - 1 - random() % some;
+    size_t at = ready_.size() - 1 - random_below(some);
     if (options.favour_steps) {
       if (now_ >= next_ranks_) {
-        for (Block& block : blocks_) block.rank = below(1000);
+        for (Turns& turns : turns_of_) turns.rank = below(1000);
         next_ranks_ = now_ + 1 + below(options.favour_steps);
-        blocks_[below(static_cast<int>(blocks_.size()))].stalled_until = next_ranks_;
+        turns_of_[below(static_cast<int>(turns_of_.size()))].stalled_until = next_ranks_;
       }
       for (int i = 0; i < 3; i++) {
-        const size_t other = random() % ready_.size();
-        if (blocks_[ready_[other]->block].rank > blocks_[ready_[at]->block].rank) at = other;
+        const size_t other = random_below(ready_.size());
+        if (rank_of(ready_[other]) > rank_of(ready_[at])) at = other;
       }
     }
-    Fiber* fiber = ready_[at];
+    Fiber& fiber = fibers_[ready_[at]];
     ready_[at] = ready_.back();
     ready_.pop_back();
-    return *fiber;
+    return fiber;
   }
+  int rank_of(uint32_t fiber) const { return turns_of_[fiber / kThreadsOfBlock].rank; }
 
   template <class Which>
   void flush(Block& b, Which which) {
@@ -423,19 +448,21 @@ class Machine {
     }
   }
 
-  // Switching takes no system call: a context is only made to begin a fiber on its own stack.
+  // Switching takes no system call: a context is only made to begin a fiber on its own stack. GCC drops the
+  // code behind a __builtin_setjmp in a function that itself contains a __builtin_longjmp, so the jump has its own function.
+  [[noreturn]] __attribute__((noinline)) static void go_to(Place& place) { MONOTAPE_JUMP(place); }
   __attribute__((noinline)) void leave() {
-    if (!_setjmp(current->place)) _longjmp(scheduler_, 1);
+    if (!MONOTAPE_MARK(current->place)) go_to(scheduler_);
   }
   __attribute__((noinline)) void resume(Fiber& fiber) {
     current = &fiber;
     enter(fiber);
-    if (_setjmp(scheduler_)) {
+    if (MONOTAPE_MARK(scheduler_)) {
       in_fiber_ = false;
       return;
     }
     in_fiber_ = true;
-    if (fiber.started) _longjmp(fiber.place, 1);
+    if (fiber.started) go_to(fiber.place);
     begin(fiber);
   }
   void begin(Fiber& fiber) {
@@ -454,7 +481,7 @@ class Machine {
     if (!current->copies.empty()) fail("A thread ended before its copies");
     if (!current->products.empty()) fail("A thread ended before its products");
     current->ended = true, current->doing = "ended";
-    _longjmp(scheduler_, 1);
+    go_to(scheduler_);
   }
 
  private:
@@ -470,13 +497,14 @@ class Machine {
   uint64_t random_, now_ = 0, turns_ = 0, order_ = 0, next_ranks_ = 0, next_mood_ = 0, next_visit_ = 0;
   bool fair_ = false, in_fiber_ = false;
   std::vector<Block> blocks_;
+  std::vector<Turns> turns_of_;  // of the blocks
   std::vector<Fiber> fibers_;
   Stacks stacks_;
-  std::vector<Fiber*> ready_;
+  std::vector<uint32_t> ready_;  // which of the fibers
   std::priority_queue<Nap> naps_;
   std::priority_queue<Arrival> arrivals_;
   std::priority_queue<Landing> copies_;
-  jmp_buf scheduler_;
+  Place scheduler_;
 };
 
 }  // namespace host

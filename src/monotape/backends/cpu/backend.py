@@ -29,6 +29,7 @@ from monotape.backends.cpu.sequence import CpuSequence
 from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
 from monotape.errors import BackendError, DeadlineFault, NumericalFault, ResourceError
 from monotape.models.spec import ModelSpec
+from monotape.plan.formats import Format
 from monotape.plan.types import Plan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress
@@ -62,6 +63,7 @@ class CpuBackend:
     def load(
         cls, spec: ModelSpec, plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None
     ) -> CpuBackend:
+        assert plan.ranks[0].kv.format is not Format.FP8, "the reference alone keeps KV in 8 bits on a CPU"
         return cls(spec, plan, load_model(spec, plan, checkpoint, progress))
 
     @property

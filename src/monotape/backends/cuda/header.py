@@ -131,6 +131,7 @@ def _constants(plan: GpuPlan, own: GpuRank) -> dict[str, int]:
 
 def _switches(own: GpuRank, variant: Variant, large: bool) -> Iterator[tuple[str, bool]]:
     yield "kFloat16", GPU_FORMATS[own.half].half is Format.F16
+    yield "kNarrowKv", own.kv.narrow
     yield "kQkvBias", any(stage.bias for stage in own.matrices)
     yield "kQkNorm", own.dimensions.qk_norm
     yield "kScattered", own.scattered

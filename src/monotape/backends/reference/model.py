@@ -22,7 +22,9 @@ from monotape.models.lanes import steps, tensor_parallel
 from monotape.models.layer import modules_of
 from monotape.models.rope import position_tables
 from monotape.models.spec import ModelSpec
+from monotape.plan.formats import Format
 from monotape.plan.types import Plan
+from monotape.weights.rounding import fp8_heads
 
 Floats = NDArray[np.float32]
 
@@ -234,6 +236,8 @@ class ReferenceModel:
         q, k = (rotate(heads, cosines, sines, spec.rope.interleaved) for heads in (q, k))
         kv_heads, before = k.shape[1], sum(other.kv.kv_heads for other in self.plan.ranks[:rank])
         own = slice(before, before + kv_heads)
+        if self.plan.ranks[rank].kv.format is Format.FP8:
+            k, v = fp8_heads(k), fp8_heads(v)
         sequence.keys[layer, own, start:end] = k.transpose(1, 0, 2)
         sequence.values[layer, own, start:end] = v.transpose(1, 0, 2)
 

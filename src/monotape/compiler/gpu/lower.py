@@ -76,14 +76,16 @@ class Tuning:
 def gpu_plan(
     spec: ModelSpec, workers: int, context: int, fmt: Format = Format.BF16, tp: int | None = None, *,
     stage_formats: Mapping[str, Format] | None = None, tuning: Tuning | None = None, backend: str = "cuda",
-    drafts: bool = False,
+    drafts: bool = False, kv_format: Format | None = None,
 ) -> GpuPlan:  # fmt: skip
     """The plan for GPUs: 32 values along k at a time, heads finished by the worker that attends to them.
 
     `workers` are those of one rank. `drafts`: a pass may have several rows, where the kernel can do that.
     """
     machine = Machine(backend, workers, alignment=128, whole_heads=False, levels=False)
-    plan = compile_plan(spec, machine, fmt, context=context, ranks=tp, stage_formats=stage_formats)
+    plan = compile_plan(
+        spec, machine, fmt, context=context, ranks=tp, stage_formats=stage_formats, kv_format=kv_format
+    )
     found = lower(spec, plan, tuning)
     return _with_rows(spec, found, tuning or Tuning()) if drafts and _takes_rows(spec, plan) else found
 

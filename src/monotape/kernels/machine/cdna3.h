@@ -190,6 +190,10 @@ __device__ __forceinline__ float high_half(uint32_t pair) {
   if constexpr (!Float16) return __uint_as_float(pair & 0xffff0000u);
   else return widen<Float16>(static_cast<uint16_t>(pair >> 16));
 }
+template <bool Float16 = kFloat16>
+__device__ __forceinline__ uint32_t times_pair(uint32_t a, uint32_t b) {
+  return pack_pair<Float16>(low_half<Float16>(a) * low_half<Float16>(b), high_half<Float16>(a) * high_half<Float16>(b));
+}
 __device__ __forceinline__ uint32_t scaled_pair(uint32_t pair, float factor) {
   return pack_pair<false>(low_half<false>(pair) * factor, high_half<false>(pair) * factor);
 }

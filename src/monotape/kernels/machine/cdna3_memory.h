@@ -36,6 +36,7 @@ __device__ __forceinline__ void store_links(uint64_t* p, uint64_t a, uint64_t b)
 __device__ __forceinline__ void store_row_word(uint4* p, uint4 v) { store_two<__HIP_MEMORY_SCOPE_SYSTEM>(p, v); }
 // Rows of a prefill: ordinary loads, between the fences of the barriers that separate its parts.
 __device__ __forceinline__ uint4 load_row_word(const uint4* p) { return *p; }
+__device__ __forceinline__ uint2 load_row_pair(const uint2* p) { return *p; }
 __device__ __forceinline__ float load_row_value(const float* p) { return *p; }
 
 // Words of a die's own copy, served by its L2. They are read by an atomic that changes nothing: atomics pass the compute unit's

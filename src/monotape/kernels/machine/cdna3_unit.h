@@ -3,6 +3,8 @@
 
 namespace monotape {
 
+static_assert(!kNarrowKv, "KV in 16 bits");
+
 // Attention of a token. Keys are the first operand, in an order of positions that makes the weights of the scores, as they
 // come, the second operand of the product with the values: a lane has two scores of each tile of eight positions.
 __device__ __forceinline__ const uint4* own_words(const uint4* unit, unsigned) { return unit; }

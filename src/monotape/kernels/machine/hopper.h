@@ -150,6 +150,14 @@ __device__ __forceinline__ float high_half(uint32_t pair) {
   if constexpr (!Float16) return __uint_as_float(pair & 0xffff0000u);
   return widen<Float16>(static_cast<uint16_t>(pair >> 16));
 }
+// Halves times halves, pair by pair, subnormals included.
+template <bool Float16 = kFloat16>
+__device__ __forceinline__ uint32_t times_pair(uint32_t a, uint32_t b) {
+  uint32_t out;
+  if constexpr (Float16) asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  else asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
 // Both halves times a power of two, exactly where the results are halves at all.
 __device__ __forceinline__ uint32_t scaled_pair(uint32_t pair, float factor) {
   uint32_t out;

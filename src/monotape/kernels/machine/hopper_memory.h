@@ -172,6 +172,7 @@ __device__ __forceinline__ void store_row_word(uint4* p, uint4 v) {
 }
 // Through the L2, because another worker wrote it: rows of a prefill.
 __device__ __forceinline__ uint4 load_row_word(const uint4* p) { return __ldcg(p); }
+__device__ __forceinline__ uint2 load_row_pair(const uint2* p) { return __ldcg(p); }
 __device__ __forceinline__ float load_row_value(const float* p) { return __ldcg(p); }
 
 // Adds to a counter in the worker's own shared memory.

@@ -18,16 +18,41 @@ struct Running {
   }
 };
 
+// A unit's keys and values as the products take them. Of codes they still lack their powers of two, which scores and weights get.
+struct UnitWords {
+  const uint8_t* unit;
+  int lane;
+
+  __device__ __forceinline__ uint4 key(int tile, int block) const {
+    const int word = (tile * kHeadBlocks + block) * kBlockWords + lane;
+    if constexpr (kNarrowKv) return key_halves(*key_codes(unit, word));
+    return reinterpret_cast<const uint4*>(unit)[word];
+  }
+  __device__ __forceinline__ uint4 value(int tile) const {
+    if constexpr (kNarrowKv) return value_halves<kFloat16Weights>(*value_codes(unit, tile, lane));
+    return reinterpret_cast<const uint4*>(unit)[(kKeyBlocks + tile) * kBlockWords + lane];
+  }
+  // Of positions 2t and 2t + 1 of each tile, t = lane % 4.
+  template <bool OfValue>
+  __device__ __forceinline__ void scale(float (&two)[4][2]) const {
+    if constexpr (kNarrowKv) {
+      const uint2 powers = *slot_powers(unit, head_column(lane), OfValue);
+#pragma unroll
+      for (int slot = 0; slot < 8; slot++)
+        two[slot / 2][slot % 2] *= power_factor(slot_power(powers, slot), OfValue ? kWeightLift : kCodeExponent - kQueryLift);
+    }
+  }
+};
+
 // One unit of 32 positions, of which [begin, end) are visible. All loads come before the products, and consecutive products
 // are independent.
 __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const Head& query, int begin, int end, Running& running) {
-  const uint4* keys = unit + c.lane();
-  const uint4* values = keys + kKeyBlocks * kBlockWords;
+  const UnitWords words = {reinterpret_cast<const uint8_t*>(unit), c.lane()};
   uint4 key[4][kHeadBlocks], value[2 * kValueTiles];
 #pragma unroll
   for (int b = 0; b < kHeadBlocks; b++)
 #pragma unroll
-    for (int tile = 0; tile < 4; tile++) key[tile][b] = keys[(tile * kHeadBlocks + b) * kBlockWords];
+    for (int tile = 0; tile < 4; tile++) key[tile][b] = words.key(tile, b);
   float sum[4][4] = {}, score[4][2];
 #pragma unroll
   for (int b = 0; b < kHeadBlocks; b++) {
@@ -40,14 +65,19 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
   }
 #pragma unroll
   for (int j = 0; j < 2 * kValueTiles; j++)
-    value[j] = j < kHeadTiles ? values[j * kBlockWords] : make_uint4(0, 0, 0, 0);
+    value[j] = j < kHeadTiles ? words.value(j) : make_uint4(0, 0, 0, 0);
   float top = running.peak;
+#pragma unroll
+  for (int tile = 0; tile < 4; tile++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) score[tile][i] = sum[tile][i];
+  words.scale<false>(score);
 #pragma unroll
   for (int tile = 0; tile < 4; tile++)
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int at = tile * 8 + 2 * c.column() + i;
-      score[tile][i] = at >= begin && at < end ? sum[tile][i] : -infinity();
+      score[tile][i] = at >= begin && at < end ? score[tile][i] : -infinity();
       top = fmaxf(top, score[tile][i]);
     }
   top = fmaxf(top, lane_across(top, 1));
@@ -59,10 +89,12 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
   float total = 0;
 #pragma unroll
   for (int tile = 0; tile < 4; tile++) {
-    const float a = exponential(score[tile][0] - top), b = exponential(score[tile][1] - top);
-    total += a + b;
-    weight[tile] = pack_pair(a, b);
+    score[tile][0] = exponential(score[tile][0] - top), score[tile][1] = exponential(score[tile][1] - top);
+    total += score[tile][0] + score[tile][1];
   }
+  words.scale<true>(score);
+#pragma unroll
+  for (int tile = 0; tile < 4; tile++) weight[tile] = pack_pair<kFloat16Weights>(score[tile][0], score[tile][1]);
   total += lane_across(total, 1);
   total += lane_across(total, 2);
   running.sum = running.sum * fade + total;
@@ -75,12 +107,12 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
 #pragma unroll
   for (int j = 0; j < kValueTiles; j++) {
     const uint4 low = value[2 * j], high = value[2 * j + 1];
-    multiply_accumulate(running.values[j], low.x, high.x, low.y, high.y, weight[0], weight[1]);
+    multiply_accumulate<kFloat16Weights>(running.values[j], low.x, high.x, low.y, high.y, weight[0], weight[1]);
   }
 #pragma unroll
   for (int j = 0; j < kValueTiles; j++) {
     const uint4 low = value[2 * j], high = value[2 * j + 1];
-    multiply_accumulate(running.values[j], low.z, high.z, low.w, high.w, weight[2], weight[3]);
+    multiply_accumulate<kFloat16Weights>(running.values[j], low.z, high.z, low.w, high.w, weight[2], weight[3]);
   }
 }
 
@@ -92,7 +124,7 @@ __device__ __forceinline__ void keep_part(Consumer& c, const Running& running, i
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int head = 2 * c.column() + i % 2, d = 16 * j + c.row() + i / 2 * 8;
-      if (head < kGroup && d < kHeadDim) part[head][d] = running.values[j][i];
+      if (head < kGroup && d < kHeadDim) part[head][d] = kNarrowKv ? running.values[j][i] * power_float(kValueExponent - kWeightLift) : running.values[j][i];
     }
   if (c.column() == 0 && c.row() < kGroup) part[c.row()][kHeadDim] = running.peak, part[c.row()][kHeadDim + 1] = running.sum;
 }

@@ -25,10 +25,11 @@ constexpr int kQueryRows = kHeads * kHeadDim, kKvRows = kKvHeads * kHeadDim, kQk
 
 __host__ __device__ constexpr int k_blocks(Stage stage) { return divide_up(row_of(stage).k, kBlockK); }
 
-// KV: for each layer and KV head, units of 32 positions: keys, then transposed values.
+// KV: for each layer and KV head, units of 32 positions: keys, then transposed values. In 8 bits a power of two for each key and
+// each value follows: token/kv.h.
 constexpr int kHeadBlocks = divide_up(kHeadDim, kBlockK), kHeadTiles = kHeadDim / kTileRows;
 constexpr int kKeyBlocks = kUnitPositions / kTileRows * kHeadBlocks;
-constexpr int kUnitBytes = (kKeyBlocks + kHeadTiles) * kBlockBytes;
+constexpr int kUnitBytes = (kKeyBlocks + kHeadTiles) * kBlockBytes / (kNarrowKv ? 2 : 1) + (kNarrowKv ? 2 * kUnitPositions : 0);
 #ifdef MONOTAPE_RING
 constexpr int kPageUnits = kPageBytes / kUnitBytes;
 #else

@@ -47,9 +47,10 @@ class RowAttention {
   static constexpr int kUnits = kAttendedUnits, kTiles = kUnits * 4;  // that a step looks at, and tiles of their positions
   static constexpr int kValueTiles = kHeadTiles <= 8 ? 8 : 16;  // what lies in those past the head does not matter
   static constexpr int kKeyBytes = kHeadBlocks * kTiles * kBlockBytes, kStepBytes = kKeyBytes + kUnits * kValueTiles * kBlockBytes;
-  static constexpr int kSteps = smaller(8, kPrefillBytes / kStepBytes);
+  // KV in 8 bits is on its way in registers, for one step.
+  static constexpr int kSteps = kNarrowKv ? 2 : smaller(8, kPrefillBytes / kStepBytes);
   static constexpr int kScores = kSumTiles<kTiles>, kSumWide = kTileSums == 4 ? 1 : 2, kHeadSums = divide_up(kHeadTiles, kSumWide);
-  static_assert(kSteps >= kLeastAttendedSteps, "steps on their way");
+  static_assert(kSteps * kStepBytes <= kPrefillBytes && (kNarrowKv || kSteps >= kLeastAttendedSteps), "steps on their way");
 
   __device__ RowAttention(Consumer& c, Splits splits)
       : c_(c), chunk_(rows_state(c).chunk), splits_(splits), layer_(rows_state(c).layer), window_(window_of(c.shared, layer_)) {}
@@ -65,7 +66,10 @@ class RowAttention {
     consumers_meet(kConsumers);  // all warps are done with the block before
     queries_.load([&](int half) { return query_row(first, half); }, c_.lane());
 #pragma unroll 1
-    for (int step = 0; step < kSteps - 1; step++) copy_units(from + step * kUnits, end, step);
+    for (int step = 0; step < kSteps - 1; step++) {
+      if constexpr (kNarrowKv) put_units(fetched_units(from + step * kUnits, end), from + step * kUnits, end, step);
+      else copy_units(from + step * kUnits, end, step);
+    }
     index_ = first + c_.warp() * 16 + sum_row(c_.lane());
     clear();
     see(first + c_.warp() * 16);
@@ -75,8 +79,15 @@ class RowAttention {
       fence_shared_copies();
       consumers_meet(kConsumers);
       // All warps awaited the products of the step before this barrier.
-      copy_units(unit + (kSteps - 1) * kUnits, end, (step + kSteps - 1) % kSteps);
-      if (unit * kUnitPositions <= any_sees_until_) look_at_units(unit * kUnitPositions, step % kSteps);
+      const int next = unit + (kSteps - 1) * kUnits, slot = (step + kSteps - 1) % kSteps;
+      if constexpr (kNarrowKv) {
+        const Codes codes = fetched_units(next, end);  // arrives while this step is multiplied
+        if (unit * kUnitPositions <= any_sees_until_) look_at_units(unit * kUnitPositions, step % kSteps);
+        put_units(codes, next, end, slot);
+      } else {
+        copy_units(next, end, slot);
+        if (unit * kUnitPositions <= any_sees_until_) look_at_units(unit * kUnitPositions, step % kSteps);
+      }
     }
     wait_copy_groups<0>();
     finish(split);
@@ -141,6 +152,65 @@ class RowAttention {
       }
     }
     end_copy_group();
+  }
+
+  // KV in 8 bits comes through registers, because it is unpacked on its way: the same words in the same places, each with
+  // its power of two.
+  static constexpr int kKeyRounds = divide_up(kKeyBlocks, kWarps * kSide), kValueRounds = divide_up(kHeadTiles, kWarps * kSide);
+  struct Codes {
+    uint2 key[kUnits][kKeyRounds], value[kUnits][kValueRounds], key_powers[kUnits], value_powers[kUnits];
+  };
+  __device__ __forceinline__ int block_of(int round) const { return round * kWarps * kSide + c_.warp() * kSide + c_.side(); }
+
+  __device__ __forceinline__ Codes fetched_units(int unit, int end) const {
+    Codes codes = {};
+#pragma unroll
+    for (int u = 0; u < kUnits; u++) {
+      if (unit + u >= end) continue;
+      const uint8_t* from = kv_unit(c_.params, layer_, kv_head_, unit + u);
+#pragma unroll
+      for (int i = 0; i < kKeyRounds; i++) {
+        if (block_of(i) >= kKeyBlocks) continue;
+        codes.key[u][i] = load_row_pair(key_codes(from, block_of(i) * kBlockWords + c_.word()));
+      }
+#pragma unroll
+      for (int i = 0; i < kValueRounds; i++)
+        if (block_of(i) < kHeadTiles) codes.value[u][i] = load_row_pair(value_codes(from, block_of(i), c_.word()));
+      codes.key_powers[u] = load_row_pair(slot_powers(from, c_.row() / 2, false));
+      codes.value_powers[u] = load_row_pair(slot_powers(from, c_.column(), true));
+    }
+    return codes;
+  }
+
+  __device__ __forceinline__ void put_units(const Codes& codes, int unit, int end, int slot) {
+    if (unit >= end) return;
+#pragma unroll
+    for (int u = 0; u < kUnits; u++) {
+#pragma unroll
+      for (int i = 0; i < kKeyRounds; i++) {
+        const int block = block_of(i), tile = block / kHeadBlocks, row = c_.row();
+        if (block >= kKeyBlocks) continue;
+        const float factor = power_factor(slot_power(codes.key_powers[u], tile * 2 + row % 2), kCodeExponent);
+        const uint32_t both = pack_pair(factor, factor), factors[4] = {both, both, both, both};
+        uint8_t* to = step_place(slot) + (block % kHeadBlocks * kTiles + u * 4 + row / 2) * kBlockBytes;
+        *reinterpret_cast<uint4*>(to + operand_place((tile * 2 + row % 2) * 4 + c_.column()) * 16) = times_pairs(key_halves(codes.key[u][i]), factors);
+      }
+      uint32_t factors[4];
+#pragma unroll
+      for (int n = 0; n < 4; n++)
+        factors[n] = pack_pair(power_factor(slot_power(codes.value_powers[u], 2 * n), kCodeExponent),
+                               power_factor(slot_power(codes.value_powers[u], 2 * n + 1), kCodeExponent));
+#pragma unroll
+      for (int i = 0; i < kValueRounds; i++) {
+        if (block_of(i) >= kHeadTiles) continue;
+        uint8_t* to = step_place(slot) + kKeyBytes + (u * kValueTiles + block_of(i)) * kBlockBytes;
+        *reinterpret_cast<uint4*>(to + operand_place(c_.word()) * 16) = times_pairs(value_halves<kFloat16>(codes.value[u][i]), factors);
+      }
+    }
+  }
+  static __device__ __forceinline__ uint4 times_pairs(uint4 pairs, const uint32_t (&factors)[4]) {
+    return make_uint4(times_pair(pairs.x, factors[0]), times_pair(pairs.y, factors[1]), times_pair(pairs.z, factors[2]),
+                      times_pair(pairs.w, factors[3]));
   }
 
   __device__ __forceinline__ void look_at_units(int position, int slot) {

@@ -20,11 +20,17 @@ class RowHead {
 #pragma unroll
     for (int b = 0; b < kHeadBlocks; b++) number[b] = 4 * b + column() < kHeadWords ? 4 * b + column() : -1;
     read(number, value);
+    const int power = kNarrowKv ? power_of_head(value) : 0;  // all lanes: they shuffle
     if (!real_) return;
     uint8_t* unit = kv_unit(c_.params, layer_, head_ - kHeads - kKvHeads, position_ / kUnitPositions);
+    if (kNarrowKv && column() == 0) store_power(unit, position_, true, power);
 #pragma unroll
     for (int b = 0; b < kHeadBlocks; b++) {
       if (number[b] < 0) continue;
+      if constexpr (kNarrowKv) {
+        store_value_codes(unit, position_, number[b], value[b], power);
+        continue;
+      }
       const uint32_t pair[4] = {value[b].x, value[b].y, value[b].z, value[b].w};
 #pragma unroll
       for (int i = 0; i < 8; i++)
@@ -41,13 +47,16 @@ class RowHead {
     const HeadGains gains = read_head_gains(head_gain(c_.params, is_key, layer_), column());
     const Angles angles = angles_of(c_.params, real_ ? position_ : rows_state(c_).chunk.start);
     const Head done = finish_head(word, column(), gains, angles, is_key ? 1.0f : kQueryScale);
+    const int power = kNarrowKv && is_key ? power_of_head(done.block) : 0;  // all lanes: they shuffle
     if (!real_) return;
     uint4* queries = c_.params.rows.queries + static_cast<int64_t>(row_) * kAttendedWords + head_ * kHeadWords;
     uint8_t* unit = kv_unit(c_.params, layer_, is_key ? head_ - kHeads : 0, position_ / kUnitPositions);
+    if (kNarrowKv && is_key && column() == 0) store_power(unit, position_, false, power);
 #pragma unroll
     for (int b = 0; b < kHeadBlocks; b++) {
       const int at = 4 * b + column();
-      if (is_key) store_key_word(unit, position_, b, column(), done.block[b]);
+      if (kNarrowKv && is_key) store_key_codes(unit, position_, b, column(), done.block[b], power);
+      else if (is_key) store_key_word(unit, position_, b, column(), done.block[b]);
       else if (at < kHeadWords) queries[at] = done.block[b];
     }
   }

@@ -55,7 +55,7 @@ __device__ __forceinline__ Head hear_row(Consumer& c, int kv_head, bool listens,
     uint4 own[kWords];
 #pragma unroll
     for (int i = 0; i < kWords; i++) own[i] = word[first + i];
-    return finish_head(own, head_column(c.lane()), gains, angles, key ? 1.0f : kAttentionScale);
+    return finish_head(own, head_column(c.lane()), gains, angles, key ? 1.0f : kAttentionScale * power_float(kQueryLift));
   };
   const Head head = finish(0, is_key, gains);
   if (newest) {
@@ -76,12 +76,27 @@ __device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listen
   });
 }
 
+// The new key and value as codes. All lanes take part in finding the powers.
+__device__ __forceinline__ void put_newest_codes(Consumer& c, uint8_t* unit, int position) {
+  const uint4 none = make_uint4(0, 0, 0, 0);
+  const uint4 key = c.lane() < kHeadBlocks * 4 ? c.shared.new_key[c.lane()] : none;
+  const uint4 value = c.lane() < kHeadWords ? reinterpret_cast<const uint4*>(c.shared.new_value)[c.lane()] : none;
+  const int key_power = power_of_lanes(key), value_power = power_of_lanes(value);
+  if (c.lane() < kHeadBlocks * 4) store_key_codes(unit, position, c.lane() / 4, c.column(), key, key_power);
+  if (c.lane() < kHeadWords) store_value_codes(unit, position, c.lane(), value, value_power);
+  if (c.lane() < 2) store_power(unit, position, c.lane(), c.lane() ? value_power : key_power);
+}
+
 // Stores the new key and value from shared memory into their unit: first the copy in the ring, so that the unit is like all
 // others, later the one in the KV cache. Other workers read the latter after the fence before the head.
 __device__ __forceinline__ void put_newest(Consumer& c, uint8_t* unit, int position) {
-  if (c.lane() < kHeadBlocks * 4) store_key_word(unit, position, c.lane() / 4, c.column(), c.shared.new_key[c.lane()]);
+  if constexpr (kNarrowKv) {
+    put_newest_codes(c, unit, position);
+  } else {
+    if (c.lane() < kHeadBlocks * 4) store_key_word(unit, position, c.lane() / 4, c.column(), c.shared.new_key[c.lane()]);
 #pragma unroll
-  for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = c.shared.new_value[d];
+    for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = c.shared.new_value[d];
+  }
 }
 
 // Four neighbouring values of a head with their peak and sum: the parts of all warps, added up in order.
@@ -221,15 +236,29 @@ __device__ __forceinline__ uint4* row_query(Consumer& c, int row) {
 }
 
 // A row's key and value, from the lanes that have them, into their unit.
-__device__ __forceinline__ void put_row(Consumer& c, uint8_t* unit, int position, const Head& key, bool has_key, uint4 value) {
+__device__ __forceinline__ void put_row_codes(Consumer& c, uint8_t* unit, int position, const Head& key, bool has_key, uint4 value) {
+  const int key_power = power_of_head(key.block), value_power = power_of_lanes(c.lane() < kHeadWords ? value : make_uint4(0, 0, 0, 0));
   if (has_key) {
 #pragma unroll
-    for (int b = 0; b < kHeadBlocks; b++) store_key_word(unit, position, b, head_column(c.lane()), key.block[b]);
+    for (int b = 0; b < kHeadBlocks; b++) store_key_codes(unit, position, b, head_column(c.lane()), key.block[b], key_power);
+    if (head_column(c.lane()) == 0) store_power(unit, position, false, key_power);
   }
-  const uint32_t pairs[4] = {value.x, value.y, value.z, value.w};
-  if (c.lane() < kHeadWords) {
+  if (c.lane() < kHeadWords) store_value_codes(unit, position, c.lane(), value, value_power);
+  if (c.lane() == 0) store_power(unit, position, true, value_power);
+}
+__device__ __forceinline__ void put_row(Consumer& c, uint8_t* unit, int position, const Head& key, bool has_key, uint4 value) {
+  if constexpr (kNarrowKv) {
+    put_row_codes(c, unit, position, key, has_key, value);
+  } else {
+    if (has_key) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) *value_place(unit, position, c.lane() * 8 + i) = static_cast<uint16_t>(pairs[i / 2] >> i % 2 * 16);
+      for (int b = 0; b < kHeadBlocks; b++) store_key_word(unit, position, b, head_column(c.lane()), key.block[b]);
+    }
+    const uint32_t pairs[4] = {value.x, value.y, value.z, value.w};
+    if (c.lane() < kHeadWords) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) *value_place(unit, position, c.lane() * 8 + i) = static_cast<uint16_t>(pairs[i / 2] >> i % 2 * 16);
+    }
   }
 }
 
@@ -249,13 +278,25 @@ __device__ __forceinline__ void hear_rows(Consumer& c, const Share& share, int l
 }
 
 // The same from the KV cache, where this warp has put it: the unit came into the ring later.
+__device__ __forceinline__ void take_row_codes(Consumer& c, uint8_t* unit, uint8_t* cache, int position) {
+  for (int word = c.lane(); word < kHeadBlocks * 4; word += kLanes) {
+    const int place = key_place(position, word / 4, word % 4);
+    *key_codes(unit, place) = *key_codes(cache, place);
+  }
+  for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_code(unit, position, d) = *value_code(cache, position, d);
+  if (c.lane() < 2) *power_place(unit, position, c.lane()) = *power_place(cache, position, c.lane());
+}
 __device__ __forceinline__ void take_row(Consumer& c, uint8_t* unit, const uint8_t* cache, int position) {
   warp_meets();
+  if constexpr (kNarrowKv) {
+    take_row_codes(c, unit, const_cast<uint8_t*>(cache), position);
+  } else {
 #pragma unroll
-  for (int word = c.lane(); word < kHeadBlocks * 4; word += kLanes)
-    store_key_word(unit, position, word / 4, word % 4, key_word(cache, position, word / 4, word % 4));
+    for (int word = c.lane(); word < kHeadBlocks * 4; word += kLanes)
+      store_key_word(unit, position, word / 4, word % 4, key_word(cache, position, word / 4, word % 4));
 #pragma unroll
-  for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = *value_place(const_cast<uint8_t*>(cache), position, d);
+    for (int d = c.lane(); d < kHeadDim; d += kLanes) *value_place(unit, position, d) = *value_place(const_cast<uint8_t*>(cache), position, d);
+  }
 }
 
 // A unit of the share whose page is kept.

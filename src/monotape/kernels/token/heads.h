@@ -2,7 +2,7 @@
 // heads (or rows of one head) go side by side: head_row(lane) says which, and the four lanes of each hold its words in turn,
 // word 4 * b + head_column(lane) of block b.
 #pragma once
-#include "worker/consumer.h"
+#include "token/kv.h"
 
 namespace monotape {
 
@@ -106,25 +106,6 @@ __device__ __forceinline__ Head finish_head(const uint4 (&word)[HeadWords::count
     head.block[b] = pack8(value);
   }
   return head;
-}
-
-// Where a position's key and value lie in its unit.
-__device__ __forceinline__ void store_key_word(uint8_t* unit, int position, int block, int column, uint4 word) {
-  const int at = position % kUnitPositions;
-  reinterpret_cast<uint4*>(unit)[(at / 8 * kHeadBlocks + block) * kBlockWords + at % 8 * 4 + column] = word;
-}
-__device__ __forceinline__ uint4 key_word(const uint8_t* unit, int position, int block, int column) {
-  const int at = position % kUnitPositions;
-  return reinterpret_cast<const uint4*>(unit)[(at / 8 * kHeadBlocks + block) * kBlockWords + at % 8 * 4 + column];
-}
-// Values are transposed, and the positions of a row are in the order in which lanes hold the probabilities: lane t has
-// positions 2t, 2t + 1 of each of the four tiles of eight.
-__device__ __forceinline__ int value_slot(int position) {
-  return position % 8 / 2 * 8 + position % kUnitPositions / 8 * 2 + position % 2;
-}
-__device__ __forceinline__ uint16_t* value_place(uint8_t* unit, int position, int d) {
-  uint16_t* values = reinterpret_cast<uint16_t*>(unit + kKeyBlocks * kBlockBytes);
-  return values + d / 8 * (kBlockBytes / 2) + d % 8 * kBlockK + value_slot(position);
 }
 
 }  // namespace monotape

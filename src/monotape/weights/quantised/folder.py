@@ -23,7 +23,7 @@ from monotape.weights.safetensors_folder import SafetensorsFolder
 from monotape.weights.tied import HEAD, untied
 
 _PLAIN = ("f32", "f16", "bf16")
-#: Scales of a quantised KV cache, which here keeps 16 bits.
+#: Scales of a quantised KV cache. Here it has 16 bits, or powers of two of its own.
 _CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale")
 _MISMATCH = "The weights and their quantization_config do not belong together: fetch the folder again."
 
@@ -119,7 +119,7 @@ class QuantisedFolder:
         del config[section]
         notes = [f"The weights are stored quantised, as {self._method.name}.", *self._method.notes]
         if any(name.rpartition(".")[2] in _CACHE_SCALES for name in self._folder.names):
-            notes.append("The stored scales of the KV cache are not used: it keeps 16 bits or more.")
+            notes.append("The stored scales of the KV cache are not used.")
         config[f"{NOTES}_quantised"] = notes
         packed = any(name.startswith(f"{HEAD_MODULE}.") for name in self._folder.names - {HEAD})
         if config.get("tie_word_embeddings") is True and packed and HEAD not in self._folder.names:
