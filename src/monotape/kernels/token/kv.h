@@ -4,8 +4,8 @@
 // e4m3. Each position's key, and its value, was divided by a power of two before, chosen for the largest number in it; a byte
 // for each of these powers follows the blocks of the unit.
 #pragma once
-#include "formats/codes.h"
 #include "worker/consumer.h"
+#include "formats/codes.h"
 
 namespace monotape {
 
