@@ -54,12 +54,15 @@ __device__ __forceinline__ float largest_of_word(uint4 word) {
   float value[8], largest = 0;
   unpack8(word, value);
 #pragma unroll
-  for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(value[i]) <= 3.4028234e38f ? fabsf(value[i]) : infinity());
+  for (int i = 0; i < 8; i++) {
+    const uint32_t size = bits_of(value[i]) & 0x7fffffffu;
+    largest = fmaxf(largest, size < 0x7f800000u ? float_of(size) : infinity());
+  }
   return largest;
 }
 // The least power that leaves no value larger than the largest code, 448.
 __device__ __forceinline__ int power_of(float largest) {
-  if (!(largest <= 3.4028234e38f)) return kNoPower;
+  if (bits_of(largest) >= 0x7f800000u) return kNoPower;
   const int power = static_cast<int>((bits_of(largest) + 0x1fffffu) >> 23) - 135;  // 448 is 1.75 times 2^8
   return smaller(larger(power, kLeastPower), kMostPower);
 }
