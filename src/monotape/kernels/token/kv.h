@@ -77,7 +77,7 @@ __device__ __forceinline__ int power_of_head(const uint4 (&word)[Words]) {
   return power_of(largest_of_head(largest));
 }
 
-// To the nearest code, to the even one between two. What is larger than all codes becomes the largest.
+// The code whose value is nearest; of two that are equally near, the even one. A value beyond the largest code gets that code.
 __device__ __forceinline__ uint32_t code_of(float value) {
   const uint32_t bits = bits_of(value), size = bits & 0x7fffffffu;
   const uint32_t normal = ((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - 960;
