@@ -158,7 +158,7 @@ IGNORED: dict[str, str] = {
     "cache_control": _CACHE, "inference_geo": _BILLING, "speed": _SPEED, "user_profile_id": _BILLING,
     "workspace_id": _BILLING, "betas": "names interfaces, not answers", "diagnostics": _BILLING,
     "anthropic_version": "names interfaces, not answers", "anthropic_beta": "names interfaces, not answers",
-    "fallback_credit_token": _BILLING,
+    "fallback_credit_token": _BILLING, "billing_policy": _BILLING,
     # vLLM
     "priority": _SPEED, "request_id": _BILLING, "session_id": _BILLING,
     "spaces_between_special_tokens": "tokenizers here add no spaces of their own",
