@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PART ?= models
-# Two processes share the long runs of tests; more are not faster on two cores, because engines take both.
-JOBS ?= 2
-SHARED = --numprocesses $(JOBS) --dist loadfile
+# Processes that share the tests. Those of the cluster hold one of three and mostly wait; searches take all of a core.
+JOBS ?= 3
+LONG_JOBS ?= 2
+SHARED = --dist loadfile --numprocesses
 # PyTorch's idle threads would spin and take the other process's core.
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --durations=20
 # make demo PROMPT="...": else one that suits the model.
@@ -32,10 +33,10 @@ demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
 	@env $(DEMO_ENV) $(BIN)/monotape run --stats --temperature 0 --max-tokens 200 $(if $(PROMPT),"$(PROMPT)",--example) < /dev/null
 
 test: $(VENV)/.dev browser ## install what tests need and run them, but for long searches
-	$(PYTEST) $(SHARED) -m "not long"
+	$(PYTEST) $(SHARED) $(JOBS) -m "not long"
 
 test-long: $(VENV)/.dev clang ## the tests that search many orders of events, compile the kernels of many shapes, or run a larger model
-	$(PYTEST) $(SHARED) -m long
+	$(PYTEST) $(SHARED) $(LONG_JOBS) -m long
 
 clang: $(VENV)/.dev
 	@$(BIN)/python tests/backends/clang_path.py

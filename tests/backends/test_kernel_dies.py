@@ -157,16 +157,18 @@ def test_without_its_line_readers_cross_for_themselves(
     assert 4 * together < 3 * alone
 
 
+NO_COPIES = Line("exchange/dies.h", "return word % kSamplerWords < kCopiedSamplerWords;", "return false;")
+
+
 def test_the_samplers_words_are_brought_over_once_a_die(
     load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without copies every worker loads all words of all workers from home: the same tokens, and more crossings."""
     job = Job(TOKENS[:2], 0, 3, sampling=Sampling(seed=7, temperature=1.5, top_p=0.9))
-    line = Line("exchange/dies.h", "return word % kSamplerWords < kCopiedSamplerWords;", "return false;")
     seen = []
     for copies in (True, False):
         if not copies:
-            put(line, tmp_path, monkeypatch)
+            put(NO_COPIES, tmp_path, monkeypatch)
         backend = load(SETUP)
         HostKernel.schedule = Schedule(1, dies=1)
         tokens = ids(list(CudaGeneration(backend, job, backend.new_sequence(), chunk=0)))

@@ -203,6 +203,9 @@ def test_rounded_experts(folders: dict[str, Path], gpu: str, name: str, dtype: s
     assert middle(tokens, exact) < TOLERANCE
 
 
+NO_WAIT = Line("token/experts.h", "  wait_copy_groups<0>();\n  return c.meet();\n", "  return true;\n")
+
+
 @pytest.mark.long
 @on_machines(hip=(), fixture="gpu")
 def test_without_the_wait_scales_of_experts_are_late(
@@ -210,8 +213,7 @@ def test_without_the_wait_scales_of_experts_are_late(
 ) -> None:
     """They come while gate_up is computed. Each thread waits for those that it fetched, and for all other threads."""
     spec, plan, source = rounded(folders["qwen3-moe"], gpu, "int4")
-    waits = "  wait_copy_groups<0>();\n  return c.meet();\n"
-    put(Line("token/experts.h", waits, "  return true;\n"), tmp_path, monkeypatch)
+    put(NO_WAIT, tmp_path, monkeypatch)
     with (
         on_host(folders["qwen3-moe"], spec, plan, source) as backend,
         pytest.raises(MachineFault, match="A thread ended before its copies"),

@@ -25,14 +25,19 @@ LONGEST = 900
 TOKENS = tuple(np.random.default_rng(3).integers(3, SMALL["vocab_size"], LONGEST).tolist())
 #: The ends of turns, by the values of a head. Of 64 values a step may look at 128 positions, and six steps fit.
 TURNS = {64: (850, 900), 80: (310, 370), 128: (400, 460)}
-COPY = "copy_units(unit + (kSteps - 1) * kUnits, end, (step + kSteps - 1) % kSteps);"
-EARLY_COPY = Line(
-    "rows/attention.h",
-    "consumers_meet(kConsumers);\n"
-    "      // All warps awaited the products of the step before this barrier.\n"
-    f"      {COPY}",
-    f"{COPY} consumers_meet(kConsumers);",
+MEET, PLACE, COPY = (
+    "      consumers_meet(kConsumers);\n      // All warps awaited the products of the step before this barrier.\n",
+    """\
+      const int next = unit + (kSteps - 1) * kUnits, slot = (step + kSteps - 1) % kSteps;
+      if constexpr (kNarrowKv) {
+        const Codes codes = fetched_units(next, end);  // arrives while this step is multiplied
+        if (unit * kUnitPositions <= any_sees_until_) look_at_units(unit * kUnitPositions, step % kSteps);
+        put_units(codes, next, end, slot);
+      } else {
+""",
+    "        copy_units(next, end, slot);\n",
 )
+EARLY_COPY = Line("rows/attention.h", MEET + PLACE + COPY, PLACE + COPY + MEET)
 
 
 def in_orders(folder: Path, head: int, gpu: str) -> tuple[list[Logits], Logits]:

@@ -44,9 +44,7 @@ class Race:
     setup: str
     tokens: slice
     orders: tuple[Schedule, ...]
-    file: str
-    lines: str
-    instead: str = ""
+    line: Line
 
 
 RACES = {
@@ -55,9 +53,11 @@ RACES = {
         "many workers",
         slice(0, 5),
         tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (2, 5, 7)),
-        "exchange/janitor.h",
-        "const int wanted = kScattered ? step : c.step_before;",
-        "const int wanted = c.step_before;",
+        Line(
+            "exchange/janitor.h",
+            "const int wanted = kScattered ? step : c.step_before;",
+            "const int wanted = c.step_before;",
+        ),
     ),
     # Workers without a part of the residual stream, in a plan where no worker is far ahead.
     "a word that is taken back too late": Race(
@@ -67,16 +67,21 @@ RACES = {
             Schedule(seed, stalls_per_million=500, stall_steps=400_000, delay_steps=3000)
             for seed in (3, 7, 11)
         ),
-        "exchange/janitor.h",
-        "  while (c.shared.swept < wanted && !c.lost) c.lost = c.shared.failed;\n",
+        Line(
+            "exchange/janitor.h",
+            "  while (c.shared.swept < wanted && !c.lost) c.lost = c.shared.failed;\n",
+        ),
     ),
     # Parts of attention lie over the sums of qkv, which another warp may still read.
     "a part over sums": Race(
         "two batches",
         slice(130, 134),
         tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (1002, 8, 9)),
-        "token/attention.h",
-        "  if (!c.meet()) return false;  // no warp reads the sums of qkv any more; the parts will overwrite them\n",
+        Line(
+            "token/attention.h",
+            "  if (!c.meet()) return false;  // no warp reads the sums of qkv any more;"
+            " the parts will overwrite them\n",
+        ),
     ),
     # From position 128 on there are five splits of 32 positions: two workers that combine them attend to nothing.
     "a combined part over sums": Race(
@@ -86,9 +91,11 @@ RACES = {
             Schedule(seed, stalls_per_million=1000, stall_steps=200_000, delay_steps=3000)
             for seed in (1027, 17, 18)
         ),
-        "token/attention.h",
-        "    if (!c.meet()) return false;  // no warp reads the sums of qkv any more, as in `attend`, or the parts"
-        " of the head before\n",
+        Line(
+            "token/attention.h",
+            "    if (!c.meet()) return false;  // no warp reads the sums of qkv any more, as in `attend`, or the parts"
+            " of the head before\n",
+        ),
     ),
     # Where heads are more than workers every worker combines parts, and all meet before the next input lies over them.
     "an input over parts": Race(
@@ -96,35 +103,43 @@ RACES = {
         slice(66, 70),
         # The second one goes wrong with AMD's waves.
         tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (1, 1020, 3)),
-        "token/attention.h",
-        "  return worker_number() < kWorkers - rows * kHeads || c.meet();",
-        "  return worker_number() < static_cast<unsigned>(kWorkers - rows * kHeads) || c.meet();",
+        Line(
+            "token/attention.h",
+            "  return worker_number() < kWorkers - rows * kHeads || c.meet();",
+            "  return worker_number() < static_cast<unsigned>(kWorkers - rows * kHeads) || c.meet();",
+        ),
     ),
     # A producer that does not wait copies the experts of the layer before.
     "experts of the layer before": Race(
         "experts",
         slice(0, 4),
         tuple(Schedule(seed, stalls_per_million=1000, stall_steps=100_000) for seed in (1, 2)),
-        "worker/ring.h",
-        "    if (stage == kFirstRouted && has_experts(shared_) && !await_choice()) return false;\n",
+        Line(
+            "worker/ring.h",
+            "    if (stage == kFirstRouted && has_experts(shared_) && !await_choice()) return false;\n",
+        ),
     ),
     # One warp chooses; the others read the choice, here for their biases.
     "a choice that is read too early": Race(
         "experts",
         slice(0, 4),
         tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (1, 2, 3)),
-        "token/experts.h",
-        "  if (!c.meet()) return false;  // all warps read the choice\n",
-        "",
+        Line(
+            "token/experts.h",
+            "  if (!c.meet()) return false;  // all warps read the choice\n",
+            "",
+        ),
     ),
     # A worker that has no tiles of the first stage of experts needs the choice for the second one.
     "a choice that no warp makes": Race(
         "experts far apart",
         slice(0, 3),
         (Schedule(1),),
-        "token/experts.h",
-        "  return kExperts > 0 && stage == kFirstRouted && has_experts(c.shared);\n",
-        "  return false;\n",
+        Line(
+            "token/experts.h",
+            "  return kExperts > 0 && stage == kFirstRouted && has_experts(c.shared);\n",
+            "  return false;\n",
+        ),
     ),
 }
 
@@ -169,7 +184,7 @@ def test_without_its_lines_an_order_goes_wrong(
 ) -> None:
     race = RACES[name]
     right = logits_in(Schedule(1), load(race.setup), race.tokens)
-    put(Line(race.file, race.lines, race.instead), tmp_path, monkeypatch)
+    put(race.line, tmp_path, monkeypatch)
     backend = load(race.setup)
     orders = itertools.chain(race.orders, further(race))
     assert any(goes_wrong(order, backend, race.tokens, right) for order in orders)
