@@ -69,6 +69,21 @@ def test_more_gpus_than_there_are(small: RunningServer) -> None:
     assert told(done)[0].startswith("monotape: 3 replicas with 40 GPUs each need 120, and there are ")
 
 
+def test_proxies_that_do_not_start(tmp_path: Path) -> None:
+    """Ray kills a proxy that takes too long, as on a machine that is very busy."""
+    code = """
+from ray import serve
+from ray.exceptions import RayActorError
+def start(**_):
+    raise RayActorError(error_msg="The actor was killed.\\nclass_name: ProxyActor")
+serve.start = start
+"""
+    (tmp_path / "config.json").write_text("{}")
+    sentence, hint = told(in_process(str(tmp_path), "--port", "0", "--backend", "cpu", code=code))
+    assert sentence == "monotape: Ray Serve could not start its proxies: The actor was killed."
+    assert "busy" in hint
+
+
 @pytest.mark.long  # a Ray of its own; the update below says the same sentence
 def test_a_model_that_does_not_load_ends_the_command(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")

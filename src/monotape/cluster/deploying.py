@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray._private import ray_constants, services
+from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus
@@ -137,13 +138,7 @@ def deploy(plan: DeployConfig, config: ServerConfig, engine: EngineConfig, sourc
     if source == SOURCE:
         engine = with_model(engine)
     config = _listening(config)
-    serve.start(
-        proxy_location="HeadOnly" if plan.address is None else "EveryNode",
-        http_options=HTTPOptions(
-            host=config.host, port=config.port, ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile,
-        ),
-        logging_config={"log_level": "WARNING", "enable_access_log": False},
-    )  # fmt: skip
+    _start_proxies(plan, config)
     _run(Settings(plan, config, with_devices(engine, plan), source))
     scheme = "https" if config.ssl_certfile else "http"
     host = "localhost" if config.host in ("0.0.0.0", "::") else config.host
@@ -155,6 +150,23 @@ def deploy(plan: DeployConfig, config: ServerConfig, engine: EngineConfig, sourc
         f"Ray is at {ray.get_runtime_context().gcs_address}\n"
         f"{name} is ready at {address}"
     )
+
+
+def _start_proxies(plan: DeployConfig, config: ServerConfig) -> None:
+    """Has Ray Serve listen."""
+    try:
+        serve.start(
+            proxy_location="HeadOnly" if plan.address is None else "EveryNode",
+            http_options=HTTPOptions(
+                host=config.host, port=config.port, ssl_keyfile=config.ssl_keyfile, ssl_certfile=config.ssl_certfile,
+            ),
+            logging_config={"log_level": "WARNING", "enable_access_log": False},
+        )  # fmt: skip
+    except (RayError, TimeoutError) as error:
+        raise BackendUnavailable(
+            f"Ray Serve could not start its proxies: {str(error).splitlines()[0].rstrip('.')}.",
+            "A machine that is very busy may need another try; Ray's own log is in /tmp/ray/session_latest/logs/serve.",
+        ) from None
 
 
 def _run(settings: Settings) -> None:

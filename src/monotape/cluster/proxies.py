@@ -1,6 +1,6 @@
 """What a proxy of Ray Serve does before it passes a request on: clients meet the single server's rules there too.
 
-Ray calls `middlewares` in every proxy that was started with the variable that `announce` sets.
+Ray calls `middlewares` in every proxy that was started with the variables that `announce` sets.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from monotape.server.http.replies import send_error
 from monotape.server.http.security import request_id_for
 
 VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+#: Seconds that Ray gives a proxy to start before it kills it and tries again. Its own 5 are too few on a busy machine.
+PATIENCE = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30"
 _ID = b"x-request-id"
 _CLOSED = ("/-/routes",)  # Ray lists its applications there, to clients without a key as well
 
 
 def announce() -> None:
-    """Has the proxies of a Ray that this process starts call `middlewares`."""
+    """Has the proxies of a Ray that this process starts call `middlewares`, with time enough to start."""
     os.environ.setdefault(VARIABLE, f"{__name__}.{middlewares.__name__}")
+    os.environ.setdefault(*PATIENCE)
 
 
 def middlewares() -> list[Middleware]:
