@@ -21,7 +21,8 @@ RUN pip install --no-cache-dir "$(ls /wheels/*.whl)[cluster]"
 USER 1000
 WORKDIR /cache
 ENV MONOTAPE_CACHE=/cache HF_HOME=/cache/huggingface \
-  RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=monotape.cluster.proxies.middlewares
+  RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=monotape.cluster.proxies.middlewares \
+  RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S=30
 VOLUME /cache
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m \
@@ -41,7 +42,8 @@ RUN python3 -m venv /opt/monotape && pip install --no-cache-dir "$(ls /wheels/*.
 USER 1000
 WORKDIR /cache
 ENV MONOTAPE_CACHE=/cache HF_HOME=/cache/huggingface \
-  RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=monotape.cluster.proxies.middlewares
+  RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=monotape.cluster.proxies.middlewares \
+  RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S=30
 VOLUME /cache
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m \

@@ -124,11 +124,7 @@ RACES = {
         "experts",
         slice(0, 4),
         tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (1, 2, 3)),
-        Line(
-            "token/experts.h",
-            "  if (!c.meet()) return false;  // all warps read the choice\n",
-            "",
-        ),
+        Line("token/experts.h", "  if (!c.meet()) return false;  // all warps read the choice\n"),
     ),
     # A worker that has no tiles of the first stage of experts needs the choice for the second one.
     "a choice that no warp makes": Race(

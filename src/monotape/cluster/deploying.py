@@ -163,9 +163,10 @@ def _start_proxies(plan: DeployConfig, config: ServerConfig) -> None:
             logging_config={"log_level": "WARNING", "enable_access_log": False},
         )  # fmt: skip
     except (RayError, TimeoutError) as error:
+        first = (str(error) or type(error).__name__).splitlines()[0]
         raise BackendUnavailable(
-            f"Ray Serve could not start its proxies: {str(error).splitlines()[0].rstrip('.')}.",
-            "A machine that is very busy may need another try; Ray's own log is in /tmp/ray/session_latest/logs/serve.",
+            f"Ray Serve could not start its proxies: {first.rstrip('.')}.",
+            "If the machine is very busy, try again; otherwise Ray Serve's log says why, in Ray's temporary folder.",
         ) from None
 
 

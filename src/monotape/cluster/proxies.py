@@ -1,6 +1,6 @@
 """What a proxy of Ray Serve does before it passes a request on: clients meet the single server's rules there too.
 
-Ray calls `middlewares` in every proxy that was started with the variables that `announce` sets.
+Ray calls `middlewares` in every proxy that was started with VARIABLE, which `announce` sets.
 """
 
 from __future__ import annotations
