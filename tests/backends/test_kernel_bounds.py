@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from backends.cpu_cases import ids, reference
+from backends.guarded_memory import GuardedMemory
 from backends.host_kernel import host_gpu
 from backends.host_setups import on_machines
 from families import Case, make_checkpoint
@@ -94,6 +96,20 @@ def test_less_memory_than_the_kernel_needs_is_noticed(place: Path, gpu: str, nam
         setattr(backend._params, name, backend._memories[name].pointer)
         with pytest.raises(AssertionError, match=r"outside of all memory.*block"):
             list(backend.start(Job(TOKENS[:3], 0, 3), backend.new_sequence()))
+
+
+def test_the_end_of_the_highest_memory_is_noticed(place: Path) -> None:
+    """Each die sees memory through a mapping of its own, which ends with the highest one."""
+    page = mmap.PAGESIZE
+    spare = [GuardedMemory(page) for _ in range(400)]  # they take all gaps that lie higher than what is loaded
+    with loaded(place, "tied", 12, "hip") as backend:
+        whole = backend._memories["logits"]
+        max(spare, key=lambda memory: memory.address).close()
+        shorter = DeviceMemory.of(whole.read(np.empty(whole.bytes, np.uint8))[: -9 * 4])
+        backend._params.logits = shorter.pointer
+        with pytest.raises(AssertionError, match=r"outside of all memory.*block"):
+            list(backend.start(Job(TOKENS[:3], 0, 3), backend.new_sequence()))
+        shorter.close()
 
 
 @on_machines(fixture="gpu")

@@ -38,7 +38,8 @@ class Dies {
       low = std::min(low, first), high = std::max(high, end);
     }
     std::sort(places_.begin(), places_.end(), [](const Place& a, const Place& b) { return a.first < b.first; });
-    low_ = low, span_ = high - low, versions_.assign(pages, 0);
+    // A page before and one after: what lies past the highest memory is no other mapping of this process.
+    low_ = low - kPage, span_ = high - low + 2 * kPage, versions_.assign(pages, 0);
     for (int i = 0; i < count; i++) dies_.push_back(std::make_unique<Die>(*this, pages));
   }
 
