@@ -30,14 +30,14 @@ from monotape.backends.cuda.bandwidth import measure_bandwidth
 from monotape.backends.cuda.driver import compile_kernel, device_name, processors
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.rank_view import rank_plan
-from monotape.backends.cuda.trace import stage_times, table
+from monotape.backends.cuda.trace import TraceRecords, stage_times, table
 from monotape.errors import BackendError
 from monotape.models.lanes import Lanes, delayed, ladder, silent
 from monotape.models.spec import ModelSpec
 from monotape.plan.gpu import GpuPlan
 from recipes import BANDWIDTH, Recipe
 from report import publish, spread
-from shapes import SHAPES, RandomCheckpoint
+from shapes import SHAPES, RandomCheckpoint, all_shapes
 
 CONTEXT = 32
 DELAY_MODULES = 2
@@ -73,7 +73,7 @@ class Setup:
     @property
     def changes(self) -> dict[str, int]:
         """Heads that every rank has alike: 20 of them become 24 for eight ranks."""
-        config = SHAPES[self.model]
+        config = all_shapes()[self.model]
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         if heads % self.ranks == 0:
             return {}
@@ -177,10 +177,14 @@ class Alone:
             found.append(timed.tokens_per_second)
         return found[1:]
 
+    def record(self, tokens: int) -> TraceRecords:
+        """What each worker did when, by a kernel with clocks."""
+        return self.backend.trace(self._prompt, tokens)
+
     def limits(self, delay_us: int, bandwidth: float) -> dict[str, Any]:
         """Where a token's time goes at this delay, by a few recorded tokens."""
         self.backend.delay_links(1000 * delay_us)
-        recorded = self.backend.trace(self._prompt, 4)
+        recorded = self.record(4)
         print(f"\n{self.setup.model}, {self.setup.ranks} ranks, {self.setup.setting}, {delay_us} us:")
         print(table(recorded, bandwidth))
         times = {

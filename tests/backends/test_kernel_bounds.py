@@ -101,7 +101,9 @@ def test_less_memory_than_the_kernel_needs_is_noticed(place: Path, gpu: str, nam
 def test_the_end_of_the_highest_memory_is_noticed(place: Path) -> None:
     """Each die sees memory through a mapping of its own, which ends with the highest one."""
     page = mmap.PAGESIZE
-    spare = [GuardedMemory(page) for _ in range(400)]  # they take all gaps that lie higher than what is loaded
+    spare = [
+        GuardedMemory(page) for _ in range(400)
+    ]  # they take all gaps that lie higher than what is loaded
     with loaded(place, "tied", 12, "hip") as backend:
         whole = backend._memories["logits"]
         max(spare, key=lambda memory: memory.address).close()
