@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.cpu_cases import ids
-from backends.host_kernel import HostKernel, Schedule
+from backends.host_kernel import HostKernel, MachineFault, Schedule
 from backends.host_masks import SAMPLINGS, Masks, TornTable, check, random_bits, run_masked
 from backends.host_setups import VOCAB, Load, loading_from, make_checkpoints
 from monotape.backends.cuda.backend import CudaBackend
@@ -147,6 +147,21 @@ def test_an_end_that_comes_before_the_last_masks_are_read(backend: CudaBackend, 
         )
         assert generation.finish_reason == ("stop" if complete else "cancelled") and len(tokens) == 9
     check(backend, job, masks, tokens)
+
+
+def test_a_mask_that_comes_too_early_lies_over_one_that_is_unread(backend: CudaBackend) -> None:
+    """The rule of sampling/mask.h is as strict as it must be: its last place is for an end, one further is unread."""
+    schedule = Schedule(
+        1, stalls_per_million=500, stall_steps=50_000, delay_steps=2000, most_steps=12_000_000
+    )
+    HostKernel.schedule = schedule
+    job = Job(PROMPT, 0, TOKENS)
+    tokens, _ = run_masked(backend, job, masks, ahead=AHEAD + 1, hints=run_from, too_far=True)
+    assert HostKernel.steps < schedule.most_steps / 2
+    check(backend, job, masks, tokens)
+    HostKernel.schedule = schedule
+    with pytest.raises(MachineFault, match="too long"):
+        run_masked(backend, job, masks, ahead=AHEAD + 2, hints=run_from, too_far=True)
 
 
 class Words(MaskTable):
