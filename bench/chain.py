@@ -3,8 +3,8 @@
     python bench/chain.py --save
     python bench/chain_figure.py reports/chain-h200.json docs/figures/chain.svg
 
-Three kernels: a small model, an eighth of a larger one that never talks to its peers, and a shape of which each worker
-has one tile of every stage: what that takes a layer is the floor of this design. Tokens per second come from kernels
+Three kernels: a small model, an eighth of a larger one that never talks to its peers, and a shape of which a worker has
+a tile or two of every stage: what that takes a layer is the floor of this design. Tokens per second come from kernels
 without clocks. The parts of a stage come from a kernel with clocks, which is about a tenth slower. Each part is the
 mean over workers and tokens.
 """

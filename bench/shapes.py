@@ -54,10 +54,10 @@ ROUND: dict[str, dict[str, Any]] = {
     "round-135m": _config("LlamaForCausalLM", 30, 512, 8, 4, 64, 1792, 55296),
 }
 
-#: Next to no bytes: of 132 workers 128 have one tile of every stage, of gate_up a pair. A layer takes as long as the
-#: chain of stages.
+#: Next to no bytes: of 132 workers 128 have one tile of `output` and of `down`, all a pair of `gate_up` and a tile of
+#: qkv or two. A layer takes as long as the chain of stages.
 BARE: dict[str, dict[str, Any]] = {
-    "one-tile": _config("LlamaForCausalLM", 24, 1024, 12, 2, 64, 1024, 1024),
+    "one-tile": _config("LlamaForCausalLM", 24, 1024, 14, 2, 64, 1056, 1056),
 }
 
 
