@@ -24,7 +24,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-fast test-part test-gpu test-hip test-minimums browser clang wheel check format golden figures api-docs screenshots bench-cpu bench-stored llamacpp bench-gpu humaneval clean
+.PHONY: help demo test test-long test-wide test-fast test-part test-gpu test-hip test-minimums browser clang wheel check format golden figures api-docs screenshots bench-cpu bench-stored llamacpp bench-gpu humaneval clean
 
 help: ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -33,10 +33,13 @@ demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
 	@env $(DEMO_ENV) $(BIN)/monotape run --stats --temperature 0 --max-tokens 200 $(if $(PROMPT),"$(PROMPT)",--example) < /dev/null
 
 test: $(VENV)/.dev browser ## install what tests need and run them, but for long searches
-	$(PYTEST) $(SHARED) $(JOBS) -m "not long"
+	$(PYTEST) $(SHARED) $(JOBS) -m "not long and not wide"
 
 test-long: $(VENV)/.dev clang ## the tests that search many orders of events, compile the kernels of many shapes, or run a larger model
-	$(PYTEST) $(SHARED) $(LONG_JOBS) -m long
+	$(PYTEST) $(SHARED) $(LONG_JOBS) -m "long and not wide"
+
+test-wide: $(VENV)/.dev clang ## more orders, shapes and formats of what long tests show: before a change of the kernel lands
+	$(PYTEST) $(SHARED) $(LONG_JOBS) -m wide
 
 clang: $(VENV)/.dev
 	@$(BIN)/python tests/backends/clang_path.py
@@ -45,10 +48,10 @@ browser: $(VENV)/.dev
 	@$(BIN)/python tests/server/browser_path.py
 
 test-fast: $(VENV)/.dev ## the tests that are quick and need no real checkpoint
-	$(BIN)/python -m pytest -m "not slow and not long"
+	$(BIN)/python -m pytest -m "not slow and not long and not wide"
 
 test-part: $(VENV)/.dev ## the quick tests of one part, in under a minute: make test-part PART=server
-	$(BIN)/python -m pytest -m "not slow and not long and not gpu" tests/$(PART)
+	$(BIN)/python -m pytest -m "not slow and not long and not wide and not gpu" tests/$(PART)
 
 test-gpu: $(VENV)/.dev ## the tests that need a Hopper GPU
 	$(BIN)/python -m pytest -m gpu

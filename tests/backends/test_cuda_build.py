@@ -88,7 +88,17 @@ def cubins(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[bytes]]]
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("kernel", KERNELS_TO_CHECK)
+#: Their kernels differ from others only in numbers, or are a part of others.
+ALIKE = {
+    *(f"decode path of {name}" for name in FAMILIES if name not in ("llama-3.1-8b", "qwen2.5-1.5b")),
+    "experiments with slow links",
+}
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [pytest.param(name, marks=pytest.mark.wide if name in ALIKE else ()) for name in KERNELS_TO_CHECK],
+)
 def test_a_kernel_compiles_for_hopper_without_spilling(kernel: str, cubins: dict[str, Future[bytes]]) -> None:
     cubin = cubins[kernel].result()
     assert cubin[:4] == b"\x7fELF"

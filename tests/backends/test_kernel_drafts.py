@@ -35,7 +35,7 @@ SHORT = TEXT[:8]
 NEAR = TEXT[:22]  # ten tokens on, a unit of KV ends
 RIGHT, WRONG = 0.0, (0.15, 0.4)  # shares of a predicted text that are other tokens
 LATE = 500_000  # steps; a token takes a fifth of them
-long = pytest.mark.long
+long, wide = pytest.mark.long, pytest.mark.wide
 
 
 @pytest.fixture(scope="module")
@@ -84,21 +84,21 @@ def check_drafts(backend: CudaBackend, job: Job, schedules: tuple[Schedule, ...]
         ("two workers", 4, "biases", 1, 30),
         ("odd heads", 3, "filtered", 1, 20),
         *(
-            pytest.param(setup, rows, sampling, 2, 20, marks=long)
-            for setup, rows, sampling in (
-                ("two workers", 3, "greedy"),
-                ("odd heads", 4, "greedy"),
-                ("splits", 4, "filtered"),
-                ("two left out", 4, "drawn"),
-                ("long tiles", 3, "drawn"),
-                ("direct", 4, "greedy"),
-                ("odd direct", 4, "greedy"),
-                ("fewer workers than heads", 4, "filtered"),
-                ("many splits", 4, "drawn"),
-                ("two batches", 4, "greedy"),
+            pytest.param(setup, rows, sampling, 2, 20, marks=mark)
+            for setup, rows, sampling, mark in (
+                ("two workers", 3, "greedy", wide),
+                ("odd heads", 4, "greedy", wide),
+                ("splits", 4, "filtered", long),
+                ("two left out", 4, "drawn", long),
+                ("long tiles", 3, "drawn", wide),
+                ("direct", 4, "greedy", wide),
+                ("odd direct", 4, "greedy", long),
+                ("fewer workers than heads", 4, "filtered", long),
+                ("many splits", 4, "drawn", long),
+                ("two batches", 4, "greedy", wide),
             )
         ),
-        pytest.param("many workers", 2, "penalties", 1, 14, marks=long),  # slow
+        pytest.param("many workers", 2, "penalties", 1, 14, marks=wide),
     ],
 )
 def test_drafts_change_no_token(

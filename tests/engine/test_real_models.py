@@ -32,9 +32,9 @@ Logits = NDArray[np.float32]
 
 LONG = 64  # tokens of a long answer
 #: How many prompts get a long answer, and the tokens of the others: these already read every prompt and decode behind
-#: it. A token of the larger model takes a pass over 2 GB: it takes minutes, and `make test-long` does it.
+#: it. A token of the larger model takes a pass over 2 GB: it takes minutes, and `make test-wide` does it.
 ANSWERS = {"smollm2": (4, 16), "qwen_coder": (1, 8)}
-MODELS = ("smollm2", pytest.param("qwen_coder", marks=pytest.mark.long))
+MODELS = ("smollm2", pytest.param("qwen_coder", marks=pytest.mark.wide))
 #: Two logits closer than this, in standard deviations of all logits, may change places by rounding alone. It is
 #: earned: test_logits_are_those_of_transformers fails if it is not twice the distance between the two engines.
 #: (Measured: up to 1.2e-4, nearly all of it on the side of transformers when both are held against float64.)
