@@ -25,6 +25,7 @@ Number = TypeVar("Number", int, float)
 ORIGINAL = "original_max_position_embeddings"
 DEFAULT_THETA = 10000.0  # what transformers takes where a file names none
 _HUGE = 1e12  # above any theta or factor that means something
+_TINY = 1 / _HUGE  # a factor that is 0 in float32 would divide
 _TABLE_ROWS = 4096  # positions whose float64 intermediates are in memory at a time
 
 
@@ -56,7 +57,7 @@ def _default(base: _Base, fields: Fields) -> Rope:
 
 
 def _linear(base: _Base, fields: Fields) -> Rope:
-    factor = fields.number("factor", 0, _HUGE)
+    factor = fields.number("factor", _TINY, _HUGE)
     return Rope(
         base.dims,
         _values(base.frequencies() / np.float32(factor)),
@@ -72,7 +73,7 @@ def _factors(base: _Base, fields: Fields) -> Rope:
 
 def _llama3(base: _Base, fields: Fields) -> Rope:
     """Long waves are stretched, short ones kept, those between blended."""
-    factor = fields.number("factor", 0, _HUGE)
+    factor = fields.number("factor", _TINY, _HUGE)
     low = fields.number("low_freq_factor", 0, _HUGE)
     high = fields.number("high_freq_factor", 0, _HUGE)
     original = _original(base, fields)
@@ -94,7 +95,7 @@ def _longrope(base: _Base, fields: Fields) -> Rope:
     short = np.array(fields.numbers("short_factor", base.dims // 2), np.float32)
     long = np.array(fields.numbers("long_factor", base.dims // 2), np.float32)
     original = _original(base, fields)
-    scale = fields.optional_number("factor", 0, _HUGE) or base.context / original
+    scale = fields.optional_number("factor", _TINY, _HUGE) or base.context / original
     magnitude = fields.optional_number("attention_factor", 0, _HUGE)
     if magnitude is None:
         magnitude = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
@@ -111,7 +112,7 @@ def _longrope(base: _Base, fields: Fields) -> Rope:
 def _yarn(base: _Base, fields: Fields) -> Rope:
     """Interpolated where a head turns rarely, kept where it turns often, with a ramp between."""
     original = _original(base, fields)
-    factor = fields.optional_number("factor", 0, _HUGE) or base.context / original
+    factor = fields.optional_number("factor", _TINY, _HUGE) or base.context / original
     fast = fields.optional_number("beta_fast", 0, _HUGE) or 32.0
     slow = fields.optional_number("beta_slow", 0, _HUGE) or 1.0
     whole = fields.flag("truncate", True)
