@@ -35,7 +35,7 @@ demo: $(VENV)/.package ## answer a prompt with a real model and print its speed
 test: $(VENV)/.dev browser ## install what tests need and run them, but for long searches
 	$(PYTEST) $(SHARED) $(JOBS) -m "not long and not wide"
 
-test-long: $(VENV)/.dev clang ## the tests that search many orders of events, compile the kernels of many shapes, or run a larger model
+test-long: $(VENV)/.dev clang ## the tests that search many orders of events, or compile the kernels of many shapes
 	$(PYTEST) $(SHARED) $(LONG_JOBS) -m "long and not wide"
 
 test-wide: $(VENV)/.dev clang ## more orders, shapes and formats of what long tests show: before a change of the kernel lands
