@@ -44,20 +44,30 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def parts_ns(stage: StageTime, layers: int) -> dict[str, float]:
+def parts_ns(stage: StageTime, layers: int, scale: float = 1) -> dict[str, float]:
     """Of one layer. Waiting for pages is a part of multiplying."""
-    found = {part: round(1e9 * getattr(stage, f"{part}_s") / layers, 1) for part in PARTS}
-    return found | {"pages": round(1e9 * stage.starved_s / layers, 1)}
+    found = {part: round(scale * 1e9 * getattr(stage, f"{part}_s") / layers, 1) for part in PARTS}
+    return found | {"pages": round(scale * 1e9 * stage.starved_s / layers, 1)}
 
 
 def chain_of(recorded: TraceRecords, layers: int) -> dict[str, Any]:
-    """The stages of a layer and what is between them, and what follows the last layer; ns."""
+    """The stages of a layer and what is between them, and what follows the last layer; ns.
+
+    All are means over all workers. `few` are stages in which few workers take part: the mean over those. The others
+    wait for them in the next stage.
+    """
     times = stage_times(recorded)
     whole = token_s(recorded)
+    workers = max(stage.workers for stage in times)
     between = max(0.0, whole - sum(stage.time_s for stage in times))
     return {
         "traced_token_us": round(1e6 * whole, 2),
         "layer": {stage.stage: parts_ns(stage, layers) for stage in times if stage.stage not in ENDING},
+        "few": {
+            stage.stage: {"workers": stage.workers, **parts_ns(stage, layers, workers / stage.workers)}
+            for stage in times
+            if 2 * stage.workers < workers and stage.stage not in ENDING
+        },
         "between_ns": round(1e9 * between / layers, 1),
         "ending": {stage.stage: parts_ns(stage, 1) for stage in times if stage.stage in ENDING},
     }
@@ -91,12 +101,21 @@ def name_of(setup: Setup) -> str:
     return setup.model if setup.ranks == 1 else f"{setup.model}, one of {setup.ranks} ranks, {setup.setting}"
 
 
+def bars(row: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The stages of a layer with their parts: those of few workers as these have them, and named so."""
+    few = row["chain"]["few"]
+    return {
+        f"{stage} (workers: {few[stage]['workers']})" if stage in few else stage: few.get(stage, parts)
+        for stage, parts in row["chain"]["layer"].items()
+    }
+
+
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """A line a stage: ns of one layer."""
     lines = [f"| shape | stage | {' | '.join(PARTS)} | of it for pages |", "|" + " --- |" * (len(PARTS) + 3)]
     for row in rows:
         name = name_of(Setup(row["model"], row["ranks"], row["setting"]))
-        for stage, parts in row["chain"]["layer"].items():
+        for stage, parts in bars(row).items():
             shown = " | ".join(f"{parts[part]:,.0f}" for part in PARTS)
             lines.append(f"| {name} | {stage} | {shown} | {parts['pages']:,.0f} |")
         ending = f"between stages {row['chain']['between_ns']:,.0f}, a layer {layer_ns(row):,.0f}"

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from chain import PARTS, layer_ns, name_of
+from chain import PARTS, bars, layer_ns, name_of
 from scaling import Setup
 
 #: Told apart by their hatches too.
@@ -38,7 +38,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     with matplotlib.rc_context(style):
         canvas = Figure(figsize=(10, 0.42 * sum(heights) + 2.2), layout="constrained")
         FigureCanvasAgg(canvas)
-        title = f"Where a layer's time goes on one {report['gpu'].upper()}, the mean over workers"
+        title = f"Where a layer's time goes on one {report['gpu'].upper()}, the mean over the workers that take part"
         canvas.suptitle(title, fontsize=13, fontweight="bold")
         panels: Any = canvas.subplots(len(rows), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
         for axes, row in zip(panels, rows, strict=True):
@@ -50,7 +50,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 
 def _panel(axes: Any, row: dict[str, Any]) -> None:
-    stages = [*row["chain"]["layer"], "between stages"]
+    stages = [*bars(row), "between stages"]
     widths = {part: [_ns(row, stage, part) / 1000 for stage in stages] for part in (*PARTS, "between")}
     left = [0.0] * len(stages)
     for part, values in widths.items():
@@ -69,7 +69,7 @@ def _ns(row: dict[str, Any], stage: str, part: str) -> float:
     chain = row["chain"]
     if stage == "between stages":
         return float(chain["between_ns"]) if part == "between" else 0.0
-    return float(chain["layer"][stage].get(part, 0.0))
+    return float(bars(row)[stage].get(part, 0.0))
 
 
 def main() -> None:

@@ -55,9 +55,14 @@ def test_the_kernel_is_told_that_a_small_model_leaves_workers_out(width: int, ra
 
 @pytest.mark.parametrize(
     ("name", "ranks", "ahead"),
-    [("llama-3.2-1b", None, True), ("llama-3.1-8b", None, False), ("dense-2b", 4, False)],
-)
-def test_a_scout_goes_ahead_where_layers_are_short(name: str, ranks: int | None, ahead: bool) -> None:
+    [
+        ("llama-3.2-1b", None, True), ("qwen3-0.6b", None, True), ("llama-3.1-8b", None, False), ("dense-2b", 4, False),
+        ("qwen2.5-0.5b", None, False), ("smollm2-135m", None, False),
+    ],
+)  # fmt: skip
+def test_a_scout_goes_ahead_of_short_layers_that_the_ring_does_not_hold(
+    name: str, ranks: int | None, ahead: bool
+) -> None:
     spec = spec_from_config(SHAPES[name])
     header = plan_header(gpu_plan(spec, PROCESSORS, 64, tp=ranks))
     assert (int(constant(header, "kLeadBytes")) > 0) is ahead

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,24 @@ def recorded() -> TraceRecords:
 def test_parts_of_a_layer() -> None:
     found = chain.chain_of(recorded(), layers=2)
     parts = {"waiting": 100.0, "multiplying": 300.0, "meeting": 50.0, "finishing": 70.0, "pages": 40.0}
-    assert found["layer"] == {"qkv": parts, "attention": parts}
+    assert found["layer"] == {"qkv": parts, "attention": parts} and found["few"] == {}
     assert found["ending"] == {"head": parts, "sample": parts}
     assert found["between_ns"] == 5 * 80 / 2
     assert chain.layer_ns({"chain": found}) == 2 * 520 + 200
+
+
+def test_a_stage_of_few_workers_is_as_long_as_it_is_for_them() -> None:
+    trace = recorded()
+    alone = trace.records[(trace.records["stage"] != 1) | (trace.records["worker"] == 0)]
+    others = alone[alone["worker"] == 1]
+    more = [others.copy() for _ in range(2)]
+    for worker, records in enumerate(more, 2):
+        records["worker"] = worker
+    found = chain.chain_of(replace(trace, records=np.concatenate([alone, *more])), layers=2)
+    parts = {"waiting": 100.0, "multiplying": 300.0, "meeting": 50.0, "finishing": 70.0, "pages": 40.0}
+    assert found["few"] == {"attention": {"workers": 1, **parts}}
+    assert found["layer"]["attention"]["multiplying"] == 300 / 4
+    assert chain.bars({"chain": found})["attention (workers: 1)"]["multiplying"] == 300
 
 
 def row(setup: Setup) -> dict[str, Any]:

@@ -217,6 +217,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
     shared.pace = kPolling, shared.swept = -1;
     if constexpr (kExperts > 0) shared.chosen_step = -1;
   }
+  for (int i = thread_number(); i < kLayerSteps * kWarps; i += kThreads) shared.first_look[i / kWarps][i % kWarps] = FirstLook::kFirst;
   if (thread_number() < kMatrixStages) shared.spans[thread_number()] = request.spans[worker_number() * kMatrixStages + thread_number()];
   if constexpr (kKinds > 1)
     for (int layer = thread_number(); layer < kLayers; layer += kThreads) shared.windows[layer] = request.windows[layer];

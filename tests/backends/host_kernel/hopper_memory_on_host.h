@@ -136,6 +136,9 @@ inline void fence_block() {}
 
 inline int64_t clock_ns() { return 1000000 + static_cast<int64_t>(machine->now()); }
 inline int64_t clock_ticks() { return clock_ns(); }
+inline void wait_ticks(int ticks) {
+  if (ticks > 0 && machine->once_in(4)) machine->yield();
+}
 inline void rest(int ns) {
   machine->did_something();
   machine->current->doing = "resting";

@@ -58,6 +58,7 @@ class StageTime:
     starved_s: float
     meeting_s: float
     bytes: int
+    workers: int  # that took part
 
     @property
     def finishing_s(self) -> float:
@@ -122,7 +123,8 @@ def stage_times(trace: TraceRecords) -> list[StageTime]:
         )
         name = trace.stages[number]
         read = trace.stage_bytes.get(name, 0)
-        found.append(StageTime(name, time, waited, multiplied, starved, met, read))
+        taking_part = len(np.unique(mine["worker"]))
+        found.append(StageTime(name, time, waited, multiplied, starved, met, read, taking_part))
     return found
 
 

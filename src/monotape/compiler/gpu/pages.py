@@ -15,6 +15,7 @@ BLOCK_BYTES = 512
 LEAST_PAGES = 3  # copies in flight that keep the memory busy, one page each
 _FAIR_BYTES_PER_TICK = 21.8  # one worker's share of the bandwidth, of an H200's 132 workers
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes per worker
+_NEARLY_HELD = 1.2  # of a layer that a scout cannot help: its bytes over the ring's
 #: Blocks of codes of a whole tile in a warp: their inputs stay in registers, eight words each, four of integers.
 _WHOLE_CODED, _WHOLE_INTEGERS = 6, 8
 #: Blocks of a page at most. Of experts nothing is copied before the choice: smaller pages of codes follow it sooner.
@@ -204,8 +205,8 @@ def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int, gpu: GpuMachin
     """About 96 KB in flight of pages that are needed now; later pages come at a worker's share of the bandwidth.
 
     A rank of several reads so little that words queueing behind pages cost it more than late pages do. Long layers keep
-    the memory busy at all times, so they need no scout; the ring holds so much of a layer of codes that a scout only
-    disturbs it; of experts a scout does not know which ones come next.
+    the memory busy at all times, so they need no scout. Where the ring nearly holds a layer, or much of a layer of
+    codes, a scout's loads only delay words. Of experts a scout does not know which ones come next.
     """
     page = blocks * BLOCK_BYTES
     if not gpu.ring:  # shared memory beside the inputs is for a prefill alone
@@ -213,7 +214,8 @@ def pages_for(rank: RankPlan, blocks: int, ring: int, ranks: int, gpu: GpuMachin
     now = max(LEAST_PAGES, 98304 // page)
     if ranks > 1:
         return Pages(blocks, ring, now, ahead=1, polling=1, attending=2, ticks=0, lead=0)
-    short = max(tape.layer_bytes for tape in rank.tapes) < _LONG_LAYER
+    layers = [tape.layer_bytes for tape in rank.tapes]
+    short = max(layers) < _LONG_LAYER and sum(layers) > _NEARLY_HELD * ring * page * len(layers)
     known = all(stage.format.is_half and not stage.routed for stage in rank.layer_stages)
     lead = _LEAD if short and known else 0
     ticks = int(page / _FAIR_BYTES_PER_TICK)

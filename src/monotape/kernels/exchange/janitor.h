@@ -231,11 +231,13 @@ __device__ __forceinline__ int step_of(const Consumer& c, Stage stage, int layer
   return c.token_step + layer * kLayerSteps + (stage == Stage::head ? 0 : static_cast<int>(stage));
 }
 
-// One thread waits for the resets that must be done before the worker publishes the output of this step.
-__device__ __forceinline__ void await_resets(Consumer& c, int step) {
+// One thread waits for the resets that must be done before the worker publishes the output of this step. `swept` is an earlier
+// look at how far the janitor is.
+__device__ __forceinline__ void await_resets(Consumer& c, int step, int swept) {
   const int wanted = kScattered ? step : c.step_before;
-  while (c.shared.swept < wanted && !c.lost) c.lost = c.shared.failed;
   c.step_before = step;
+  if (swept >= wanted) return;
+  while (c.shared.swept < wanted && !c.lost) c.lost = c.shared.failed;
 }
 
 }  // namespace monotape

@@ -34,6 +34,9 @@ class Patience {
   __device__ Patience(Shared& shared, bool& lost, Stage stage, int layer)
       : shared_(shared), lost_(lost), stage_(stage), layer_(layer) {}
 
+  // Whether the words were not there at once.
+  __device__ __forceinline__ bool was_early() const { return rounds_ > 0; }
+
   // Called in each round of polling; false when the request has failed. `word` is still missing.
   __device__ __forceinline__ bool more(int word) {
     if ((++rounds_ & 1023) != 0) return true;
@@ -57,6 +60,10 @@ __device__ __forceinline__ void poll(const uint4* buffer, const int (&index)[Cou
                                      Patience& patience) {
 #pragma unroll
   for (int i = 0; i < Count; i++) word[i] = index[i] >= 0 ? load_word(buffer + index[i]) : make_uint4(0, 0, 0, 0);
+  if constexpr (Count == 1) {  // short, because all that follows waits for the round that finds the word
+    while (!arrived(word[0]) && patience.more(index[0])) word[0] = load_word(buffer + index[0]);
+    return;
+  }
   for (;;) {
     int missing = -1;
 #pragma unroll
@@ -68,6 +75,26 @@ __device__ __forceinline__ void poll(const uint4* buffer, const int (&index)[Cou
     if (missing < 0 || !patience.more(missing)) return;
   }
 }
+
+// When a warp first looks for the words of a stage. A look that comes too early takes the way to the L2 and back once more. In every
+// layer the words of a stage come about as long after those of the stage before, so each warp learns how long to wait: longer
+// after a look that came too early, a little less after one that did not. No value depends on it. (Where registers are short, as
+// with dense layers of codes, there is none for it.)
+struct FirstLook {
+  static constexpr int kFirst = 100, kMost = 600, kLater = 32, kSooner = 8;  // ticks
+  static constexpr bool kLearns = !kDenseCodes && !kFewRegisters;
+
+  static __device__ __forceinline__ void wait(const Shared& shared, Stage stage, int warp) {
+    if (kLearns && stage != Stage::head) wait_ticks(shared.first_look[static_cast<int>(stage)][warp]);
+  }
+  // All lanes, when the stage's words are out.
+  static __device__ __forceinline__ void learn(Shared& shared, Stage stage, int warp, int lane, bool early) {
+    if (!kLearns || stage == Stage::head) return;
+    uint16_t& ticks = shared.first_look[static_cast<int>(stage)][warp];
+    const int before = ticks, after = most_of_lanes(early) ? smaller(before + kLater, kMost) : larger(before - kSooner, 0);
+    if (lane == 0) ticks = static_cast<uint16_t>(after);
+  }
+};
 
 // A NaN is about to be published: the first place in this worker is kept for the watchdog.
 __device__ __forceinline__ void report_nan(Shared& shared, Stage stage, int layer) {

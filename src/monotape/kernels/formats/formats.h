@@ -70,6 +70,13 @@ __host__ __device__ constexpr FormatRow format_row(Format format) {
 __host__ __device__ constexpr int format_block_bytes(Format format) { return format_row(format).block_bytes; }
 __host__ __device__ constexpr bool format_is_float16(Format format) { return format_row(format).float16; }
 __host__ __device__ constexpr FormatRow format_of(StageRow row) { return format_row(product(row.product).format); }
+// A dense model whose layers have codes: its warps spend most of a step on unpacking, and all of their registers.
+__host__ __device__ constexpr bool dense_codes() {
+  for (int i = 0; i < kLayerSteps; i++)
+    if (format_of(stage_row(i)).sub > 1) return kExperts == 0;
+  return false;
+}
+constexpr bool kDenseCodes = dense_codes();
 // Whether products of a stage take fp16 operands; its input is packed accordingly.
 __device__ __forceinline__ bool takes_float16(Stage stage) {
   return of_stage(stage, [](StageRow row) { return format_is_float16(product(row.product).format); });

@@ -75,9 +75,17 @@ constexpr int kLeastSteps = 4, kLeastAttendedSteps = 4, kAttendedUnits = 2;
 __host__ __device__ constexpr int step_blocks(int tiles) { return tiles > 32 ? 1 : 2; }
 
 // Arithmetic that the machine does approximately, in a few units of the last place.
-__device__ __forceinline__ float exponential(float value) { return __expf(value); }
+__device__ __forceinline__ float exponential(float value) {
+  float power;  // results below the normal numbers are zero: otherwise each takes four instructions more
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value * 1.4426950408889634f));
+  return power;
+}
 __device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
-__device__ __forceinline__ float inverse_root(float value) { return rsqrtf(value); }
+__device__ __forceinline__ float inverse_root(float value) {  // of a normal number
+  float root;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(value));
+  return root;
+}
 __device__ __forceinline__ int leading_zeros(uint32_t value) { return __clz(static_cast<int>(value)); }
 
 // Registers per thread from here on, for a group of four warps. `setmaxnreg.inc` blocks until others have released enough.
@@ -97,6 +105,9 @@ __device__ __forceinline__ int64_t clock_ns() {
 }
 __device__ __forceinline__ int64_t clock_ticks() { return clock64(); }
 __device__ __forceinline__ void rest(int ns) { __nanosleep(ns); }
+__device__ __forceinline__ void wait_ticks(int ticks) {
+  for (const int64_t began = clock_ticks(); clock_ticks() - began < ticks;) continue;
+}
 
 // Hides a value from the compiler, so that values derived from it are recomputed and not kept in registers from one stage to
 // the next. It takes a real instruction: the assembler would remove an empty one.

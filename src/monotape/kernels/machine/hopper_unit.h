@@ -44,8 +44,11 @@ struct UnitWords {
   }
 };
 
+constexpr bool kWindows = kKinds > 1 || kWidestWindow > 0;  // whether a layer may see no more than the last positions
+
 // One unit of 32 positions, of which [begin, end) are visible. All loads come before the products, and consecutive products
-// are independent.
+// are independent. `First`: there is nothing yet to be added to.
+template <bool First>
 __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const Head& query, int begin, int end, Running& running) {
   const UnitWords words = {reinterpret_cast<const uint8_t*>(unit), c.lane()};
   uint4 key[4][kHeadBlocks], value[2 * kValueTiles];
@@ -66,7 +69,6 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
 #pragma unroll
   for (int j = 0; j < 2 * kValueTiles; j++)
     value[j] = j < kHeadTiles ? words.value(j) : make_uint4(0, 0, 0, 0);
-  float top = running.peak;
 #pragma unroll
   for (int tile = 0; tile < 4; tile++)
 #pragma unroll
@@ -77,13 +79,15 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int at = tile * 8 + 2 * c.column() + i;
-      score[tile][i] = at >= begin && at < end ? score[tile][i] : -infinity();
-      top = fmaxf(top, score[tile][i]);
+      score[tile][i] = (!kWindows || at >= begin) && at < end ? score[tile][i] : -infinity();
     }
+  float top = fmaxf(fmaxf(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1])),
+                    fmaxf(fmaxf(score[2][0], score[2][1]), fmaxf(score[3][0], score[3][1])));
+  if constexpr (!First) top = fmaxf(top, running.peak);
   top = fmaxf(top, lane_across(top, 1));
   top = fmaxf(top, lane_across(top, 2));
   if (top == -infinity()) top = 0;  // no visible position: all weights are zero
-  const float fade = exponential(running.peak - top);
+  const float fade = First ? 0 : exponential(running.peak - top);
   running.peak = top;
   uint32_t weight[4];
   float total = 0;
@@ -95,14 +99,13 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
   words.scale<true>(score);
 #pragma unroll
   for (int tile = 0; tile < 4; tile++) weight[tile] = pack_pair<kFloat16Weights>(score[tile][0], score[tile][1]);
-  total += lane_across(total, 1);
-  total += lane_across(total, 2);
-  running.sum = running.sum * fade + total;
-  const float fade_even = lane_at(fade, 8 * c.column()), fade_odd = lane_at(fade, 8 * c.column() + 4);
+  if constexpr (!First) {
+    const float fade_even = lane_at(fade, 8 * c.column()), fade_odd = lane_at(fade, 8 * c.column() + 4);
 #pragma unroll
-  for (int j = 0; j < kValueTiles; j++) {
-    float* sums = running.values[j];
-    sums[0] *= fade_even, sums[1] *= fade_odd, sums[2] *= fade_even, sums[3] *= fade_odd;
+    for (int j = 0; j < kValueTiles; j++) {
+      float* sums = running.values[j];
+      sums[0] *= fade_even, sums[1] *= fade_odd, sums[2] *= fade_even, sums[3] *= fade_odd;
+    }
   }
 #pragma unroll
   for (int j = 0; j < kValueTiles; j++) {
@@ -114,6 +117,9 @@ __device__ __forceinline__ void look_at(Consumer& c, const uint4* unit, const He
     const uint4 low = value[2 * j], high = value[2 * j + 1];
     multiply_accumulate<kFloat16Weights>(running.values[j], low.z, high.z, low.w, high.w, weight[2], weight[3]);
   }
+  total += lane_across(total, 1);  // while the products are computed
+  total += lane_across(total, 2);
+  running.sum = First ? total : running.sum * fade + total;
 }
 
 // Stores the warp's part in shared memory, head by head.

@@ -171,7 +171,7 @@ __device__ __forceinline__ float fold(Consumer& c, Stage stage, int layer, const
 // what the plan's step says.
 __device__ __forceinline__ float settle(Consumer& c, Stage stage, int layer, int own, float residual, float partial) {
   const Ranks& ranks = c.params.ranks;
-  const RankStep& step = c.shared.steps[module_of(stage, layer)];
+  const RankStep step = c.shared.steps[module_of(stage, layer)];  // all of it at once
   const int element = c.span(stage).first * kTileRows + own;
   if (step.sends) {
     const uint32_t number = send_number(c, step.sends);

@@ -17,6 +17,35 @@ __device__ __forceinline__ void keep_angles(Consumer& c, int position) {
 }
 __device__ __forceinline__ Angles token_angles(Consumer& c) { return {c.shared.cosines, c.shared.sines}; }
 
+#ifdef MONOTAPE_RING
+// A token's key and value, from the lanes that have them, into their unit.
+__device__ __forceinline__ void put_row_codes(Consumer& c, uint8_t* unit, int position, const Head& key, bool has_key, uint4 value) {
+  const int key_power = power_of_head(key.block), value_power = power_of_lanes(c.lane() < kHeadWords ? value : make_uint4(0, 0, 0, 0));
+  if (has_key) {
+#pragma unroll
+    for (int b = 0; b < kHeadBlocks; b++) store_key_codes(unit, position, b, head_column(c.lane()), key.block[b], key_power);
+    if (head_column(c.lane()) == 0) store_power(unit, position, false, key_power);
+  }
+  if (c.lane() < kHeadWords) store_value_codes(unit, position, c.lane(), value, value_power);
+  if (c.lane() == 0) store_power(unit, position, true, value_power);
+}
+__device__ __forceinline__ void put_row(Consumer& c, uint8_t* unit, int position, const Head& key, bool has_key, uint4 value) {
+  if constexpr (kNarrowKv) {
+    put_row_codes(c, unit, position, key, has_key, value);
+  } else {
+    if (has_key) {
+#pragma unroll
+      for (int b = 0; b < kHeadBlocks; b++) store_key_word(unit, position, b, head_column(c.lane()), key.block[b]);
+    }
+    const uint32_t pairs[4] = {value.x, value.y, value.z, value.w};
+    if (c.lane() < kHeadWords) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) *value_place(unit, position, c.lane() * 8 + i) = static_cast<uint16_t>(pairs[i / 2] >> i % 2 * 16);
+    }
+  }
+}
+#endif
+
 // Polls and finishes the token's query: row r of the result is query head r of those that share a KV head. The warp that has
 // the newest unit also polls the new key and value and leaves them in shared memory. The key is one more row of the
 // product where a row is free.
@@ -66,13 +95,18 @@ __device__ __forceinline__ Head hear_row(Consumer& c, int kv_head, bool listens,
   return head;
 }
 
-__device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listens, bool newest, int layer) {
+// `unit` is where the newest unit lies if its page has landed, or null: the new key and value go there at once, otherwise later
+// (put_newest).
+__device__ __forceinline__ Head hear_token(Consumer& c, int kv_head, bool listens, bool newest, int layer, int position, uint8_t* unit) {
   return hear_row(c, kv_head, listens, newest, layer, 0, token_angles(c), [&](const Head& key, bool mine, uint4 value) {
     if (mine) {
 #pragma unroll
       for (int b = 0; b < kHeadBlocks; b++) c.shared.new_key[b * 4 + head_column(c.lane())] = key.block[b];
     }
     if (c.lane() < kHeadWords) reinterpret_cast<uint4*>(c.shared.new_value)[c.lane()] = value;
+#ifdef MONOTAPE_RING
+    if (unit) put_row(c, unit, position, key, mine, value);
+#endif
   });
 }
 
@@ -99,52 +133,79 @@ __device__ __forceinline__ void put_newest(Consumer& c, uint8_t* unit, int posit
   }
 }
 
+__device__ __forceinline__ uint8_t* unit_in(const uint4* page, int number) {
+  return reinterpret_cast<uint8_t*>(const_cast<uint4*>(page)) + number * kUnitBytes;
+}
+
 // Four neighbouring values of a head with their peak and sum: the parts of all warps, added up in order.
 struct Quad {
   float value[4], peak, sum;
 };
 __device__ __forceinline__ Quad combine_warps(const Shared& shared, int warps, int g, int d, int first = 0) {
   Quad all = {{0, 0, 0, 0}, -infinity(), 0};
+  if (warps == 0) return all;
   float2 ends[kWarps];  // peak and sum of each warp
+  float4 part[kWarps];
 #pragma unroll
-  for (int w = 0; w < kWarps; w++) {
-    ends[w] = w < warps ? *reinterpret_cast<const float2*>(&shared.attention[first + w][g][kHeadDim]) : make_float2(-infinity(), 0);
+  for (int w = 0; w < kWarps; w++) {  // not behind branches, so that all loads are in flight together
+    const float(&its)[kPartValues] = shared.attention[first + smaller(w, warps - 1)][g];
+    ends[w] = *reinterpret_cast<const float2*>(&its[kHeadDim]), part[w] = *reinterpret_cast<const float4*>(&its[d]);
+    if (w >= warps) ends[w].x = -infinity();
     all.peak = fmaxf(all.peak, ends[w].x);
   }
 #pragma unroll
   for (int w = 0; w < kWarps; w++) {
-    if (w >= warps) continue;
-    const float4 part = *reinterpret_cast<const float4*>(&shared.attention[first + w][g][d]);
     const float weight = exponential(ends[w].x - all.peak);
     all.sum += ends[w].y * weight;
-    all.value[0] += part.x * weight, all.value[1] += part.y * weight;
-    all.value[2] += part.z * weight, all.value[3] += part.w * weight;
+    all.value[0] += part[w].x * weight, all.value[1] += part[w].y * weight;
+    all.value[2] += part[w].z * weight, all.value[3] += part[w].w * weight;
   }
   return all;
 }
+// The part of a lone warp.
+__device__ __forceinline__ Quad part_of_warp(const float (&part)[kPartValues], int d) {
+  const float4 value = *reinterpret_cast<const float4*>(&part[d]);
+  return {{value.x, value.y, value.z, value.w}, part[kHeadDim], part[kHeadDim + 1]};
+}
 
-// Two neighbouring lanes' values of a head, finished, are a word.
-__device__ __forceinline__ void publish_attended(Consumer& c, int layer, int head, int quad, const Quad& all, bool real, int row = 0) {
+// What finished values of a head are multiplied by.
+__device__ __forceinline__ float scale_of_head(Consumer& c, int layer, int head, const Quad& all) {
   float sum = all.sum;
   if constexpr (kSinks >= 0) sum += exponential(c.params.vectors[kSinks][layer * kHeads + head] - all.peak);  // weighs in, and is worth nothing
-  const float scale = quotient(1, sum);
-  const uint32_t low = pack_pair(all.value[0] * scale, all.value[1] * scale);
-  const uint32_t high = pack_pair(all.value[2] * scale, all.value[3] * scale);
-  const uint4 word = make_uint4(low, high, lane_above(low, 1), lane_above(high, 1));
+  return quotient(1, sum);
+}
+__device__ __forceinline__ uint2 packed(const Quad& all, float scale) {
+  return make_uint2(pack_pair(all.value[0] * scale, all.value[1] * scale), pack_pair(all.value[2] * scale, all.value[3] * scale));
+}
+// Two neighbouring lanes' values of a head, finished, are a word.
+__device__ __forceinline__ void publish_attended(Consumer& c, int layer, int head, int quad, const Quad& all, bool real, int row = 0) {
+  const uint2 half = packed(all, scale_of_head(c, layer, head, all));
+  const uint4 word = make_uint4(half.x, half.y, lane_above(half.x, 1), lane_above(half.y, 1));
   if (real && quad % 2 == 0) publish<Buffer::attended>(*c.params.exchange, c.turn, row * kRowWords + head * kHeadWords + quad / 2, word);
+}
+
+// A part's values, not yet combined with those of other splits, and its peak and sum.
+__device__ __forceinline__ void publish_part(Consumer& c, const Share& share, int row, int g, int quad, const Quad& all) {
+  publish<Buffer::partials>(*c.params.exchange, c.turn, row * kRowWords + part_word(share.kv_head, g, share.split, quad),
+                            make_uint4(bits_of(all.value[0]), bits_of(all.value[1]), bits_of(all.value[2]), bits_of(all.value[3])));
+  if (quad == 0)
+    publish<Buffer::partials>(*c.params.exchange, c.turn, row * kRowWords + part_word(share.kv_head, g, share.split, kPartialWords - 1),
+                              make_uint4(bits_of(all.peak), bits_of(all.sum), 0, 0));
+}
+// Eight values of a head.
+__device__ __forceinline__ void publish_whole(Consumer& c, int layer, const Share& share, int g, int word, const Quad& low, const Quad& high) {
+  if (share.splits > 1) return publish_part(c, share, 0, g, 2 * word, low), publish_part(c, share, 0, g, 2 * word + 1, high);
+  const int head = share.kv_head * kGroup + g;
+  const float scale = scale_of_head(c, layer, head, low);
+  const uint2 first = packed(low, scale), second = packed(high, scale);
+  publish<Buffer::attended>(*c.params.exchange, c.turn, head * kHeadWords + word, make_uint4(first.x, first.y, second.x, second.y));
 }
 
 // Four values of a head, of one row: a single split publishes the attended values themselves; several splits publish their
 // parts, for `combine`.
 __device__ __forceinline__ void publish_result(Consumer& c, int layer, const Share& share, int row, int g, int quad, const Quad& all, bool real) {
-  Exchange& exchange = *c.params.exchange;
   if (share.splits == 1) return publish_attended(c, layer, share.kv_head * kGroup + g, quad, all, real, row);
-  const uint4 word = make_uint4(__float_as_uint(all.value[0]), __float_as_uint(all.value[1]), __float_as_uint(all.value[2]),
-                                __float_as_uint(all.value[3]));
-  if (real) publish<Buffer::partials>(exchange, c.turn, row * kRowWords + part_word(share.kv_head, g, share.split, quad), word);
-  if (real && quad == 0)
-    publish<Buffer::partials>(exchange, c.turn, row * kRowWords + part_word(share.kv_head, g, share.split, kPartialWords - 1),
-            make_uint4(__float_as_uint(all.peak), __float_as_uint(all.sum), 0, 0));
+  if (real) publish_part(c, share, row, g, quad, all);
 }
 
 // Each thread has four values of a head per iteration.
@@ -156,6 +217,27 @@ __device__ __forceinline__ void publish_results(Consumer& c, int layer, const Sh
     const int g = real ? i / kQuads : 0, quad = i % kQuads;
     const Quad all = combine_warps(c.shared, smaller(share.count, kWarps), g, quad * 4);
     publish_result(c, layer, share, 0, g, quad, all, real);
+  }
+}
+// The same by the warp that alone has a part. A lane has whole words, so that none shuffles, and loads all that it has before it
+// stores the first.
+__device__ __forceinline__ void publish_lone(Consumer& c, int layer, const Share& share) {
+  constexpr int kWords = kGroup * kHeadWords, kAtOnce = smaller(2, divide_up(kWords, kLanes));
+  static_assert(kHeadDim % 8 == 0, "whole words");
+#pragma unroll 1
+  for (int first = c.lane(); first < kWords; first += kAtOnce * kLanes) {
+    Quad low[kAtOnce], high[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; n++) {
+      const int i = smaller(first + n * kLanes, kWords - 1);
+      const float(&part)[kPartValues] = c.shared.attention[0][i / kHeadWords];
+      low[n] = part_of_warp(part, i % kHeadWords * 8), high[n] = part_of_warp(part, i % kHeadWords * 8 + 4);
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; n++) {
+      const int i = first + n * kLanes, g = i / kHeadWords, word = i % kHeadWords;
+      if (i < kWords) publish_whole(c, layer, share, g, word, low[n], high[n]);
+    }
   }
 }
 // The same for several rows from `group` on, each of which has so many parts.
@@ -174,23 +256,20 @@ __device__ __forceinline__ void publish_rows(Consumer& c, int layer, const Share
 // residual stream, so all readers of those words are done.
 __device__ __forceinline__ void reset_in_attention(Consumer& c, int layer) {
   c.set_pace(kWorking, step_of(c, kFirstStage, layer));
-  if (c.thread == 0) await_resets(c, step_of(c, kFirstStage, layer));
+  if (c.thread == 0) await_resets(c, step_of(c, kFirstStage, layer), c.shared.swept);
 }
 
-// The stage: polls the query, attends to the units, warp by warp, and adds up the warps' results.
-__device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
-  const Share share = share_of(c.shared, layer, position);
-  if (!share.has_part) return true;
-  c.begin(Stage::attention, layer);
-  if (!c.meet()) return false;  // no warp reads the sums of qkv any more; the parts will overwrite them
-  const int last = share.has_new ? share.count - 1 : -1;  // the unit of the new token
+#ifdef MONOTAPE_RING
+// Whether a worker's units are in one page, and a warp has one of them at most.
+__device__ __forceinline__ bool has_one_page(const Share& share) { return share.count > 0 && share.count <= smaller(kPageUnits, kWarps); }
+#else
+__device__ __forceinline__ bool has_one_page(const Share&) { return false; }
+#endif
+
+// All units of a share, unit i by warp i % kWarps, as their pages come.
+__device__ __forceinline__ void look_at_share(Consumer& c, const Share& share, int layer, int position, const Head& query, Running& running) {
+  const int last = share.has_new ? share.count - 1 : -1;
   const bool newest = last >= 0 && last % kWarps == c.warp();
-  const bool idle = resets_in_attention(c);
-  const Head query = hear_token(c, share.kv_head, c.warp() < share.count || idle, newest, layer);
-  c.trace.arrived();
-  if (idle) reset_in_attention(c, layer);
-  Running running;
-  running.clear();
   for (int unit = 0; unit < share.count; unit += kPageUnits) {
     const uint4* page = c.pages.take_units(c, layer, share, unit);
 #pragma unroll 1
@@ -200,26 +279,61 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
         const uint4* words = page + (i - unit) * (kUnitBytes / 16);
 #ifdef MONOTAPE_RING
         if (i == last) {
-          put_newest(c, reinterpret_cast<uint8_t*>(const_cast<uint4*>(words)), position);
+          put_newest(c, unit_in(page, i - unit), position);
           warp_meets();
         }
-        look_at(c, words, query, share.begin - base, position + 1 - base, running);
+        look_at<false>(c, words, query, share.begin - base, position + 1 - base, running);
 #else
         look_at(c, words, query, share.begin - base, position + 1 - base, running, i == last ? position - base : -1);
 #endif
       }
     if (!newest || unit + kPageUnits < share.count) c.pages.give_back(c.lane(), c.lost);
   }
+}
+
+// The stage: polls the query, attends to the units, warp by warp, and adds up the warps' results. A lone unit is the work of one
+// warp, which publishes without meeting the others.
+__device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
+  const Share share = share_of(c.shared, layer, position);
+  if (!share.has_part) return true;
+  c.begin(Stage::attention, layer);
+  if (!c.meet()) return false;  // no warp reads the sums of qkv any more; the parts will overwrite them
+  const int last = share.has_new ? share.count - 1 : -1;  // the unit of the new token
+  const bool newest = last >= 0 && last % kWarps == c.warp(), idle = resets_in_attention(c), one_page = has_one_page(share);
+  const uint4* page = one_page ? c.pages.take_units(c, layer, share, 0) : nullptr;
+  const Head query = hear_token(c, share.kv_head, c.warp() < share.count || idle, newest, layer, position, newest && one_page ? unit_in(page, last) : nullptr);
+  c.trace.arrived();
+  if (idle) reset_in_attention(c, layer);
+  Running running;
+  running.clear();
+#ifdef MONOTAPE_RING
+  if (one_page) {
+    const int base = (share.first + c.warp()) * kUnitPositions;
+    if (c.warp() < share.count) look_at<true>(c, page + c.warp() * (kUnitBytes / 16), query, share.begin - base, position + 1 - base, running);
+    if (!newest) c.pages.give_back(c.lane(), c.lost);
+  } else
+#endif
+    look_at_share(c, share, layer, position, query, running);
+  const bool lone = !kFewRegisters && share.count == 1, heard = !lone || !most_of_lanes(c.lost);
   if (c.warp() < share.count) keep_part(c, running, c.warp());
-  if (!c.meet()) return false;
-  publish_results(c, layer, share);
+  if (lone) {
+    warp_meets();  // the part is complete
+    if (c.warp() == 0 && heard) publish_lone(c, layer, share);
+  } else {
+    if (!c.meet()) return false;
+    publish_results(c, layer, share);
+  }
   c.trace.end();
   if (newest) {
     fence_shared_copies();  // orders the store into the page before the next copy into it
     c.pages.give_back(c.lane(), c.lost);
-    put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position);
   }
-  return c.meet();
+  // Into the KV cache: where registers are few, before the barrier, because no address is kept over it.
+  if (kFewRegisters && newest) put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position);
+  const bool good = c.meet();  // the next input lies where the parts are, and the new key and value are complete
+  // Otherwise by a warp that seldom has anything to publish, while the others go on.
+  if (!kFewRegisters && good && share.has_new && c.warp() == kWarps - 1) put_newest(c, kv_unit(c.params, layer, share.kv_head, position / kUnitPositions), position);
+  return good;
 }
 
 #ifdef MONOTAPE_RING
@@ -233,33 +347,6 @@ constexpr int kKeptUnits = (kRingPages - 1) * kPageUnits;
 __device__ __forceinline__ uint4* row_query(Consumer& c, int row) {
   const int lane = smaller(c.lane(), kQueryLanes - 1);  // lanes without a head have any
   return reinterpret_cast<uint4*>(c.shared.attending + kAllPartsBytes + row * kQueryBytes) + lane;
-}
-
-// A row's key and value, from the lanes that have them, into their unit.
-__device__ __forceinline__ void put_row_codes(Consumer& c, uint8_t* unit, int position, const Head& key, bool has_key, uint4 value) {
-  const int key_power = power_of_head(key.block), value_power = power_of_lanes(c.lane() < kHeadWords ? value : make_uint4(0, 0, 0, 0));
-  if (has_key) {
-#pragma unroll
-    for (int b = 0; b < kHeadBlocks; b++) store_key_codes(unit, position, b, head_column(c.lane()), key.block[b], key_power);
-    if (head_column(c.lane()) == 0) store_power(unit, position, false, key_power);
-  }
-  if (c.lane() < kHeadWords) store_value_codes(unit, position, c.lane(), value, value_power);
-  if (c.lane() == 0) store_power(unit, position, true, value_power);
-}
-__device__ __forceinline__ void put_row(Consumer& c, uint8_t* unit, int position, const Head& key, bool has_key, uint4 value) {
-  if constexpr (kNarrowKv) {
-    put_row_codes(c, unit, position, key, has_key, value);
-  } else {
-    if (has_key) {
-#pragma unroll
-      for (int b = 0; b < kHeadBlocks; b++) store_key_word(unit, position, b, head_column(c.lane()), key.block[b]);
-    }
-    const uint32_t pairs[4] = {value.x, value.y, value.z, value.w};
-    if (c.lane() < kHeadWords) {
-#pragma unroll
-      for (int i = 0; i < 8; i++) *value_place(unit, position, c.lane() * 8 + i) = static_cast<uint16_t>(pairs[i / 2] >> i % 2 * 16);
-    }
-  }
 }
 
 // Each query is polled by one warp, for all. The key and the value go with it where this worker has the newest unit: into the
@@ -314,7 +401,7 @@ __device__ __forceinline__ void follow_chain(Consumer& c, int layer, const Share
 #pragma unroll 1
   for (int i = first + ((chain - first) & (kWarps - 1)); i < end; i += kWarps) {
     const int base = (share.first + i) * kUnitPositions;
-    look_at(c, unit_at(c, kept, i - first), query, begin - base, seen - base, running);
+    look_at<false>(c, unit_at(c, kept, i - first), query, begin - base, seen - base, running);
   }
 }
 

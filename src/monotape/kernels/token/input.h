@@ -183,6 +183,7 @@ __device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, in
       for (int i = 0; i < 8; i++) gains[r][i] *= input_factor(matrix.stage);
   }
   Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
+  FirstLook::wait(c.shared, matrix.stage, c.warp());
   if constexpr (Rows > 1) {
 #pragma unroll
     for (int row = 0; row < Rows; row++) squares[row] = 0;
@@ -194,6 +195,7 @@ __device__ __forceinline__ void read_input(Consumer& c, const Matrix& matrix, in
 #pragma unroll 1
     for (int first = 0; first * kWarps * kSide * 8 < matrix.blocks; first += kRounds) read_rounds<kRounds>(c, matrix, first, gains, patience);
   }
+  c.early = patience.was_early();
   c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));
   warp_meets();
 }

@@ -8,9 +8,7 @@
 
 namespace monotape {
 
-__device__ __forceinline__ float sum_of_warps(const float (&parts)[kWarps]) {
-  float part[kWarps];
-  load8(parts, part);
+__device__ __forceinline__ float sum_of_warps(const float (&part)[kWarps]) {
   return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
 }
 
@@ -130,18 +128,22 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, in
     const auto meanwhile = [&] {
       if (first == 0 && matrix.gain) sum_squares(squares);
     };
+    const int swept = c.shared.swept;  // looked up here, so that it is at hand when it is wanted
     multiply_tiles<Rows>(c, progress, number, count, first + batch, meanwhile);
 #pragma unroll
     for (int p = 0; p < Rows; p++)
       if (c.lane() == 0) c.shared.squares[c.buffer][p][c.warp()] = squares[p];
-    if (first == 0 && c.thread == 0) await_resets(c, step_of(c, matrix.stage, matrix.layer));
+    if (first == 0 && c.thread == 0) await_resets(c, step_of(c, matrix.stage, matrix.layer), swept);
     c.trace.part_ends(kMultiplied);
     if (!c.meet()) return false;
     c.trace.part_ends(kMet);
     const int p = own_row_of_pass<Rows>(c);
     if (c.thread < (Rows == 1 ? kBatchTiles : rows * kMostRowBatch) * kTileRows) {
-      float y = sum_of_warps(c.shared.sums[c.buffer][Rows == 1 ? mine : p * kRowBatch + smaller(mine, kRowBatch - 1)][row]);
-      if (matrix.gain) y *= inverse_root(sum_of_warps(c.shared.squares[c.buffer][p]) * (1.0f / kWidth) + kNormEps);
+      float part[kWarps], squared[kWarps];  // loaded together: one after the other would take twice as long
+      load8(c.shared.sums[c.buffer][Rows == 1 ? mine : p * kRowBatch + smaller(mine, kRowBatch - 1)][row], part);
+      if (matrix.gain) load8(c.shared.squares[c.buffer][p], squared);
+      float y = sum_of_warps(part);
+      if (matrix.gain) y *= inverse_root(sum_of_warps(squared) * (1.0f / kWidth) + kNormEps);
       if constexpr (kScalesOutputs) y *= scale;
       if constexpr (kQkvBias) y += bias;
       int tile = first + mine;
@@ -151,8 +153,8 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, in
           const Dealing::Place place = dealing_of(c, matrix.stage).place_of(tile);
           tile = place.tile, real = real && place.real;
         }
-      if (real && y != y) report_nan(c.shared, matrix.stage, matrix.layer);
       ending(p, tile, row, y, real);
+      if (real && y != y) report_nan(c.shared, matrix.stage, matrix.layer);  // after the word is out: the place is read when a token is chosen
     }
     if constexpr (kQkvBias) bias = bias_of<Rows>(c, matrix, first + most, count);
     if constexpr (kScalesOutputs) scale = scale_of<Rows>(c, matrix, first + most, count);
@@ -160,6 +162,7 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, in
   }
   c.trace.add(kStarved, c.pages.waited_ns - starved);
   c.trace.end();
+  if (!is_direct(Rows, matrix.blocks)) FirstLook::learn(c.shared, matrix.stage, c.warp(), c.lane(), c.early);
   return true;
 }
 

@@ -147,44 +147,80 @@ __device__ __forceinline__ void begin_rows(Consumer& c, int token, int position,
   }
 }
 
+// A matrix stage, and attention where it follows. `First` is the lowest number that the stage may have.
+template <int Rows, int First>
+__device__ __forceinline__ bool run_stage(Consumer& c, Stage stage, int layer) {
+  if constexpr (kFewRegisters) c.best = nobody();  // no register for it from stage to stage
+  if constexpr (kRanks > 1)
+    if (adds_to_residual(stage)) look_early(c, c.shared.steps[module_of(stage, layer)]);
+  const Matrix matrix = matrix_of<First>(c, stage, layer);
+  const auto ending = [&](int p, int tile, int row, float y, bool real) { end_row(c, matrix, p, tile, row, y, real); };
+  if (!run_matrix<Rows>(c, matrix, Rows == 1 ? 1 : c.shared.drafts.rows, ending)) return false;
+  if (stage == kAttends) {
+    const int here = c.shared.position;  // reloaded here to limit live registers
+    return attend_all<Rows>(c, layer, here, Rows == 1 ? 1 : c.shared.drafts.rows);
+  }
+  return true;
+}
+// The stages of a layer, each as a constant: it has code of its own, without what others need.
+template <int Rows, int I = 0>
+__device__ __forceinline__ bool run_layer(Consumer& c, int layer) {
+  if (!run_stage<Rows, I>(c, static_cast<Stage>(I), layer)) return false;
+  if constexpr (I + 1 < kLayerSteps) return run_layer<Rows, I + 1>(c, layer);
+  c.turn++;
+  return true;
+}
+
+// Orders this token's KV and the reset of the candidates before this worker's next candidate.
+__device__ __forceinline__ void begin_head(Consumer& c) { fence_device(), c.best = nobody(); }
+
+// The layers and the head where registers are few: all stages share one copy of the code.
+template <int Rows>
+__device__ __forceinline__ bool run_alike(Consumer& c, int token, bool head_only) {
+#pragma unroll 1
+  for (int step = head_only ? kTokenSteps - 1 : 0; step < kTokenSteps; step++) {
+    const Stage stage = stage_of(step);
+    if constexpr (kChoices > 1)
+      if (stage == kFirstStage) publish_choice(c, token);
+    if constexpr (kHeadInput != HeadInput::own)
+      if (stage == Stage::head && !head_only && !combine_lanes(c)) return false;
+    if (stage == Stage::head) begin_head(c);
+    if (!run_stage<Rows, 0>(c, stage, layer_of(step))) return false;
+    if (stage == kLastStage) c.turn++;
+  }
+  return true;
+}
+
 // A token through all layers and the head, or the last row of a prefill through the head only. The logits of this
 // worker's part of the vocabulary are in params.logits then. Of several rows, drafts.token has the tokens.
 template <int Rows>
 __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bool head_only) {
-  const int rows = Rows == 1 ? 1 : c.shared.drafts.rows;
   if (!head_only) {
+    const int rows = Rows == 1 ? 1 : c.shared.drafts.rows;
     c.pages.begin_token(c.thread);
     keep_lists(c, position, rows);
     begin_rows<Rows>(c, token, position, rows);
     if constexpr (kRanks > 1) count_sends(c);
     if (!c.meet()) return false;
   }
+  if constexpr (kFewRegisters) {
+    if (!run_alike<Rows>(c, token, head_only)) return false;
+    c.token_step += kTokenSteps;
+    return c.meet();
+  }
+  if (!head_only) {
 #pragma unroll 1
-  for (int step = head_only ? kTokenSteps - 1 : 0;; step++) {
-    const int layer = layer_of(step);
-    const Stage stage = stage_of(step);
-    if constexpr (kFewRegisters) c.best = nobody();  // no register for it from stage to stage
-    if constexpr (kChoices > 1)
-      if (stage == kFirstStage) publish_choice(c, token);
-    // Orders this token's KV and the reset of the candidates before this worker's next candidate.
-    if (stage == Stage::head) fence_device(), c.best = nobody();
-    if constexpr (kRanks > 1)
-      if (adds_to_residual(stage)) look_early(c, c.shared.steps[module_of(stage, layer)]);
-    const Matrix matrix = matrix_of(c, stage, layer);
-    const auto ending = [&](int p, int tile, int row, float y, bool real) { end_row(c, matrix, p, tile, row, y, real); };
-    if (!run_matrix<Rows>(c, matrix, Rows == 1 ? 1 : c.shared.drafts.rows, ending)) return false;
-    if (stage == Stage::head) {
-      c.token_step += kTokenSteps;
-      return c.meet();
-    }
-    if (attention_follows(stage)) {
-      const int here = c.shared.position;  // reloaded here to limit live registers
-      if (!attend_all<Rows>(c, layer, here, Rows == 1 ? 1 : c.shared.drafts.rows)) return false;
+    for (int layer = 0; layer < kLayers; layer++) {
+      if constexpr (kChoices > 1) publish_choice(c, token);
+      if (!run_layer<Rows>(c, layer)) return false;
     }
     if constexpr (kHeadInput != HeadInput::own)
-      if (step == kTokenSteps - 2 && !combine_lanes(c)) return false;
-    if (stage == kLastStage) c.turn++;
+      if (!combine_lanes(c)) return false;
   }
+  begin_head(c);
+  if (!run_stage<Rows, static_cast<int>(Stage::head)>(c, Stage::head, kLayers)) return false;
+  c.token_step += kTokenSteps;
+  return c.meet();
 }
 
 }  // namespace monotape

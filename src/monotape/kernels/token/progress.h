@@ -16,9 +16,14 @@ __host__ __device__ constexpr int most_extra_at_once() {
   for (int i = 0; i < kProducts; i++) most = larger(most, blocks_at_once(product(i)) * format_row(product(i).format).extra);
   return most;
 }
+#ifdef MONOTAPE_RING
+#define MONOTAPE_AT_FIRST  // fetched before it is read: zeros would take time in every stage
+#else
+#define MONOTAPE_AT_FIRST = {}  // without it the compiler keeps what has no value yet in registers
+#endif
 template <int Count>
 struct ExtraWords {
-  uint32_t extra[Count] = {};
+  uint32_t extra[Count] MONOTAPE_AT_FIRST;
   __device__ __forceinline__ uint32_t* extra_of(int at) { return extra + at; }
 };
 template <>
@@ -27,7 +32,7 @@ struct ExtraWords<0> {
 };
 // A lane's words of each block.
 struct Weights : ExtraWords<most_extra_at_once()> {
-  uint4 block[most_vectors_at_once()] = {};
+  uint4 block[most_vectors_at_once()] MONOTAPE_AT_FIRST;
 };
 
 // Tiles that are dealt out come in runs, each of one expert.

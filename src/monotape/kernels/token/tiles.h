@@ -48,9 +48,16 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
 
   __device__ __forceinline__ void prepare() {
     if constexpr (kDealt) find_run();
-    fetch_next(at_.even);
-    fetch_next(at_.odd);
+    clear<kEveryBlock ? 0 : kSure>(at_.even);
+    fetch(at_.even);  // there is a tile, or the stage would have been passed over
     give_back();
+    if (more_to_fetch()) {
+      clear<kEveryBlock ? 0 : kSure>(at_.odd);
+      fetch(at_.odd);
+      give_back();
+    } else {
+      clear<0>(at_.odd);  // a register without a value is kept through the whole token
+    }
   }
 
   // The tiles from the next one on, up to `end`; `meanwhile` is called once loads are in flight.
@@ -59,13 +66,13 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     if constexpr (kScalesBlocks) at_.batch = at_.tile;
     if constexpr (kFewRegisters && !kWhole) clear();  // sums without a value would take registers of the whole token
     if (kWhole && !kDirect) read_input<false>();
-    step<true>(at_.even);
-    meanwhile();
+    if constexpr (kFewRegisters) step<true>(at_.even, [] {}), meanwhile();
+    else step<true>(at_.even, meanwhile);
 #pragma unroll 1
     while (at_.tile < end) {
-      step<!kWhole, true>(at_.odd);
+      step<!kWhole, true>(at_.odd, [] {});
       if (at_.tile >= end) break;
-      step<!kWhole>(at_.even);
+      step<!kWhole>(at_.even, [] {});
     }
   }
 
@@ -80,21 +87,27 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static constexpr bool kWhole = kRun == kBlocks;  // a tile is never in two pages, and the input is the same for all
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
   static constexpr uint32_t kOnes = 0x01010101u;
+  static constexpr bool kFetchesFirst = kDenseCodes || kFewRegisters;
   static constexpr bool kAddsExperts = kAdded > 0, kDealt = product(Number).dealt > 0;
   static constexpr bool kScalesBlocks = kAddsExperts && kScalesExperts;  // their rows have scales, one of each expert
 
   // Multiplies a page's tiles, some of them, or a part of one. Data past the last tile is multiplied too, and ignored.
-  // `Adds`: the input is new, and its sums are taken along.
-  template <bool Adds, bool Odd = false>
-  __device__ __forceinline__ void step(Weights& weights) {
+  // `Adds`: the input is new, and its sums are taken along. Finished sums are stored before the next page is looked for, because
+  // after the last page all other warps wait for them; but where unpacking takes as long as pages take to come, pages come first.
+  template <bool Adds, bool Odd = false, class Meanwhile>
+  __device__ __forceinline__ void step(Weights& weights, Meanwhile meanwhile) {
     if (!kWhole || kDirect) read_input<Odd>();
     if (kWhole || at_.k == 0) clear();
     if constexpr (Weight::kInteger) multiply_integers<Adds && Weight::kShifts>(weights);
     else if constexpr (Weight::kGrouped) multiply_groups<Adds && Weight::kShifts>(weights);
     else multiply_halves(weights);
-    fetch_next(weights);
+    meanwhile();
     at_.k += kRun;
-    if (!kWhole && at_.k < kBlocks) return;
+    if constexpr (kFetchesFirst) fetch_next(weights);
+    if (kWhole || at_.k >= kBlocks) finish_tiles();
+    if constexpr (!kFetchesFirst) fetch_next(weights);
+  }
+  __device__ __forceinline__ void finish_tiles() {
 #pragma unroll
     for (int t = 0; t < kTogether; t++) {
       const float y = finished(t);
@@ -309,9 +322,27 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     at_.page_ends = false;
   }
 
+  // Blocks past the end of a tile, which some warps have: what no page brings is zero, as the inputs there are. Not all blocks,
+  // where a page brings them: that would take time in every stage.
+  template <int First>
+  __device__ __forceinline__ void clear(Weights& to) const {
+#pragma unroll
+    for (int t = 0; t < kTogether; t++)
+#pragma unroll
+      for (int i = First; i < kAtOnce; i++) {
+        const int at = t * kAtOnce + i;
+#pragma unroll
+        for (int v = 0; v < Weight::kVectors; v++) to.block[at * Weight::kVectors + v] = make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int e = 0; e < kExtra; e++) to.extra_of(at * kExtra)[e] = 0;
+      }
+  }
+
   __device__ __forceinline__ void fetch_next(Weights& to) {
     give_back();
-    if (!more_to_fetch()) return;
+    if (more_to_fetch()) fetch(to);
+  }
+  __device__ __forceinline__ void fetch(Weights& to) {
     const uint4* page = next_page() + (c_.warp() * kSide + c_.side()) * kBlockWords + c_.word();
 #pragma unroll
     for (int t = 0; t < kTogether; t++)
@@ -350,6 +381,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   }
 
 #ifdef MONOTAPE_RING
+  static constexpr bool kEveryBlock = false;  // whether blocks past the last tile are left out
   static constexpr bool kInLibrary = false;  // pages have the blocks in their order
   // The next tiles, in a page that has landed; past the last tile there is more of the ring.
   __device__ __forceinline__ const uint4* next_page() {
@@ -359,6 +391,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static __device__ __forceinline__ void find_run() {}
   static __device__ __forceinline__ const uint4* library_block(int, int, int) { return nullptr; }
 #else
+  static constexpr bool kEveryBlock = true;
   static constexpr bool kInLibrary = kAddsExperts;
   // On the tape itself, past whose end nothing may be read. Runs of experts lie in the library.
   __device__ __forceinline__ const uint4* next_page() const {

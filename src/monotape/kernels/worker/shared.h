@@ -83,6 +83,7 @@ struct alignas(128) Shared {
   volatile int pace;                                        // the number of the matrix that has its input, times 4, and a Pace
   volatile int done;                                        // the request has ended: all warps must stop
   volatile int finish;
+  uint16_t first_look[kLayerSteps][kWarps];                 // after so many ticks: see exchange/words.h
   volatile int progress;                                    // goes up with every stage; read by the watchdog
   volatile int awaited_stage, awaited_layer, awaited_word;  // recorded by a long poll, at that progress
   volatile int awaited_progress;
