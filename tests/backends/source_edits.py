@@ -33,7 +33,9 @@ def resting(where: str, after: Line) -> Line:
     For races in which one warp has to be late at one place: hardly any order has it late just there.
     """
     there = f"worker_number() == kWorkers - 1 && c.warp() == 0 && {where}"
-    return Line(after.file, after.line, f"{after.line}if ({there}) for (int i = 0; i < 100; i++) rest(1000);\n")
+    return Line(
+        after.file, after.line, f"{after.line}if ({there}) for (int i = 0; i < 100; i++) rest(1000);\n"
+    )
 
 
 #: Reads the sums of qkv late.
