@@ -67,7 +67,7 @@ RACES = {
     "a part over that of the row before": Race(
         "large head",
         Line(
-            "token/attention.h",
+            "token/attention_rows.h",
             "      if (group + at_once < rows && !c.meet()) return false;  // the next parts lie over these\n",
         ),
         orders(STALLS, 1004, 2, 3),
@@ -78,7 +78,7 @@ RACES = {
     "a query that is read too early": Race(
         "two workers",
         Line(
-            "token/attention.h",
+            "token/attention_rows.h",
             "    if ((first == 0 || newest) && !c.meet()) return false;  // all queries are there, and the newest keys"
             " and values in their unit\n",
         ),
@@ -86,7 +86,7 @@ RACES = {
     ),
     "parts of rows over sums": Race(
         "two batches",
-        Line("token/attention.h", "  if (!c.meet()) return false;  // as in `attend`\n"),
+        Line("token/attention_rows.h", "  if (!c.meet()) return false;  // as in `attend`\n"),
         orders(MANY_STALLS, 1008, 2, 3),
         wrong=0,
         prompt=100,
@@ -96,7 +96,7 @@ RACES = {
     "an input over parts of a further row": Race(
         "many splits",
         Line(
-            "token/attention.h",
+            "token/combine.h",
             "  return worker_number() < kWorkers - rows * kHeads || c.meet();",
             "  return worker_number() < kWorkers - kHeads || c.meet();",
         ),

@@ -111,7 +111,7 @@ RACES = {
         slice(126, 131),
         (Schedule(1), Schedule(2), Schedule(3, delay_steps=3000)),
         Line(
-            "token/attention.h",
+            "token/combine.h",
             "    if (!c.meet()) return false;  // no warp reads the sums of qkv any more, as in `attend`, or the parts"
             " of the head before\n",
         ),
@@ -124,7 +124,7 @@ RACES = {
         # The second one goes wrong with AMD's waves.
         tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (1, 1020, 3)),
         Line(
-            "token/attention.h",
+            "token/combine.h",
             "  return worker_number() < kWorkers - rows * kHeads || c.meet();",
             "  return worker_number() < static_cast<unsigned>(kWorkers - rows * kHeads) || c.meet();",
         ),

@@ -1,6 +1,7 @@
 // One token through the model: embed, the layers, the head.
 #pragma once
-#include "token/attention.h"
+#include "token/attention_rows.h"
+#include "token/combine.h"
 #include "token/matrix.h"
 #include "ranks/head.h"
 #include "ranks/choice.h"
