@@ -41,7 +41,7 @@ Bytes = NDArray[np.uint8]
 ALL_ROWS = Line("rows/state.h", "return kRanks == 1 && layer == kLayers - 1;", "return false;")
 MISTAKES = {
     "the last chunk has no last row": Line(
-        "rows/matrix.h", "end_of(chunk) == c.params.prompt_length ? 1 : 0;", "0;"
+        "rows/product.h", "end_of(chunk) == c.params.prompt_length ? 1 : 0;", "0;"
     ),
     "a chunk ends before its keys and values": Line(
         "rows/state.h", "narrows() && number == kHeadsPart &&", "narrows() && number == kHeadsPart - 1 &&"
@@ -50,7 +50,7 @@ MISTAKES = {
         "rows/heads.h", "(head >= kHeads || row >= rows_state(c).first_query())", "row >= rows_state(c).first_query()"
     ),
     "columns of keys taken for queries": Line(
-        "rows/matrix.h",
+        "rows/product.h",
         "product.narrow_tiles / shape.column_tiles};",
         "divide_up(product.narrow_tiles, shape.column_tiles)};",
     ),
