@@ -10,7 +10,8 @@ which proves it (bench/fields.py says how):
 
 A link proves the numbers between the link before it and itself, one field each, in their order. The field, in the unit
 written, must round to the number. Evidence is a report under reports/, a data file of the planner, or a constant of the
-sources or a test. Code, link targets and HTML comments are not looked at.
+sources or a test. Targets may stand at a document's end (bench/references.py). Code, link targets and HTML comments are
+not looked at.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fields import Measured, NoField, field_names, field_of
+from references import expanded
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
@@ -160,7 +162,7 @@ def documents() -> Iterator[Path]:
 
 def all_claims() -> Iterator[Claim | Useless]:
     for path in documents():
-        yield from claims_in(str(path.relative_to(ROOT)), path.read_text("utf-8"))
+        yield from claims_in(str(path.relative_to(ROOT)), expanded(path.read_text("utf-8")))
 
 
 def main() -> int:

@@ -21,6 +21,7 @@ from machine_code import compile_ahead
 from marks import Marks, judge, marks_on, new_marks, same_marks, with_marks
 from monotape.planner.catalogue import DATA
 from monotape.planner.reports import built_in_table, load_reports
+from references import expanded, gathered
 from report import REPORTS, ROOT, kind_of
 from stored_table import with_stored
 from tables import with_tables
@@ -174,13 +175,13 @@ def pages(*, compiling: bool = True) -> dict[Path, str]:
     marks = marks_now(reports) if compiling else same_marks(_current(PAGE), reports)
     found = {PAGE: page(reports, marks), MEASURED: built_in_table(reports)}
     for path in documents():
-        text = path.read_text("utf-8")
+        text = expanded(path.read_text("utf-8"))
         name = str(path.relative_to(ROOT))
         if name == "README.md":
             text = with_stored(with_headline(text, reports), reports)
         else:
             text = with_tables(text, name, reports)
-        found[path] = with_marks(text, name, marks)
+        found[path] = gathered(with_marks(text, name, marks))
     return found
 
 

@@ -8,6 +8,7 @@ import index
 from marks import Marks, judge, marks_on, new_marks
 from monotape.planner.reports import load_reports
 from planner.test_reports import decode_report
+from references import expanded
 from report import ROOT
 
 
@@ -28,7 +29,7 @@ def test_generated_tables_are_what_the_reports_say() -> None:
 def test_every_report_is_on_the_page_of_performance() -> None:
     """Nothing that was measured is left out of the documentation."""
     pages = [ROOT / "docs" / "performance.md", ROOT / "docs" / "delayed-tensor-parallelism.md"]
-    text = "".join(page.read_text("utf-8") for page in pages)
+    text = "".join(expanded(page.read_text("utf-8")) for page in pages)
     assert [name for name in load_reports(index.REPORTS) if f"](../reports/{name}" not in text] == []
 
 

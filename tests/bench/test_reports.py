@@ -14,6 +14,7 @@ from claims import documents
 from machine_code import Finding, Standing
 from marks import Judged, Marks
 from monotape.planner.reports import load_reports
+from references import expanded
 from report import MEASURED_SOURCES, REPORTS, ROOT, kind_of, publish, sources_hash
 
 REMEDY = "run `python bench/index.py`, which writes the marks; nothing needs to be measured"
@@ -83,7 +84,7 @@ def test_what_cannot_be_told_keeps_its_mark() -> None:
 @pytest.mark.parametrize("path", list(documents()), ids=lambda path: path.name)
 def test_a_document_cites_a_report_with_its_mark(path: Path) -> None:
     """Write the marks with `python bench/index.py`."""
-    page, text = marks.marks_on(index.PAGE.read_text("utf-8")), path.read_text("utf-8")
+    page, text = marks.marks_on(index.PAGE.read_text("utf-8")), expanded(path.read_text("utf-8"))
     assert text == marks.with_marks(text, str(path.relative_to(ROOT)), page)
 
 
