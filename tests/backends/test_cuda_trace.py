@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,19 @@ def test_times_are_those_of_one_token(trace: TraceRecords) -> None:
     assert times["qkv"].share(2e10) == pytest.approx(0.5)
     assert times["sample"].share(2e10) == 0
     assert token_s(trace) == pytest.approx(900e-9)
+
+
+def test_stages_come_in_their_order_although_some_workers_skip_one(trace: TraceRecords) -> None:
+    """A worker without a part of a stage waits in the next one, which so begins first."""
+    records = trace.records.copy()
+    of_output = (records["stage"] == 1) & (records["token"] == 0) & (records["layer"] == 0)
+    records["start_ns"][of_output] = records["start_ns"].min() - 10
+    assert [item.stage for item in stage_times(replace(trace, records=records))] == [
+        "qkv",
+        "output",
+        "head",
+        "sample",
+    ]
 
 
 def test_the_table_adds_up(trace: TraceRecords) -> None:
