@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,17 +52,28 @@ class Kernel:
     tuning: Tuning | None = None
     most_stack: int = 0
     kv: Format | None = None
+    formats: Mapping[str, Format] | None = None
 
     def header(self) -> str:
         spec = spec_of(self.shape)
         spec = spec if self.lanes is None else replace(spec, lanes=self.lanes)
-        plan = gpu_plan(spec, self.workers, 4096, self.fmt, self.tp, tuning=self.tuning, kv_format=self.kv)
+        plan = gpu_plan(
+            spec,
+            self.workers,
+            4096,
+            self.fmt,
+            self.tp,
+            tuning=self.tuning,
+            kv_format=self.kv,
+            stage_formats=self.formats,
+        )
         return plan_header(plan, variant=self.variant)
 
 
 RANKED = 8  # of many ranks the position of a token waits there until the next has been chosen
 #: As they run; the others without their prefill, which compiles in less time.
 WHOLE = ("llama-3.2-1b", "qwen2.5-0.5b", "qwen2.5-1.5b", "dense-2b", "qwen3-0.6b")
+INT4 = {**dict.fromkeys(("qkv", "output", "gate_up", "down"), Format.INT4_G128), "head": Format.Q8}
 KERNELS_TO_CHECK = {
     **{
         f"decode path of {name}": Kernel(name, variant=Variant(prefill=False))
@@ -75,6 +86,7 @@ KERNELS_TO_CHECK = {
     "eight ranks of llama-3.1-8b": Kernel("llama-3.1-8b", tp=8, most_stack=RANKED),
     "two ranks of qwen3-0.6b, a ladder, on one GPU": Kernel("qwen3-0.6b", 66, ladder(2), 2),
     "llama-3.1-8b with KV in 8 bits": Kernel("llama-3.1-8b", kv=Format.FP8),
+    "llama-3.2-1b in INT4": Kernel("llama-3.2-1b", formats=INT4),
     "experiments with slow links": Kernel("dense-2b", lanes=delayed(4, 2), tuning=Tuning(link_delay=True)),
 }
 
