@@ -27,19 +27,27 @@ class Line:
             assert count == 1, f"{self.file} has this {count} times: {self.line!r}"
 
 
-def resting(where: str, after: Line) -> Line:
-    """A place where the first warp of the last worker rests, longer than the others take for a layer.
+def resting(worker: str, warp: int, where: str, after: Line) -> Line:
+    """A place where one warp rests, longer than the others take for a layer.
 
     For races in which one warp has to be late at one place: hardly any order has it late just there.
     """
-    there = f"worker_number() == kWorkers - 1 && c.warp() == 0 && {where}"
+    there = f"worker_number() == {worker} && c.warp() == {warp} && {where}"
     return Line(
         after.file, after.line, f"{after.line}if ({there}) for (int i = 0; i < 100; i++) rest(1000);\n"
     )
 
 
-#: Reads the sums of qkv late.
-LATE_SUMS = resting("matrix.stage == kFirstStage", Line("token/matrix.h", "    c.trace.part_ends(kMet);\n"))
+def late_sums(warp: int) -> Line:
+    """A warp of the last worker reads the sums of qkv late."""
+    after = Line("token/matrix.h", "    c.trace.part_ends(kMet);\n")
+    return resting("kWorkers - 1", warp, "matrix.stage == kFirstStage", after)
+
+
+def late_parts(worker: int) -> Line:
+    """A worker's first warp combines late what its warps have heard of the parts of a head."""
+    line = "      const int quad = smaller(c.lane(), kHeadDim / 4 - 1);  // all lanes: they shuffle\n"
+    return resting(str(worker), 0, "true", Line("token/combine.h", line))
 
 
 def put(line: Line, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

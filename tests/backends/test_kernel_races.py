@@ -28,7 +28,7 @@ from backends.host_setups import (
     make_checkpoints,
     on_machines,
 )
-from backends.source_edits import LATE_SUMS, Line, put
+from backends.source_edits import Line, late_sums, put
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.errors import DeadlineFault, NumericalFault
 
@@ -83,7 +83,7 @@ RACES = {
             "  if (!c.meet()) return false;  // no warp reads the sums of qkv any more;"
             " the parts will overwrite them\n",
         ),
-        LATE_SUMS,
+        late_sums(warp=0),
     ),
     # One warp has the only unit and publishes its part without meeting the others: its lanes wait for each other.
     "a lone part before it is complete": Race(
@@ -115,7 +115,7 @@ RACES = {
             "    if (!c.meet()) return false;  // no warp reads the sums of qkv any more, as in `attend`, or the parts"
             " of the head before\n",
         ),
-        LATE_SUMS,
+        late_sums(warp=0),
     ),
     # Where heads are more than workers every worker combines parts, and all meet before the next input lies over them.
     "an input over parts": Race(
