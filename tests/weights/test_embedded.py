@@ -78,6 +78,22 @@ def test_its_card_lists_licences_and_says_what_it_was_trained_on() -> None:
     assert card.count("\n- ") > 400 and "Apache-2.0" in card
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_an_unpacked_copy_that_a_power_cut_left_short_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Nothing else would mend it: the model is a part of the package, so it cannot be fetched or removed."""
+    monkeypatch.setenv("MONOTAPE_CACHE", str(tmp_path))
+    file = embedded.folder() / name
+    whole = file.read_bytes()
+    for damage in (whole[:-1], b""):
+        file.write_bytes(damage)
+        assert embedded.folder() == file.parent and file.read_bytes() == whole
+    file.unlink()
+    assert embedded.folder() == file.parent and file.read_bytes() == whole
+    assert list(file.parent.parent.iterdir()) == [file.parent]
+
+
 def test_it_is_small_enough_for_the_wheel() -> None:
     assert embedded.PACKED.stat().st_size <= 24_000_000
 
