@@ -11,8 +11,12 @@ import pytest
 
 import embedded_examples
 from monotape.cli.main import main
+from monotape.engine import asked
 from monotape.errors import CheckpointError
+from monotape.models.registry import spec_from_config
+from monotape.plan.formats import Format
 from monotape.weights import default, embedded, hub, network
+from monotape.weights.open import open_checkpoint
 
 #: What `monotape` runs with every way to another machine closed: a connection or a fetch ends the process.
 ALONE = """
@@ -92,6 +96,15 @@ def test_an_unpacked_copy_that_a_power_cut_left_short_is_made_anew(
     file.unlink()
     assert embedded.folder() == file.parent and file.read_bytes() == whole
     assert list(file.parent.parent.iterdir()) == [file.parent]
+
+
+def test_int4_is_read_as_it_was_rounded() -> None:
+    """One lane's columns are those of the whole matrix. As q8 they would cost the bytes and keep the error."""
+    opened = open_checkpoint(embedded.folder())
+    _, chosen = asked.formats_for("cpu", asked.Asked("int4"), spec_from_config(opened.config), opened)
+    layers = dict.fromkeys(("qkv", "output", "gate_up", "down"), Format.INT4_G128)
+    assert chosen.of_stages == {**layers, "head": Format.BF16}
+    assert not chosen.notes
 
 
 def test_it_is_small_enough_for_the_wheel() -> None:
