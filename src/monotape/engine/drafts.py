@@ -46,7 +46,7 @@ def make_prediction(
 
 
 def _ids(given: object) -> TokenIds:
-    if not isinstance(given, Sequence):
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
         raise RequestError(f"prediction is a {type(given).__name__}.", "Give a text, or a list of token ids.")
     try:
         return TokenIds.of(given)

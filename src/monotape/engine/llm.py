@@ -212,7 +212,7 @@ class LLM:
         if len(prompts) != 1:
             raise RequestError(f"stream() was given {len(prompts)} prompts.", "It takes one; use generate().")
         checked = make_prompt(prompts[0], self._encoder, self.backend.spec.vocab)
-        params = sampling_params or self.default_sampling_params
+        (params,) = self._params_for(sampling_params, 1)
         drafts = self._drafts(prediction, speculation)
         return self._stream(checked, params, index, constraint, special_mark, drafts)
 
@@ -227,8 +227,9 @@ class LLM:
     ) -> TextStream:
         """Starts the answer to one conversation; the arguments are chat()'s, and stream()'s `speculation`."""
         prompt = self._chats.prompt(messages, Rendering.of(rendering))
+        (params,) = self._params_for(self._chat_params if sampling_params is None else sampling_params, 1)
         drafts = self._drafts(prediction, speculation)
-        return self._stream(prompt, sampling_params or self._chat_params, drafts=drafts)
+        return self._stream(prompt, params, drafts=drafts)
 
     def render_chat(self, messages: Sequence[Message], **rendering: Unpack[RenderingArguments]) -> str:
         """The prompt that a conversation becomes; the arguments are chat()'s."""
@@ -265,6 +266,10 @@ class LLM:
         chosen = self.default_sampling_params if params is None else params
         if isinstance(chosen, SamplingParams):
             return [chosen] * count
+        if not isinstance(chosen, Sequence) or not all(isinstance(each, SamplingParams) for each in chosen):
+            raise RequestError(
+                "sampling_params is no SamplingParams.", "Write SamplingParams(temperature=0, max_tokens=16)."
+            )
         if len(chosen) != count:
             raise RequestError(
                 f"There are {count} prompts but {len(chosen)} sampling_params.",
@@ -279,7 +284,7 @@ class LLM:
         return Drafts(self.config.speculation and speculation, ids)
 
     def _drafts_for(self, predictions: Predictions, count: int) -> list[Drafts]:
-        if predictions is None or isinstance(predictions, str):
+        if predictions is None or isinstance(predictions, str | bytes | bytearray):
             return [self._drafts(predictions)] * count
         if len(predictions) != count:
             raise RequestError(

@@ -80,7 +80,7 @@ def checked_ids(given: object, vocab: int) -> TokenIds:
     ids = (
         given.tolist() if hasattr(given, "tolist") and not rows else given
     )  # tensors, and arrays of other kinds
-    if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str):
+    if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str | bytes | bytearray):
         raise RequestError(f"A prompt is a {type(given).__name__}.", _FORMS)
     if not len(ids):
         raise RequestError("The prompt is empty.", "It must have at least one token.")
