@@ -17,6 +17,7 @@ from monotape.cli.options import (
     add_sampling_arguments,
     engine_config,
     sampling_settings,
+    utf8,
 )
 from monotape.cli.statistics import loaded, sampling_line, stats_line
 from monotape.config import api_key
@@ -31,7 +32,9 @@ COMMANDS = ("/clear", "/stats", "/exit", "/quit", "/help")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
+    parser.add_argument(
+        "--system", type=utf8, metavar="TEXT", help="a system message before the conversation"
+    )
     parser.add_argument("--stats", action="store_true", help="print speed after each answer")
     parser.add_argument(
         "--url", metavar="URL", help="talk with a running server (Monotape, vLLM, llama.cpp, ...) instead"

@@ -67,7 +67,11 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=integer, metavar="N", help="makes sampling repeatable")
     parser.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end the answer before this text; may be repeated"
+        "--stop",
+        action="append",
+        type=utf8,
+        metavar="TEXT",
+        help="end the answer before this text; may be repeated",
     )
 
 
@@ -103,7 +107,16 @@ def real(text: str) -> float:
 
 def names(text: str) -> tuple[str, ...]:
     """a,b,c"""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    return tuple(name.strip() for name in utf8(text).split(",") if name.strip())
+
+
+def utf8(text: str) -> str:
+    """What is read as text, not as a path: bytes that are none arrive as halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{text!r} is not UTF-8 text.", "Convert it, for example with iconv.") from None
+    return text
 
 
 def token_ids(text: str) -> list[int]:

@@ -16,6 +16,7 @@ from monotape.cli.options import (
     engine_config,
     sampling_settings,
     token_ids,
+    utf8,
 )  # fmt: skip
 from monotape.cli.standard_input import piped, read_text
 from monotape.cli.statistics import loaded, sampling_line, sampling_object, stats_line, stats_object
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prompt",
         nargs="?",
+        type=utf8,
         metavar="PROMPT",
         help="the prompt; text that is piped in is the prompt without one, and stands before it with one",
     )
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--raw", action="store_true", help="continue the text as it is, without the chat template"
     )
-    parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
+    parser.add_argument("--system", type=utf8, metavar="TEXT", help="a system message before the prompt")
     parser.add_argument(
         "--example", action="store_true", help="a prompt that suits the model, shown with its answer"
     )

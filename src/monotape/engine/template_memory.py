@@ -60,6 +60,10 @@ def _packed(value: Any) -> bytes:
         pass
     try:
         return marshal.dumps(json.loads(json.dumps(value, ensure_ascii=False).encode()), _VERSION)
+    except UnicodeEncodeError:
+        raise RequestError(
+            "The conversation has half of a surrogate pair.", "Decode it as UTF-8 first."
+        ) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(
             f"The conversation cannot be written as JSON: {error}.",

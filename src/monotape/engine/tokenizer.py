@@ -66,7 +66,7 @@ class Tokenizer:
 
         check_growth(path)
         try:
-            core = tokenizers.Tokenizer.from_file(str(path))
+            core = tokenizers.Tokenizer.from_buffer(path.read_bytes())
         except Exception as error:  # the library raises plain Exception for everything
             raise CheckpointError(
                 f"{path.name} cannot be read: {error}.", "Download the checkpoint's tokenizer.json again."
