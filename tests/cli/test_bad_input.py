@@ -274,6 +274,17 @@ def test_standard_input_that_is_not_text(
     assert "UTF-8" in complaint(capsys, "run", "-", "--model", str(folder))
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["run", "a\udcff"], ["run", "a", "--stop", "\udcff"], ["run", "a", "--system", "\udcff"],
+     ["chat", "--system", "\udcff"], ["serve", "--port", "-1", "--served-model-name", "a,\udcff"]],
+)  # fmt: skip
+def test_an_argument_that_is_not_text(capsys: Captured, arguments: list[str]) -> None:
+    """As the system passes on what a shell gave in another encoding."""
+    message = complaint(capsys, *arguments, "--model", "embedded")
+    assert "udcff' is not UTF-8 text" in message and "iconv" in message
+
+
 def test_a_dtype_that_the_gpu_backend_does_not_run(capsys: Captured, folder: Path) -> None:
     message = run(capsys, folder, "--backend", "cuda", "--dtype", "f32")
     assert "no kernels for f32" in message and "--backend cpu" in message

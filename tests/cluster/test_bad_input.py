@@ -7,11 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cluster.running import deploy, deploy_two, replicas, run, wait_for_replicas
 from monotape.cli.main import main
+from monotape.cluster.config import DeployConfig
+from monotape.engine.config import EngineConfig
+from monotape.errors import BackendUnavailable
+from monotape.server.config import ServerConfig
 from processes import need_proc
 from server.running import ROOT, RunningServer
 from waiting import PATIENCE_S
@@ -84,7 +89,29 @@ serve.start = start
     assert "busy" in hint
 
 
-@pytest.mark.long  # a Ray of its own; the update below says the same sentence
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, of its own packages
+def test_a_first_model_that_does_not_load_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Ray reports is that of the real failure below. Nothing was there before, so nothing is restored."""
+    from ray import serve
+
+    from monotape.cluster import deploying
+    from monotape.cluster.application import Settings
+
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("Deploying failed.\nmonotape.errors.BackendUnavailable: config.json is empty.\n")
+
+    deleted: list[str] = []
+    monkeypatch.setattr(serve, "status", lambda **_: SimpleNamespace(applications={}))
+    monkeypatch.setattr(serve, "run", failing)
+    monkeypatch.setattr(serve, "delete", deleted.append)
+    monkeypatch.setattr(deploying, "build", lambda settings: settings)
+    settings = Settings(DeployConfig(), ServerConfig(), EngineConfig(model="m"))
+    with pytest.raises(BackendUnavailable, match=r"could be started: config\.json is empty\. Try the model"):
+        deploying._run(settings)
+    assert deleted == [deploying.NAME]
+
+
+@pytest.mark.wide  # a Ray of its own, for minutes; its parts are in the test above and in the update below
 def test_a_model_that_does_not_load_ends_the_command(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     done = in_process(str(tmp_path), "--port", "0", "--backend", "cpu")

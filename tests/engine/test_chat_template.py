@@ -187,7 +187,7 @@ def test_a_process_that_died_is_replaced(chat: ChatTemplate) -> None:
         ([assistant("", tool_calls=["x"])], "tool call"),
         ([assistant("", tool_calls=[{"function": {"name": "f", "arguments": "{"}}])], "not JSON"),
         ([{"role": "user", "content": "x", "extra": object()}], "cannot be written as JSON"),
-        ([user("\ud800")], "surrogates"),
+        ([user("\ud800")], "half of a surrogate pair"),
     ],
 )
 def test_messages_are_checked(chat: ChatTemplate, messages: Any, message: str) -> None:

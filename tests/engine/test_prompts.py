@@ -52,6 +52,8 @@ def test_prompts_come_in_many_forms(prompts: Any, count: int) -> None:
         ([[-1]], "is -1"),
         (None, "NoneType"),
         ("\ud800", "surrogate"),
+        (b"hello", "bytes"),
+        ([b"hello"], "bytes"),
     ],
 )
 def test_prompts_that_cannot_be_are_refused(prompts: Any, message: str) -> None:
@@ -59,6 +61,16 @@ def test_prompts_that_cannot_be_are_refused(prompts: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         llm.generate(prompts, GREEDY)
     assert caught.value.hint
+    assert not backend.jobs
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, [{"temperature": 0}], "greedy", 0])
+def test_sampling_params_of_another_type_are_refused(params: Any) -> None:
+    llm, backend = make()
+    for start in (llm.generate, llm.stream):
+        with pytest.raises(RequestError, match="no SamplingParams") as caught:
+            start("hello", params)
+        assert "SamplingParams(" in caught.value.hint
     assert not backend.jobs
 
 

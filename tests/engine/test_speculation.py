@@ -64,6 +64,7 @@ def test_special_tokens_of_a_prediction_are_text() -> None:
     ("prediction", "said"),
     [
         (7, "prediction is a int"),
+        (b"ab", "prediction is a bytes"),
         ([1, VOCAB], "a token that the model does not have"),
         ([-1], "a token that the model does not have"),
         ([True], "no token id"),

@@ -35,7 +35,7 @@ def library(decoder: Any = None, **settings: Any) -> Library:
 
 
 def from_json(made: Library, folder: Path, config: dict[str, Any] | None = None) -> Tokenizer:
-    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(made.to_str())
     tokenizer = Tokenizer.from_assets(TextAssets(folder / "tokenizer.json", config or {"bos_token": "<s>"}))
     assert tokenizer is not None
     return tokenizer
@@ -167,3 +167,11 @@ def test_a_normalizer_of_the_file_is_used(tmp_path: Path) -> None:
 def test_a_gguf_token_that_is_not_in_the_list_has_no_name() -> None:
     tokenizer = from_gguf(changed(byte_level(), bos_id=None, eos_id=None))
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.named_tokens) == (None, None, {})
+
+
+def test_a_file_below_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / "a\udcff"
+    folder.mkdir()
+    made = Library(models.BPE({word: index for index, word in enumerate(SPOKEN)}, []))
+    made.decoder = next(iter(SPELLINGS.values()))
+    assert from_json(made, folder).pieces.bytes_of(0)

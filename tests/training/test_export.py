@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,21 @@ def test_a_broken_packed_file_is_one_sentence(
         path.write_bytes(data.replace(b"[4, 32]", b"[8, 32]"))
     with pytest.raises(CheckpointError, match=said):
         packed.read(path)
+
+
+@pytest.mark.parametrize("breakage", ["nothing", "no config", "bf16"])
+def test_what_was_not_exported_is_not_packed(breakage: str, packed_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    if breakage != "nothing":
+        shutil.copytree(packed_file.parent / "model", folder, dirs_exist_ok=True)
+    if breakage == "no config":
+        (folder / "config.json").unlink()
+    if breakage == "bf16":
+        shutil.copy(unpacked(packed_file, tmp_path) / WEIGHTS, folder)
+    with pytest.raises(UsageError, match="is not an exported model") as caught:
+        pack(folder, tmp_path / "packed.safetensors")
+    assert "export" in caught.value.hint and not (tmp_path / "packed.safetensors").exists()
 
 
 def test_no_room_to_unpack_or_export(

@@ -11,8 +11,12 @@ import pytest
 
 import embedded_examples
 from monotape.cli.main import main
+from monotape.engine import asked
 from monotape.errors import CheckpointError
+from monotape.models.registry import spec_from_config
+from monotape.plan.formats import Format
 from monotape.weights import default, embedded, hub, network
+from monotape.weights.open import open_checkpoint
 
 #: What `monotape` runs with every way to another machine closed: a connection or a fetch ends the process.
 ALONE = """
@@ -76,6 +80,31 @@ def test_its_card_lists_licences_and_says_what_it_was_trained_on() -> None:
     assert f"{run['validation']['bits_per_byte']:.4f} bits per byte" in card
     assert card == (embedded.folder() / "README.md").read_text()
     assert card.count("\n- ") > 400 and "Apache-2.0" in card
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_an_unpacked_copy_that_a_power_cut_left_short_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Nothing else would mend it: the model is a part of the package, so it cannot be fetched or removed."""
+    monkeypatch.setenv("MONOTAPE_CACHE", str(tmp_path))
+    file = embedded.folder() / name
+    whole = file.read_bytes()
+    for damage in (whole[:-1], b""):
+        file.write_bytes(damage)
+        assert embedded.folder() == file.parent and file.read_bytes() == whole
+    file.unlink()
+    assert embedded.folder() == file.parent and file.read_bytes() == whole
+    assert list(file.parent.parent.iterdir()) == [file.parent]
+
+
+def test_int4_is_read_as_it_was_rounded() -> None:
+    """One lane's columns are those of the whole matrix. As q8 they would cost the bytes and keep the error."""
+    opened = open_checkpoint(embedded.folder())
+    _, chosen = asked.formats_for("cpu", asked.Asked("int4"), spec_from_config(opened.config), opened)
+    layers = dict.fromkeys(("qkv", "output", "gate_up", "down"), Format.INT4_G128)
+    assert chosen.of_stages == {**layers, "head": Format.BF16}
+    assert not chosen.notes
 
 
 def test_it_is_small_enough_for_the_wheel() -> None:

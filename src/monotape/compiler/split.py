@@ -30,8 +30,9 @@ def lanes_for(spec: ModelSpec, ranks: int | None) -> Lanes:
     if spec.lanes is None:
         return tensor_parallel(ranks or 1)
     if ranks not in (None, spec.lanes.count):
+        lanes = f"{spec.lanes.count} lanes" if spec.lanes.count > 1 else "one lane"
         raise UsageError(
-            f"{ranks} ranks were asked for, but this model has {spec.lanes.count} lanes, one a rank.",
+            f"{ranks} ranks were asked for, but this model has {lanes}, one a rank.",
             f"Use --tp {spec.lanes.count}, or leave it out.",
         )
     return spec.lanes

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from monotape.errors import CheckpointError, ResourceError
 GROUP = 32
 FORMAT = "monotape-packed-1"
 TEXTS = "texts"  # the tensor's name
+WEIGHTS = "model.safetensors"  # of the folder that it becomes
 WIDTHS = (4, 8, 32)  # bits of a value; 32: float32 as it is, for gains
 #: By how much the largest value of a group may be clipped so that the others are rounded better.
 _CLIPS = tuple(np.float32(1 - 0.04 * step) for step in range(9))
@@ -91,6 +94,13 @@ def write(path: Path, model: PackedModel, bits: Mapping[str, int]) -> None:
 
 def read(path: Path) -> PackedModel:
     """The texts, and every tensor as float32."""
+    with _opened(path) as (file, texts, kinds):
+        return PackedModel(texts, {name: _tensor(file, name, kind) for name, kind in kinds.items()})
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """The file, its texts, and what each tensor is."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -98,14 +108,12 @@ def read(path: Path) -> PackedModel:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
-            kinds = json.loads(metadata["tensors"])
             texts = json.loads(zlib.decompress(file.get_tensor(TEXTS).tobytes()))
-            tensors = {name: _tensor(file, name, kind) for name, kind in kinds.items()}
+            yield file, texts, json.loads(metadata["tensors"])
     except (OSError, SafetensorError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not a packed model: {error}.", "Install the package again."
         ) from None
-    return PackedModel(texts, tensors)
 
 
 def _tensor(file: Any, name: str, kind: Mapping[str, Any]) -> Floats:
@@ -122,11 +130,11 @@ def _tensor(file: Any, name: str, kind: Mapping[str, Any]) -> Floats:
 
 
 def unpacked(path: Path, cache: Path) -> Path:
-    """A folder in `cache` that the engine opens: the packed model with bf16 weights. Made once, whole or not at all."""
+    """A folder in `cache` for the engine: the packed model with bf16 weights. Made anew where a file is damaged."""
     with path.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()[:16]
     folder = cache / f"embedded-{digest}"
-    if folder.is_dir():
+    if _is_whole(folder, path):
         return folder
     model = read(path)
     try:
@@ -135,11 +143,12 @@ def unpacked(path: Path, cache: Path) -> Path:
         try:
             for name, text in model.texts.items():
                 (scratch / Path(name).name).write_text(text)
-            _write_bf16(scratch / "model.safetensors", model.tensors)
-            if not folder.is_dir():
+            _write_bf16(scratch / WEIGHTS, model.tensors)
+            if not _is_whole(folder, path):
+                shutil.rmtree(folder, ignore_errors=True)
                 os.rename(scratch, folder)
         except OSError:
-            if not folder.is_dir():  # else another process was first
+            if not _is_whole(folder, path):  # else another process was first
                 raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -151,19 +160,36 @@ def unpacked(path: Path, cache: Path) -> Path:
     return folder
 
 
+def _is_whole(folder: Path, path: Path) -> bool:
+    """Whether every file of the folder has its full size: a power cut can leave one short, or without a byte."""
+    if not folder.is_dir():
+        return False
+    with _opened(path) as (_, texts, kinds):
+        header, end = _bf16_header({name: kind["shape"] for name, kind in kinds.items()})
+        sizes = {Path(name).name: len(text.encode()) for name, text in texts.items()}
+    sizes[WEIGHTS] = len(header) + end
+    files = {file.name: file.stat().st_size for file in folder.iterdir()}
+    return all(files.get(name) == size for name, size in sizes.items())
+
+
 def _write_bf16(path: Path, tensors: Mapping[str, Floats]) -> None:
     """Rounds to the nearest bf16. NumPy has no such type, so the file's header is written here."""
+    header, _ = _bf16_header({name: values.shape for name, values in tensors.items()})
+    with path.open("wb") as out:
+        out.write(header)
+        for values in tensors.values():
+            words = values.astype(np.float32).view(np.uint32)
+            out.write(((words + 0x7FFF + ((words >> 16) & 1)) >> 16).astype("<u2").tobytes())
+
+
+def _bf16_header(shapes: Mapping[str, Sequence[int]]) -> tuple[bytes, int]:
+    """What a safetensors file begins with, and the bytes of values behind it."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    data, at = [], 0
-    for name, values in tensors.items():
-        words = values.astype(np.float32).view(np.uint32)
-        halves = ((words + 0x7FFF + ((words >> 16) & 1)) >> 16).astype("<u2").tobytes()
-        header[name] = {"dtype": "BF16", "shape": list(values.shape), "data_offsets": [at, at + len(halves)]}
-        data.append(halves)
-        at += len(halves)
+    at = 0
+    for name, shape in shapes.items():
+        end = at + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, end]}
+        at = end
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
-    with path.open("wb") as out:
-        out.write(len(encoded).to_bytes(8, "little") + encoded)
-        for part in data:
-            out.write(part)
+    return len(encoded).to_bytes(8, "little") + encoded, at

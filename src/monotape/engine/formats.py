@@ -121,7 +121,7 @@ def _stored_stages(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, _Stored
         matrix.name
         for matrix in spec.layer
         for source in (spec.layer_tensors[role] for role in matrix.parts)
-        if source.lanes and source.split == "columns"
+        if source.side_by_side
     }
     return {
         name: _Stored(checkpoint, tensors, whole=name not in split)

@@ -32,6 +32,11 @@ class TensorSource:
     lanes: int = 0  # 0: stored as one matrix
     split: str = "rows"  # what lanes share: "rows" or "columns"
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether a row of the matrix lies in pieces: several lanes, each with columns of its own."""
+        return self.lanes > 1 and self.split == "columns"
+
     def in_layer(self, layer: int, expert: int | None = None) -> str:
         name = self.name.replace("{layer}", str(layer))
         return name if expert is None else name.replace("{expert}", str(expert))

@@ -114,12 +114,7 @@ def bits_of(tensors: Mapping[str, Any], embedding_bits: int = 8) -> dict[str, in
 
 def pack(folder: Path, path: Path, embedding_bits: int = 8) -> int:
     """Packs an exported folder into one file and gives its size, which the wheel bounds."""
-    from safetensors.numpy import load_file
-
-    tensors = load_file(str(folder / WEIGHTS))
-    texts = {
-        name.name: name.read_text() for name in sorted(folder.iterdir()) if name.suffix in (".json", ".md")
-    }
+    tensors, texts = _exported(folder)
     config = json.loads(texts["config.json"]) | {"dtype": "bfloat16"}
     texts["config.json"] = json.dumps(config, indent=2) + "\n"
     floats = {name: np.asarray(value, np.float32) for name, value in tensors.items()}
@@ -137,6 +132,33 @@ def pack(folder: Path, path: Path, embedding_bits: int = 8) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(path, written)
     return path.stat().st_size
+
+
+def _exported(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors and the texts that `export` wrote."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        tensors = load_file(str(folder / WEIGHTS))
+        texts = {
+            name.name: name.read_text()
+            for name in sorted(folder.iterdir())
+            if name.suffix in (".json", ".md")
+        }
+        json.loads(texts["config.json"])
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ) as error:  # NumPy has no bf16: TypeError
+        raise UsageError(
+            f"{folder} is not an exported model ({error!r}).",
+            "Make one with `python -m monotape.training export`.",
+        ) from None
+    return tensors, texts
 
 
 def packed_quality(path: Path, corpus: Corpus, micro_sequences: int, compute: torch.dtype) -> dict[str, Any]:

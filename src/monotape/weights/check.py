@@ -111,7 +111,7 @@ def stored_rows(
 
     `read(first, last)` gives rows as they lie in the file: Checkpoint.rows, or another reader of the same tensor.
     """
-    if source.lanes == 0 or source.split == "rows":
+    if not source.side_by_side:
         first = source.rows[0] if source.rows is not None else 0
         rows = read(first + start, first + stop)
         return rows if columns is None else rows[:, columns[0] : columns[1]]

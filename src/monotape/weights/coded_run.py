@@ -24,7 +24,7 @@ def coded_run(
     matrix = checkpoint.stored_matrix(tensor_name(source, layer, expert))
     if matrix is None:
         return None
-    assert not (source.lanes and source.split == "columns"), f"{source.name}: lanes side by side"
+    assert not source.side_by_side, f"{source.name}: lanes side by side"
     first, last, order = stored_order(spec, run.part, start, stop)
     offset = source.rows[0] if source.rows else 0
     found = coded(stage.format, matrix, offset + first, offset + last)

@@ -203,7 +203,7 @@ def _raw_matrix(
         or stage.first_k % min(128, stage.layout.k)
     ):
         return None
-    return None if source.lanes and source.split == "columns" else raw
+    return None if source.side_by_side else raw
 
 
 def _raw_order(spec: ModelSpec, raw: RawMatrix, source: TensorSource, run: TileRun) -> NDArray[np.int64]:

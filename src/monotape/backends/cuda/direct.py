@@ -73,8 +73,7 @@ def _mapped_tensors(
     tensors: dict[str, list[Halves]] = {}
     for part in (part for stage in stages for part in stage.parts):
         turned = spec.rope.interleaved and part.role in ("q", "k")
-        by_columns = (source := source_of(spec, part.role, layers[0])).lanes and source.split == "columns"
-        if turned or by_columns:
+        if turned or (source := source_of(spec, part.role, layers[0])).side_by_side:
             return None
         found = [_mapped(fmt, checkpoint, tensor_name(source, layer)) for layer in layers]
         tensors[part.role] = [halves for halves in found if halves is not None]

@@ -117,7 +117,7 @@ def stored_packing(
     for stage, part in ((each, part) for each in stages for part in each.parts):
         source = source_of(spec, part.role, layers[0])
         turned = spec.rope.interleaved and part.role in ("q", "k")
-        if turned or (source.lanes and source.split == "columns"):
+        if turned or source.side_by_side:
             return None
         found = [checkpoint.raw_matrix(tensor_name(source, layer)) for layer in layers]
         tensors[part.role] = [raw for raw in found if raw is not None and _reads(stage.format, raw)]

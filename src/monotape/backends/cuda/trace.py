@@ -129,8 +129,9 @@ def stage_times(trace: TraceRecords) -> list[StageTime]:
 
 
 def _in_order(records: NDArray[Any]) -> list[int]:
+    """By the first end of each: a worker without a part of a stage begins the next one and waits before it is done."""
     first = {
-        int(number): records["start_ns"][records["stage"] == number].min()
+        int(number): records["end_ns"][records["stage"] == number].min()
         for number in np.unique(records["stage"])
     }
     return sorted(first, key=lambda number: int(first[number]))
