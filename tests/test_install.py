@@ -89,7 +89,10 @@ def test_no_command_installs_from_an_index_that_does_not_have_it(document: Path)
 def test_ci_runs_the_minimums_and_fails_without_a_browser() -> None:
     """What stands in .ci/run, and what `make test` would do."""
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert "make test-minimums" in lines and "MONOTAPE_REQUIRE_BROWSER=1 make test" in lines
+    assert (
+        "make --jobs=2 --output-sync=target check test-minimums" in lines
+        and "MONOTAPE_REQUIRE_BROWSER=1 make test" in lines
+    )
     make = shutil.which("make")
     if make is None:
         pytest.skip("make is not installed")
