@@ -109,7 +109,6 @@ def cubins(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[bytes]]]
 #: Their kernels differ from others only in numbers, or are a part of others.
 ALIKE = {
     *(f"decode path of {name}" for name in FAMILIES if name not in ("llama-3.1-8b", *WHOLE)),
-    "all of qwen2.5-1.5b",  # biases as in qwen2.5-0.5b, heads of 128 as in dense-2b
     "experiments with slow links",
 }
 
