@@ -30,7 +30,7 @@ def api_key() -> str | None:
 
 
 def forced_isa() -> str | None:
-    """A CPU kernel set to use instead of the best one ("portable", "neon", "avx2"), for tests and comparisons."""
+    """A CPU kernel set to use instead of the best one ("portable", "neon", "avx2" ...), for tests and comparisons."""
     return os.environ.get("MONOTAPE_ISA") or None
 
 

@@ -151,6 +151,6 @@ def isa_name() -> str:
     if found is None:
         raise BackendUnavailable(
             f"This machine or build has no '{wanted}' kernels.",
-            "Unset MONOTAPE_ISA, or set it to portable, neon or avx2.",
+            "Unset MONOTAPE_ISA, or set it to portable, neon, avx2, avxvnni or avx512.",
         )
     return str(found.decode())

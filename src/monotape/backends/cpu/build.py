@@ -25,11 +25,17 @@ COMMON_FLAGS = (
     "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=off",  # a fused multiply-add only where the source says so: sums must not depend on inlining
 )  # fmt: skip
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=256")
 #: Extra flags of the files that hold one instruction set's kernels, by machine.
 KERNEL_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "aarch64": {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)},
     "arm64": {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)},
-    "x86_64": {"kernels_avx2.cpp": ("-mavx2", "-mfma", "-mf16c")},
+    "x86_64": {
+        "kernels_avx2.cpp": _AVX2,
+        "kernels_avxvnni.cpp": (*_AVX2, "-mavxvnni"),
+        "kernels_avx512.cpp": (*_AVX2, *_AVX512),
+    },
 }
 
 
@@ -81,8 +87,14 @@ def _compile_all(compiler: list[str], scratch: Path, machine: str) -> list[Path]
 
     def compile_one(source: Path) -> Path:
         target = scratch / f"{source.stem}.o"
-        flags = (*COMMON_FLAGS, *(spelling.get(flag, flag) for flag in extra.get(source.name, ())))
-        _run([*compiler, *flags, "-c", str(source), "-o", str(target)])
+        more = [spelling.get(flag, flag) for flag in extra.get(source.name, ())]
+        to_object = ("-c", str(source), "-o", str(target))
+        try:
+            _run([*compiler, *COMMON_FLAGS, *more, *to_object])
+        except BuildError as error:
+            if not any(flag in str(error) for flag in more):
+                raise
+            _run([*compiler, *COMMON_FLAGS, *to_object])  # an older compiler: without this file's kernels
         return target
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:

@@ -138,6 +138,11 @@ static inline __attribute__((always_inline)) f32x8 dots_of(const uint8_t* codes,
   return {t0, t1};
 }
 
+template <int Bits, int Group>
+static inline __attribute__((always_inline)) void dots_of(const uint8_t* codes, const InputBlock<Group>* x, f32x8 (&y)[1]) {
+  y[0] = dots_of<Bits>(codes, *x);
+}
+
 #undef MT_LOAD
 #undef MT_DOT
 #undef MT_MASK

@@ -62,6 +62,8 @@ struct Kernels {
 const Kernels& portable_kernels();
 const Kernels* neon_kernels();  // null where this build or this machine lacks them
 const Kernels* avx2_kernels();
+const Kernels* avxvnni_kernels();
+const Kernels* avx512_kernels();
 // The best set for this machine, or the one that was asked for by name; null when that one is not there.
 const Kernels* choose_kernels(const char* name);
 

@@ -29,8 +29,27 @@ struct PanelBlock {
 };
 static_assert(sizeof(PanelBlock<32>) == 368 && sizeof(PanelBlock<16>) == 240);
 
+constexpr bool kRowsInPanels = false;  // halves and rows alternate: panel_product() alone reads that
+
+// Unpacked codes as panel_product() reads them: in the lowest bits, as they are or less their centre.
+template <int Bits, bool Centred>
+static inline bytes16 for_panels(bytes16 codes) {
+  if constexpr (Bits == 8) {
+    return codes;  // always centred
+  } else if constexpr (Centred) {
+    return vreinterpretq_u8_s8(vshrq_n_s8(vreinterpretq_s8_u8(codes), 8 - Bits));
+  } else {
+    return vshrq_n_u8(veorq_u8(codes, vdupq_n_u8(0x80)), 8 - Bits);
+  }
+}
+template <int Bits, bool Centred>
+static inline bytes32 for_panels(bytes32 codes) {
+  return {for_panels<Bits, Centred>(codes.low), for_panels<Bits, Centred>(codes.high)};
+}
+
+// Codes have neither shift nor lack anything here: for_panels().
 template <int Group>
-static inline void put_panel_row(const int16_t* x, float scale, int row, PanelBlock<Group>& block) {
+static inline void put_panel_row(const int16_t* x, float scale, int, int, int row, PanelBlock<Group>& block) {
   int32_t sum = 0;
   for (int k8 = 0; k8 < Group / 8; k8++) {
     const int16x8_t eight = vld1q_s16(x + 8 * k8);

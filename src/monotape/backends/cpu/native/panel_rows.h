@@ -9,14 +9,26 @@
 
 namespace monotape::MONOTAPE_ISA {
 
+// A panel is read like rows whose blocks alternate.
+constexpr bool kRowsInPanels = true;
+
 template <int Group>
 struct PanelBlock {
   InputBlock<Group> rows[kPanelRows];
 };
 
 template <int Group>
-static inline void put_panel_row(const int16_t* x, float scale, int row, PanelBlock<Group>& block) {
-  put_row<Group>(x, scale, 0, 0, block.rows[row]);
+static inline void put_panel_row(const int16_t* x, float scale, int shift, int lacks, int row, PanelBlock<Group>& block) {
+  put_row<Group>(x, scale, shift, lacks, block.rows[row]);
+}
+// Unpacked codes as panel_product() reads them: as for a single row.
+template <int Bits, bool Centred>
+static inline bytes32 for_panels(bytes32 codes) {
+  return codes;
+}
+template <int Group>
+static inline f32x8 add_sum_by(const InputBlock<Group>& x, f32x8 minima, f32x8 y) {
+  return fma(minima, broadcast(x.sum), y);
 }
 template <int Group>
 static inline float panel_sum(const PanelBlock<Group>& block, int row) {
@@ -32,9 +44,10 @@ static inline void panel_product(const uint8_t* codes, size_t stride, int blocks
   for (int r = 0; r < kPanelRows; r++) y[r] = load(from + r * from_stride);
   for (int b = 0; b < blocks; b++, codes += stride, scales += kTileRows) {
     const InputBlock<Group>* x = panel[b].rows;
-    Dots<Group> dots[kPanelRows] = {Dots<Group>(x[0]), Dots<Group>(x[1]), Dots<Group>(x[2]), Dots<Group>(x[3])};
-    repeat<Group / 2>(MT_BODY(i) {
-      const bytes16 w = load_bytes(codes + 16 * i);
+    Dots<Group> dots[kPanelRows];
+    repeat<kPanelRows>(MT_BODY(r) { dots[r].begin(x[r]); });
+    repeat<Group / 4>(MT_BODY(i) {
+      const bytes32 w = load_pair(codes + 32 * i);
       repeat<kPanelRows>(MT_BODY(r) { dots[r].template step<i>(w, x[r]); });
     });
     const f32x8 weights = load(scales);

@@ -87,37 +87,46 @@ void prepare(Format format, const float* x, int k, int padded_k, uint8_t* prepar
 }
 
 template <int Group>
-void prepare_codes_in_panel(const float* x, int k, int padded_k, int row, uint8_t* panel) {
+void prepare_codes_in_panel(const Layout& layout, const float* x, int k, int padded_k, int row, uint8_t* panel) {
   auto* blocks = reinterpret_cast<PanelBlock<Group>*>(panel);
+  const int shift = 8 - layout.value_bits(), lacks = layout.centred ? 0 : 128;
   if (!x) {
     constexpr int16_t kZeros[Group] = {};
-    for (int b = 0; b < padded_k / Group; b++) put_panel_row<Group>(kZeros, 1.0f, row, blocks[b]);
+    for (int b = 0; b < padded_k / Group; b++) put_panel_row<Group>(kZeros, 1.0f, shift, lacks, row, blocks[b]);
     return;
   }
   quantise(x, k, padded_k, [&](int part, const int16_t* integers, float scale) {
     for (int g = 0; g < kPart / Group; g++)
-      put_panel_row<Group>(integers + g * Group, scale, row, blocks[part * (kPart / Group) + g]);
+      put_panel_row<Group>(integers + g * Group, scale, shift, lacks, row, blocks[part * (kPart / Group) + g]);
   });
 }
 
 void prepare_in_panel(Format format, const float* x, int k, int padded_k, int row, uint8_t* panel) {
   if (!is_float(format)) {
-    const auto run = layout_of(format).group == 32 ? prepare_codes_in_panel<32> : prepare_codes_in_panel<16>;
-    return run(x, k, padded_k, row, panel);
+    const Layout layout = layout_of(format);
+    const auto run = layout.group == 32 ? prepare_codes_in_panel<32> : prepare_codes_in_panel<16>;
+    return run(layout, x, k, padded_k, row, panel);
   }
   float* out = reinterpret_cast<float*>(panel + row * prepared_bytes(format, padded_k));
   if (x) std::memcpy(out, x, sizeof(float) * k);
   else std::memset(out, 0, sizeof(float) * k);
 }
 
+// Brings the lines of `bytes` bytes that the tape has kPrefetchAhead bytes further on. Beyond its end that is no fault.
+inline __attribute__((always_inline)) void prefetch_ahead(const uint8_t* tape, int bytes) {
+  if constexpr (kPrefetchAhead > 0)
+    for (int at = 0; at < bytes; at += kLineBytes) __builtin_prefetch(tape + kPrefetchAhead + at);
+}
+
 // One tile times R rows; two interleaved sums along k keep both multipliers of a core busy.
-template <Format F, int R>
+template <Format F, int R, bool Ahead = true>
 inline void float_tile(const uint8_t* tile, int k, const float* const* x, f32x8* y) {
   constexpr size_t stride = kTileRows * value_bytes(F);
   f32x8 even[R], odd[R];
   for (int r = 0; r < R; r++) even[r] = odd[r] = broadcast(0);
   int i = 0;
   for (; i + 1 < k; i += 2, tile += 2 * stride) {
+    if constexpr (Ahead) prefetch_ahead(tile, 2 * stride);
     const f32x8 w0 = load_as<F>(tile), w1 = load_as<F>(tile + stride);
     for (int r = 0; r < R; r++) {
       even[r] = fma(w0, broadcast(x[r][i]), even[r]);
@@ -129,38 +138,48 @@ inline void float_tile(const uint8_t* tile, int k, const float* const* x, f32x8*
   for (int r = 0; r < R; r++) y[r] = add(even[r], odd[r]);
 }
 
-template <Format F, int Group>
-inline __attribute__((always_inline)) f32x8 dots_with(const uint8_t* codes, const InputBlock<Group>& x) {
+template <Format F, int Group, int R>
+inline __attribute__((always_inline)) void dots_with(const uint8_t* codes, const InputBlock<Group>* x, f32x8 (&y)[R]) {
   if constexpr (layout_of(F).table) {
     alignas(16) int8_t values[kPart * kTileRows];
     look_up(codes, values);
     asm volatile("" ::: "memory");  // compilers do not connect these stores with what assembly reads
-    return dots_of<8>(reinterpret_cast<const uint8_t*>(values), x);
+    dots_of<8>(reinterpret_cast<const uint8_t*>(values), x, y);
   } else {
-    return dots_of<layout_of(F).bits>(codes, x);
+    dots_of<layout_of(F).bits>(codes, x, y);
   }
 }
 
-// One tile of codes times a row. Products with codes and sums with minima are added up apart: one order for decode, where
-// they alternate, and prefill, where they do not.
-template <Format F>
-inline __attribute__((always_inline)) f32x8 code_tile(const uint8_t* tile, int k, const uint8_t* prepared) {
+// One tile of codes times R rows, whose blocks of activations alternate in `prepared`. Products with codes and sums with
+// minima are added up apart: one order here, where they alternate, and in prefill, where they do not.
+template <Format F, int R>
+inline __attribute__((always_inline)) void code_tile(const uint8_t* tile, int k, const uint8_t* prepared, float* y,
+                                                     size_t y_stride) {
   static constexpr Layout layout = layout_of(F);
   static constexpr int kGroups = kPart / layout.group;
   const auto* x = reinterpret_cast<const InputBlock<layout.group>*>(prepared);
-  f32x8 products = broadcast(0), minima = broadcast(0);
+  f32x8 products[R], minima[R];
+  repeat<R>(MT_BODY(r) { products[r] = minima[r] = broadcast(0); });
   for (int b = 0; b < k / layout.block; b++) {
     const Scales<F> scales(tile);
     tile += layout.head_bytes;
-    for (int p = 0; p < layout.block / kPart; p++, tile += layout.part_bytes(), x += kGroups) {
+    for (int p = 0; p < layout.block / kPart; p++, tile += layout.part_bytes()) {
+      prefetch_ahead(tile, layout.part_bytes());
       repeat<kGroups>(MT_BODY(g) {
         const uint8_t* codes = tile + layout.scale_bytes + g * (layout.code_bytes() / kGroups);
-        products = fma(dots_with<F>(codes, x[g]), scales.scale(tile, g), products);
-        if constexpr (layout.has_minimum) minima = add_sum_by(x[g], scales.minimum(tile, g), minima);
+        const f32x8 scale = scales.scale(tile, g);
+        f32x8 dots[R];
+        dots_with<F>(codes, x, dots);
+        repeat<R>(MT_BODY(r) { products[r] = fma(dots[r], scale, products[r]); });
+        if constexpr (layout.has_minimum) {
+          const f32x8 minimum = scales.minimum(tile, g);
+          repeat<R>(MT_BODY(r) { minima[r] = add_sum_by(x[r], minimum, minima[r]); });
+        }
+        x += R;
       });
     }
   }
-  return layout.has_minimum ? add(products, minima) : products;
+  repeat<R>(MT_BODY(r) { store(y + r * y_stride, layout.has_minimum ? add(products[r], minima[r]) : products[r]); });
 }
 
 void multiply(Format format, const uint8_t* tiles, int count, int padded_k, const uint8_t* prepared, float* y) {
@@ -175,7 +194,7 @@ void multiply(Format format, const uint8_t* tiles, int count, int padded_k, cons
     });
   with_codes(format, [&](auto f) {
     for (int t = 0; t < count; t++, tiles += tile_bytes(f, padded_k), y += kTileRows)
-      store(y, code_tile<f>(tiles, padded_k, prepared));
+      code_tile<f, 1>(tiles, padded_k, prepared, y, 0);
   });
 }
 
@@ -208,9 +227,9 @@ inline void unpack_slice(const uint8_t* tile, int k, Slice<layout_of(F).group>& 
       }
       if constexpr (layout.table) look_up(tile + layout.scale_bytes, out);
       else if constexpr (F != Format::q8)
-        each_register<layout.bits, kPart>(
+        each_pair<layout.bits, kPart>(
             tile + layout.scale_bytes,
-            MT_BODY_OF(i, w) { store_bytes(out + 16 * i, aligned<layout.bits, layout.centred>(w)); });
+            MT_BODY_OF(i, w) { store_pair(out + 32 * i, for_panels<layout.bits, layout.centred>(w)); });
       out += kPart * kTileRows;
     }
   }
@@ -265,6 +284,12 @@ void code_tile_panels(const uint8_t* tile, int k, const uint8_t* panels, size_t 
       store(y + r * y_stride, add(load(y + r * y_stride), load(minima + r * kTileRows)));
 }
 
+// One panel alone, as a pass of decode has it: codes are unpacked in registers, as for a single row.
+template <Format F>
+void code_tile_panel(const uint8_t* tile, int k, const uint8_t* panel, size_t, int, float* y, size_t y_stride) {
+  if constexpr (kRowsInPanels) code_tile<F, kPanelRows>(tile, k, panel, y, y_stride);
+}
+
 template <Format F>
 void float_tile_panels(const uint8_t* tile, int k, const uint8_t* panels, size_t stride, int rows, float* y,
                        size_t y_stride) {
@@ -273,7 +298,7 @@ void float_tile_panels(const uint8_t* tile, int k, const uint8_t* panels, size_t
     f32x8 sums[kPanelRows];
     for (int j = 0; j < kPanelRows; j++)
       x[j] = reinterpret_cast<const float*>(panels + r / kPanelRows * stride + j * prepared_bytes(F, k));
-    float_tile<F, kPanelRows>(tile, k, x, sums);
+    (r ? float_tile<F, kPanelRows, false> : float_tile<F, kPanelRows>)(tile, k, x, sums);
     for (int j = 0; j < kPanelRows; j++) store(y + (r + j) * y_stride, sums[j]);
   }
 }
@@ -285,13 +310,14 @@ void multiply_panels(Format format, const uint8_t* tiles, int count, int padded_
       run(tiles, padded_k, panels, panel_stride, rows, y, y_stride);
   };
   if (is_float(format)) return with_floats(format, [&](auto f) { each(float_tile_panels<f>); });
-  with_codes(format, [&](auto f) { each(code_tile_panels<f>); });
+  with_codes(format, [&](auto f) { each(rows <= kPanelRows && kRowsInPanels ? code_tile_panel<f> : code_tile_panels<f>); });
 }
 
 // One row of a tile. Codes are unpacked 32 at a time, eight rows of them.
 template <Format F>
 void unpack_codes_row(const uint8_t* tile, int lane, int k, float* row) {
   static constexpr Layout layout = layout_of(F);
+  constexpr int kLacks = layout.centred ? 0 : 1 << (layout.value_bits() - 1);
   for (int first = 0; first < k; tile += layout.head_bytes + layout.block / kPart * layout.part_bytes()) {
     const Scales<F> scales(tile);
     const uint8_t* part = tile + layout.head_bytes;
@@ -299,9 +325,8 @@ void unpack_codes_row(const uint8_t* tile, int lane, int k, float* row) {
       int8_t codes[kPart * kTileRows];
       if constexpr (layout.table) look_up(part + layout.scale_bytes, codes);
       else
-        each_register<layout.bits, kPart>(
-            part + layout.scale_bytes,
-            MT_BODY_OF(i, w) { store_bytes(codes + 16 * i, aligned<layout.bits, layout.centred>(w)); });
+        each_pair<layout.bits, kPart>(
+            part + layout.scale_bytes, MT_BODY_OF(i, w) { store_pair(codes + 32 * i, w); });
       float factors[2][kTileRows], minima[2][kTileRows] = {};
       for (int g = 0; g < kPart / layout.group; g++) {
         store(factors[g], scales.scale(part, g));
@@ -309,7 +334,8 @@ void unpack_codes_row(const uint8_t* tile, int lane, int k, float* row) {
       }
       for (int i = 0; i < kPart && first + i < k; i++) {
         const int g = i / layout.group;
-        row[first + i] = codes[i / 4 * 32 + lane * 4 + i % 4] * factors[g][lane] + minima[g][lane];
+        const int code = (codes[i / 4 * 32 + lane * 4 + i % 4] >> (8 - layout.value_bits())) + kLacks;
+        row[first + i] = static_cast<float>(code) * factors[g][lane] + minima[g][lane];
       }
     }
   }

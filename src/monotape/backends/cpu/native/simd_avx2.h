@@ -7,6 +7,9 @@
 
 namespace monotape::MONOTAPE_ISA {
 
+// The processor's own prefetchers stop at the end of a page, so a tape is prefetched a page ahead.
+constexpr int kPrefetchAhead = 4096;
+
 struct f32x8 {
   __m256 v;
 };
@@ -89,65 +92,12 @@ static inline bytes16 upper_halves(bytes16 a) { return masked(_mm_srli_epi16(a, 
 static inline bytes16 doubled_e2m1(bytes16 codes) {
   return _mm_shuffle_epi8(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), codes);
 }
-// Codes in the lowest bits: as they are, or less their centre.
-template <int Bits, bool Centred>
-static inline bytes16 aligned(bytes16 a) {
-  if constexpr (Bits == 8) {
-    return a;  // always centred
-  } else {
-    const bytes16 codes = masked(_mm_srli_epi16(_mm_xor_si128(a, _mm_set1_epi8(-128)), 8 - Bits), static_cast<uint8_t>((1 << Bits) - 1));
-    return Centred ? _mm_sub_epi8(codes, _mm_set1_epi8(static_cast<char>(1 << (Bits - 1)))) : codes;
-  }
-}
-
-// Activations of a group as 16-bit integers, and their scale.
-template <int Group>
-struct InputBlock {
-  int16_t x[Group];
-  float scale;      // divided by 2^shift
-  float sum;        // of the values as they are
-  int32_t initial;  // of a sum of products: what codes lack
-  float unused;
-};
-
-// `shift`: codes are in the highest bits of their bytes, so products are too large by 2^shift. `lacks`: what all of them
-// lack, a centre, times 2^shift.
-template <int Group>
-static inline void put_row(const int16_t* x, float scale, int shift, int lacks, InputBlock<Group>& block) {
-  int32_t sum = 0;
-  for (int i = 0; i < Group; i++) sum += x[i];
-  std::memcpy(block.x, x, sizeof block.x);
-  block.scale = scale / static_cast<float>(1 << shift);
-  block.sum = scale * static_cast<float>(sum);
-  block.initial = lacks * sum;
-}
-
-template <int Group>
-static inline f32x8 add_sum_by(const InputBlock<Group>& x, f32x8 minima, f32x8 y) {
-  return fma(minima, broadcast(x.sum), y);
-}
-
-// Dot products of 8 rows with a group of activations; step<I>() takes register I of each_register(), four rows of four
-// k. They widen to 16 bits; a pairwise multiply-add leaves two partial sums a row.
-template <int Group>
-struct Dots {
-  __m256i sums[2];
-
-  explicit Dots(const InputBlock<Group>&) { sums[0] = sums[1] = _mm256_setzero_si256(); }
-  template <int I>
-  inline __attribute__((always_inline)) void step(bytes16 codes, const InputBlock<Group>& x) {
-    long long four;
-    std::memcpy(&four, x.x + I / 2 * 4, 8);
-    const __m256i products = _mm256_madd_epi16(_mm256_cvtepi8_epi16(codes), _mm256_set1_epi64x(four));
-    sums[I % 2] = _mm256_add_epi32(sums[I % 2], products);
-  }
-  f32x8 total(const InputBlock<Group>& x) const {
-    const __m256i pairs = _mm256_hadd_epi32(sums[0], sums[1]);  // rows 0 1 4 5 | 2 3 6 7
-    const __m256i rows = _mm256_add_epi32(_mm256_permute4x64_epi64(pairs, 0xd8), _mm256_set1_epi32(x.initial));
-    return mul({_mm256_cvtepi32_ps(rows)}, broadcast(x.scale));
-  }
-};
 
 }  // namespace monotape::MONOTAPE_ISA
 
+#ifdef MONOTAPE_VNNI
+#include "dots_vnni.h"
+#else
+#include "dots_avx2.h"
+#endif
 #include "panel_rows.h"

@@ -6,6 +6,8 @@
 
 namespace monotape::MONOTAPE_ISA {
 
+constexpr int kPrefetchAhead = 0;  // none: the processor does it
+
 struct f32x8 {
   float32x4_t lo, hi;
 };
@@ -93,17 +95,6 @@ static inline bytes16 doubled_e2m1(bytes16 codes) {
   static constexpr int8_t kValues[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   return vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(kValues), codes));
 }
-// Codes in the lowest bits: as they are, or less their centre.
-template <int Bits, bool Centred>
-static inline bytes16 aligned(bytes16 a) {
-  if constexpr (Bits == 8) {
-    return a;  // always centred
-  } else if constexpr (Centred) {
-    return vreinterpretq_u8_s8(vshrq_n_s8(vreinterpretq_s8_u8(a), 8 - Bits));
-  } else {
-    return vshrq_n_u8(veorq_u8(a, vdupq_n_u8(0x80)), 8 - Bits);
-  }
-}
 
 // A sum of products of 8-bit integers starts as the bits of this instead of 0. It stays below 2^22, so its bits then are
 // the float kSumOffset + sum, and converting it (two cycles an instruction) is not needed.
@@ -150,5 +141,6 @@ static inline f32x8 add_sum_by(const InputBlock<Group>& x, f32x8 minima, f32x8 y
 
 }  // namespace monotape::MONOTAPE_ISA
 
+#include "pairs.h"
 #include "dots_neon.h"
 #include "panel_neon.h"

@@ -8,6 +8,8 @@
 
 namespace monotape::MONOTAPE_ISA {
 
+constexpr int kPrefetchAhead = 0;  // none: the processor does it
+
 struct f32x8 {
   float v[8];
 };
@@ -97,45 +99,13 @@ static inline bytes16 inserted(bytes16 low, bytes16 high) {
   const bytes16 a = masked(low, (1 << N) - 1), b = shifted<N>(high);
   return {{a.v[0] | b.v[0], a.v[1] | b.v[1]}};
 }
-// Codes in the lowest bits: as they are, or less their centre.
-template <int Bits, bool Centred>
-static inline bytes16 aligned(bytes16 a) {
-  if constexpr (Bits == 8) {
-    return a;  // always centred
-  } else {
-    const uint64_t sign = each_byte(0x80), centre = each_byte(1 << (Bits - 1));
-    const bytes16 codes = masked({{(a.v[0] ^ sign) >> (8 - Bits), (a.v[1] ^ sign) >> (8 - Bits)}}, (1 << Bits) - 1);
-    if constexpr (!Centred) return codes;
-    return {{((codes.v[0] | sign) - centre) ^ sign, ((codes.v[1] | sign) - centre) ^ sign}};
-  }
-}
 
-// Activations of a group as 16-bit integers, and their scale.
-template <int Group>
-struct InputBlock {
-  int16_t x[Group];
-  float scale;      // divided by 2^shift
-  float sum;        // of the values as they are
-  int32_t initial;  // of a sum of products: what codes lack
-  float unused;
-};
+}  // namespace monotape::MONOTAPE_ISA
 
-// `shift`: codes are in the highest bits of their bytes, so products are too large by 2^shift. `lacks`: what all of them
-// lack, a centre, times 2^shift.
-template <int Group>
-static inline void put_row(const int16_t* x, float scale, int shift, int lacks, InputBlock<Group>& block) {
-  int32_t sum = 0;
-  for (int i = 0; i < Group; i++) sum += x[i];
-  std::memcpy(block.x, x, sizeof block.x);
-  block.scale = scale / static_cast<float>(1 << shift);
-  block.sum = scale * static_cast<float>(sum);
-  block.initial = lacks * sum;
-}
+#include "input_words.h"
+#include "pairs.h"
 
-template <int Group>
-static inline f32x8 add_sum_by(const InputBlock<Group>& x, f32x8 minima, f32x8 y) {
-  return fma(minima, broadcast(x.sum), y);
-}
+namespace monotape::MONOTAPE_ISA {
 
 // Of four rows, four values of k each. A function of its own, because written out at each of its many places it takes
 // compilers minutes.
@@ -146,17 +116,18 @@ static __attribute__((noinline)) void add_products(bytes16 codes, const int16_t*
     for (int j = 0; j < 4; j++) sums[row] += w[4 * row + j] * x[j];
 }
 
-// Dot products of 8 rows with a group of activations; step<I>() takes register I of each_register().
+// Dot products of 8 rows with a group of activations; step<I>() takes pair I of each_pair().
 template <int Group>
 struct Dots {
   int32_t sums[8];
 
-  explicit Dots(const InputBlock<Group>& x) {
+  void begin(const InputBlock<Group>& x) {
     for (int32_t& sum : sums) sum = x.initial;
   }
   template <int I>
-  void step(bytes16 codes, const InputBlock<Group>& x) {
-    add_products(codes, x.x + I / 2 * 4, sums + I % 2 * 4);
+  void step(bytes32 codes, const InputBlock<Group>& x) {
+    add_products(codes.low, x.x + I * 4, sums);
+    add_products(codes.high, x.x + I * 4, sums + 4);
   }
   f32x8 total(const InputBlock<Group>& x) const {
     return lanes([&](int i) { return static_cast<float>(sums[i]) * x.scale; });
