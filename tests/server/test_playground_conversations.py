@@ -368,13 +368,23 @@ def test_a_full_storage_is_said_and_the_page_goes_on(visit: Open) -> None:
 
 @needs_browser
 def test_the_prompt_is_seen_to_be_read(visit: Open) -> None:
-    script = Script(prefill_s=3, prefill_told_s=60, tokens_per_second=3000)
+    """A busy browser may miss some of the states, which last a quarter of the time."""
+    script = Script(prefill_s=8, prefill_told_s=60, tokens_per_second=3000)
     shown = visit(script)
     say(shown, "word " * 996)
     reading = shown.locator(".reading")
     expect(reading).to_contain_text("reading the prompt: 1,000 tokens …")
-    expect(reading).to_contain_text("reading the prompt: 500 of 1,000 tokens, about 30 s left")
-    expect(reading.locator("[role=progressbar]")).to_have_attribute("aria-valuenow", re.compile("50|75"))
+    later = "|".join(
+        (
+            "250 of 1,000 tokens, about (50|45)",
+            "500 of 1,000 tokens, about 30",
+            "750 of 1,000 tokens, about 15",
+        )
+    )
+    expect(reading).to_contain_text(re.compile(f"reading the prompt: ({later}) s left"))
+    expect(reading.locator("[role=progressbar]")).to_have_attribute(
+        "aria-valuenow", re.compile("^(25|50|75)$")
+    )
     expect(shown.locator(".strip")).to_have_count(1)
     expect(reading).to_have_count(0)
 

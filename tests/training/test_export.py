@@ -248,7 +248,7 @@ def test_what_was_not_exported_is_not_packed(breakage: str, packed_file: Path, t
     if breakage == "no config":
         (folder / "config.json").unlink()
     if breakage == "bf16":
-        shutil.copy(unpacked(packed_file, tmp_path) / WEIGHTS, folder)
+        shutil.copy(unpacked(packed_file, tmp_path) / packed.WEIGHTS, folder)
     with pytest.raises(UsageError, match="is not an exported model") as caught:
         pack(folder, tmp_path / "packed.safetensors")
     assert "export" in caught.value.hint and not (tmp_path / "packed.safetensors").exists()
