@@ -15,7 +15,7 @@ import pytest
 from backends.code_cases import CODES, activations, random_matrix
 from backends.cpu_cases import PROMPT, cpu
 from monotape.backends.cpu.bridge import isa_name, library
-from monotape.backends.cpu.build import COMMON_FLAGS, KERNEL_FLAGS, build, find_compiler
+from monotape.backends.cpu.build import COMMON_FLAGS, KERNEL_FLAGS, SOURCES, build, find_compiler, link_order
 from monotape.plan.formats import Format
 
 Checkpoint = Callable[[str], Path]
@@ -98,15 +98,21 @@ def test_a_whole_model_has_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_compiler_that_does_not_know_an_instruction_set_builds_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "complaint", ["error: unrecognized option -mavxvnni", "x.s:7: Error: no such instruction: `{vex} vpdpbusd'"]
+)
+def test_a_compiler_that_does_not_know_an_instruction_set_builds_the_others(
+    tmp_path: Path, complaint: str
+) -> None:
     compiler = find_compiler()
     assert compiler and shutil.which(compiler[0])
     older = tmp_path / "older"
     older.write_text(
         "#!/bin/sh\n"
-        'case "$*" in *-mavxvnni*) echo "error: unrecognized option -mavxvnni" >&2; exit 1 ;; esac\n'
+        f"case \"$*\" in *-mavxvnni*) cat {tmp_path / 'complaint'} >&2; exit 1 ;; esac\n"
         f'exec {compiler[0]} "$@" -O0\n'  # nothing is computed with it
     )
+    (tmp_path / "complaint").write_text(complaint)
     older.chmod(older.stat().st_mode | stat.S_IXUSR)
     assert "-mavxvnni" in KERNEL_FLAGS["x86_64"]["kernels_avxvnni.cpp"] and "-mavxvnni" not in COMMON_FLAGS
     built = ctypes.CDLL(str(build(tmp_path / "built", [str(older)])))
@@ -115,3 +121,11 @@ def test_a_compiler_that_does_not_know_an_instruction_set_builds_the_others(tmp_
     for isa, needed in SETS.items():
         if isa != "avxvnni" and needed <= features():
             assert built.monotape_isa(isa.encode()) == isa.encode()
+
+
+@pytest.mark.parametrize("machine", list(KERNEL_FLAGS))
+def test_objects_for_some_processors_are_linked_last(machine: str) -> None:
+    """The linker keeps the first copy of an inline function, for all processors."""
+    names = [file.name for file in link_order(reversed(sorted(SOURCES.glob("*.cpp"))), machine)]
+    special = KERNEL_FLAGS[machine].keys()
+    assert special <= set(names) and set(names[-len(special) :]) == special

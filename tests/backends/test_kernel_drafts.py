@@ -15,6 +15,7 @@ from backends.host_kernel import HostKernel, Schedule
 from backends.host_masks import SAMPLINGS as MASKED_SAMPLINGS
 from backends.host_masks import Masks, random_bits, run_masked
 from backends.host_setups import CONTEXT, VOCAB, Load, loading_from, make_checkpoints
+from backends.source_edits import Line, put
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.protocol import Job, Sampling
 from monotape.engine.constraint import packed
@@ -75,6 +76,21 @@ def check_drafts(backend: CudaBackend, job: Job, schedules: tuple[Schedule, ...]
     # Where the first drafts are wrong, no more of that prediction may be checked.
     assert rejected > 0 and accepted[RIGHT] > 0 and sum(accepted[wrong] for wrong in WRONG) > 0
     return expected
+
+
+@long
+def test_lanes_that_read_different_times_decide_alike(
+    load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Lanes of the drafter's warp may be apart when they look at the clock, and shuffle after they have decided."""
+    late = Line("worker/drafter.h", "clock_ns()", "(clock_ns() + seen_ % 3 * 40000 * lane_number())")
+    decides = Line("worker/drafter.h", "  __device__ bool worth_it() {\n")
+    for line in (
+        late,
+        replace(decides, instead=f"{decides.line}    while (credit_ != lane_at(credit_, 0)) rest(1000);\n"),
+    ):
+        put(line, tmp_path, monkeypatch)
+    check_drafts(loaded(load, "two workers", 4), Job(SHORT, 0, 30), (Schedule(1, most_steps=20_000_000),))
 
 
 @pytest.mark.parametrize(

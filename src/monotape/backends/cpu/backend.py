@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,13 @@ from monotape.backends.cpu.bridge import (
     FINISH_CANCELLED,
     FINISH_DEADLINE,
     FINISH_LENGTH,
+    FINISH_MASK,
     FINISH_NUMERICAL,
     FINISH_RUNNING,
     FINISH_STOP,
     KIND_GENERATE,
     KIND_LOGITS,
+    MASKS_AHEAD,
     STAGE_NAMES,
     JobStruct,
     SamplingStruct,
@@ -26,7 +29,7 @@ from monotape.backends.cpu.bridge import (
 )  # fmt: skip
 from monotape.backends.cpu.model import DEADLINE_US, LoadedModel, load_model
 from monotape.backends.cpu.sequence import CpuSequence
-from monotape.backends.protocol import FinishReason, Job, KvSequence, Token
+from monotape.backends.protocol import MASK_BITS, Bits, FinishReason, Job, KvSequence, Token
 from monotape.errors import BackendError, DeadlineFault, NumericalFault, ResourceError
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
@@ -75,20 +78,33 @@ class CpuBackend:
         return CpuSequence(self.plan)
 
     def start(self, job: Job, sequence: KvSequence) -> CpuGeneration:
+        assert not job.masked, "its masks come from start_masked()"
+        generation = CpuGeneration(self._engine, job, self._ready(job, sequence))
+        self._begin(generation)
+        return generation
+
+    def start_masked(self, job: Job, sequence: KvSequence) -> MaskedCpuGeneration:
+        ready = self._ready(job, sequence)
+        generation = MaskedCpuGeneration(self._engine, replace(job, masked=True), ready, self.spec.vocab)
+        self._begin(generation)
+        return generation
+
+    def _ready(self, job: Job, sequence: KvSequence) -> CpuSequence:
         assert isinstance(sequence, CpuSequence) and self._engine, (
             "a sequence of another backend, or a closed one"
         )
         assert job.cached <= sequence.length and job.cached < len(job.prompt)
         sequence.truncate(job.cached)
         sequence.reserve(len(job.prompt) + job.max_tokens)
-        generation = CpuGeneration(self._engine, job, sequence)
+        return sequence
+
+    def _begin(self, generation: CpuGeneration) -> None:
         previous, self._running = self._running, generation
         try:
             generation.begin()
         except BackendError:  # another job runs, and its arrays must stay
             self._running = previous
             raise
-        return generation
 
     def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
         assert isinstance(sequence, CpuSequence) and self._engine
@@ -136,6 +152,10 @@ class CpuBackend:
         """For tests: from the next job on, drafts are checked wherever there are any, whatever they cost."""
         library().monotape_check_all_drafts(self._engine, all_of_them)
 
+    def wait_for_masks(self, deadline_us: int) -> None:
+        """For tests of the deadline: how long the host may take for a mask."""
+        library().monotape_mask_deadline(self._engine, deadline_us)
+
     def looks(self) -> int:
         """The most times that a worker read the cancel flag in the last job: before every tile and every rendezvous."""
         return int(library().monotape_looks(self._engine))
@@ -181,7 +201,7 @@ class CpuGeneration:
             kind=KIND_GENERATE, prompt_length=len(job.prompt), cached=job.cached, max_tokens=job.max_tokens,
             min_tokens=job.min_tokens, stop_count=len(job.stop_ids),
             top_logprobs=-1 if job.logprobs is None else top,
-            history_length=len(job.prediction) + len(job.prompt),
+            history_length=len(job.prediction) + len(job.prompt), masked=job.masked,
             prompt=self._prompt.ctypes.data, stop_ids=self._stop_ids.ctypes.data,
             history=None if self._history is None else self._history.ctypes.data,
             keys=ctypes.addressof(self._keys), values=ctypes.addressof(self._values),
@@ -215,7 +235,7 @@ class CpuGeneration:
     def filled(self) -> int:
         if self.finish_reason is not None:
             return min(self._sequence.length, len(self._job.prompt))
-        return int(_wait(self._engine, -1).filled)
+        return min(int(_wait(self._engine, -1).filled), len(self._job.prompt))
 
     def cancel(self) -> None:
         library().monotape_cancel(self._engine)
@@ -229,11 +249,50 @@ class CpuGeneration:
     def _finished(self, status: StatusStruct) -> None:
         if self.finish_reason is None:
             _raise_fault(status, len(self._sequence.ranks))
-            # Cancelled in prefill there is no token; the chunks that were complete by then stay.
-            tokens = status.tokens
-            self._sequence.length = len(self._job.prompt) + tokens - 1 if tokens else status.filled
+            # Cancelled in prefill, the chunks that were complete by then stay. Forced tokens at the end have no KV.
+            self._sequence.length = status.filled
             self.drafted, self.accepted = status.drafted, status.accepted
             self.finish_reason = _FINISH[status.finish]
+
+
+class MaskedCpuGeneration(CpuGeneration):
+    """One whose every token waits for a mask."""
+
+    masks_ahead = MASKS_AHEAD
+
+    def __init__(self, engine: int, job: Job, sequence: CpuSequence, vocab: int) -> None:
+        super().__init__(engine, job, sequence)
+        self._mask_shape, self._masks_over = (-(-vocab // MASK_BITS),), False
+        self._forced = 0  # tokens whose masks are there before allow() is called for them
+
+    def allow(self, bits: Bits) -> None:
+        assert bits.shape == self._mask_shape and bits.dtype == np.uint32 and bits.flags.c_contiguous
+        if self._forced:
+            self._forced -= 1
+        elif not self._masks_over:
+            library().monotape_allow(self._engine, bits.ctypes.data)
+
+    def expect(self, ids: Sequence[int]) -> None:
+        """The whole run at once, so that one pass takes as much of it as it can."""
+        further = np.array(ids[self._forced :], np.int32)
+        if further.size and not self._masks_over:
+            self._forced += library().monotape_force(self._engine, further.ctypes.data, further.size)
+
+    def end_masks(self, *, complete: bool) -> None:
+        if self._masks_over:
+            return
+        self._masks_over = True
+        if complete:
+            library().monotape_complete(self._engine)
+        else:
+            self.cancel()
+
+    def await_token(self, index: int) -> int | None:
+        while not self._masks_over:
+            found = library().monotape_await(self._engine, index, _WAIT_MS)
+            if found:
+                return int(self._ids[index]) if found > 0 else None
+        return None
 
 
 def _history(job: Job, prompt: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -272,6 +331,11 @@ def _raise_fault(status: StatusStruct, ranks: int) -> None:
         raise NumericalFault(
             f"The logits at position {status.fault_position} are not numbers.",
             "The weights or the prompt drive the model out of range; try --dtype f32.",
+        )
+    if status.finish == FINISH_MASK:
+        raise DeadlineFault(
+            f"The host gave no mask for the choice of a token, at position {status.fault_position}.",
+            "The machine is overloaded, or this is a fault in Monotape.",
         )
     if status.finish == FINISH_DEADLINE:
         stage = STAGE_NAMES[status.fault_stage]

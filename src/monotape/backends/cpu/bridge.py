@@ -21,7 +21,9 @@ FORMAT_CODES = {
     Format.WIDE: 16, Format.MXFP4: 17,
 }  # fmt: skip
 STAGE_NAMES = ("qkv", "output", "router", "gate_up", "down", "head")  # abi.h: Stage
-FINISH_RUNNING, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_NUMERICAL, FINISH_DEADLINE = range(6)
+FINISH_RUNNING, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED = range(4)
+FINISH_NUMERICAL, FINISH_DEADLINE, FINISH_MASK = range(4, 7)
+MASKS_AHEAD = 64  # masks.h: kMasksAhead
 KIND_GENERATE, KIND_LOGITS = 0, 1
 HEAD_INPUTS = {"own": 0, "mean": 1, "sum": 2, "concatenate": 3}
 
@@ -69,7 +71,7 @@ class SamplingStruct(Structure):
 class JobStruct(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "prompt_length", "cached", "max_tokens", "min_tokens")),
-        *((name, c_int32) for name in ("stop_count", "top_logprobs", "history_length")),
+        *((name, c_int32) for name in ("stop_count", "top_logprobs", "history_length", "masked")),
         *((name, c_void_p) for name in ("prompt", "stop_ids", "history", "keys", "values")),
         ("kv_capacity", c_int64), ("sampling", SamplingStruct),
         *((name, c_void_p) for name in ("logits", "ids", "times_ns", "logprobs", "top_ids", "top_values")),
@@ -92,6 +94,11 @@ _SIGNATURES = {
     "monotape_close": (None, [c_void_p]),
     "monotape_start": (c_int32, [c_void_p, POINTER(JobStruct)]),
     "monotape_cancel": (None, [c_void_p]),
+    "monotape_allow": (None, [c_void_p, c_void_p]),
+    "monotape_force": (c_int32, [c_void_p, c_void_p, c_int32]),
+    "monotape_complete": (None, [c_void_p]),
+    "monotape_await": (c_int32, [c_void_p, c_int32, c_int32]),
+    "monotape_mask_deadline": (None, [c_void_p, c_int64]),
     "monotape_cancel_at": (None, [c_void_p, c_int64]),
     "monotape_looks": (c_int64, [c_void_p]),
     "monotape_check_all_drafts": (None, [c_void_p, c_int32]),

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -92,16 +93,22 @@ def _compile_all(compiler: list[str], scratch: Path, machine: str) -> list[Path]
         try:
             _run([*compiler, *COMMON_FLAGS, *more, *to_object])
         except BuildError as error:
-            if not any(flag in str(error) for flag in more):
+            # An older compiler names the flag, an older assembler behind a newer compiler the instruction.
+            if not any(sign in str(error) for sign in (*more, "no such instruction")):
                 raise
-            _run([*compiler, *COMMON_FLAGS, *to_object])  # an older compiler: without this file's kernels
+            _run([*compiler, *COMMON_FLAGS, *to_object])  # without this file's kernels
         return target
 
-    files = sorted(
-        SOURCES.glob("*.cpp"), key=lambda file: not file.name.startswith("kernels_")
-    )  # the longest first
+    longest_first = sorted((*SOURCES.glob("*.cpp"), SHARED), key=lambda file: not file.name.startswith("kernels_"))
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return list(pool.map(compile_one, (*files, SHARED)))
+        objects = dict(zip(longest_first, pool.map(compile_one, longest_first), strict=True))
+    return [objects[file] for file in link_order(longest_first, machine)]
+
+
+def link_order(files: Iterable[Path], machine: str) -> list[Path]:
+    """Of an inline function in several objects the linker keeps the first: one for every machine, not one for AVX."""
+    extra = KERNEL_FLAGS.get(machine, {})
+    return sorted(files, key=lambda file: (file.name in extra, file.name))
 
 
 def _run(command: list[str]) -> None:

@@ -15,7 +15,7 @@ BLOCK_BYTES = 512
 LEAST_PAGES = 3  # copies in flight that keep the memory busy, one page each
 _FAIR_BYTES_PER_TICK = 21.8  # one worker's share of the bandwidth, of an H200's 132 workers
 _LEAD, _LONG_LAYER = 224 * 1024, 2 << 20  # bytes per worker
-_NEARLY_HELD = 1.2  # of a layer that a scout cannot help: its bytes over the ring's
+_NEARLY_HELD = 1.2  # a layer's bytes over the ring's: a scout does not help smaller layers
 #: Blocks of codes of a whole tile in a warp: their inputs stay in registers, eight words each, four of integers.
 _WHOLE_CODED, _WHOLE_INTEGERS = 6, 8
 #: Blocks of a page at most. Of experts nothing is copied before the choice: smaller pages of codes follow it sooner.

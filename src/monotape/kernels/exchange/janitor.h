@@ -21,7 +21,7 @@
 //     a. The janitor stores "not yet" and loads the word until the load returns "not yet". From then on no load of any
 //        worker returns the old value, because all accesses go to the L2 and those to one address are coherent.
 //     b. Before W publishes the output of a stage, its janitor has finished the resets of W's earlier stages
-//        (`await_resets`).
+//        (`await_resets`, before a meeting; a lone unit's warp publishes without one, after its own lane 0 has awaited them).
 //     c. The same copy is polled again two turns after the word was published. Between the reset and that poll the reader
 //        has needed, directly or through other workers, a word that W published after (b): an element of the residual
 //        stream, or an output of qkv and `gate_up` if W has no tiles of `output` and `down`. ARCHITECTURE.md has the chain for
@@ -57,7 +57,7 @@ __device__ __forceinline__ uint4* place_of(Exchange& exchange, uint32_t word, in
 // two lists, because the janitor may still work on the token before.
 //
 // A pass of several rows has words for each of them. A worker owns the same words of every row, except what it combines
-// (token/attention.h): the list has the former of the first row, then the latter, row by row.
+// (token/combine.h): the list has the former of the first row, then the latter, row by row.
 class OwnWords {
  public:
   __device__ OwnWords(Consumer& c, int list, int splits) : c_(c), words_(c.shared.own_words[list]), splits_(splits) {}

@@ -78,11 +78,11 @@ __device__ __forceinline__ void poll(const uint4* buffer, const int (&index)[Cou
 
 // When a warp first looks for the words of a stage. A look that comes too early takes the way to the L2 and back once more. In every
 // layer the words of a stage come about as long after those of the stage before, so each warp learns how long to wait: longer
-// after a look that came too early, a little less after one that did not. No value depends on it. (Where registers are short, as
-// with dense layers of codes, there is none for it.)
+// after a look that came too early, a little less after one that did not. No value depends on it. Warps do not learn where registers
+// are short.
 struct FirstLook {
   static constexpr int kFirst = 100, kMost = 600, kLater = 32, kSooner = 8;  // ticks
-  static constexpr bool kLearns = !kDenseCodes && !kFewRegisters;
+  static constexpr bool kLearns = !kShortOfRegisters;
 
   static __device__ __forceinline__ void wait(const Shared& shared, Stage stage, int warp) {
     if (kLearns && stage != Stage::head) wait_ticks(shared.first_look[static_cast<int>(stage)][warp]);

@@ -76,7 +76,10 @@ __host__ __device__ constexpr bool dense_codes() {
     if (format_of(stage_row(i)).sub > 1) return kExperts == 0;
   return false;
 }
-constexpr bool kDenseCodes = dense_codes();
+// Whether registers are short: all through on some machines, and where dense layers unpack codes. Then all stages share one copy of
+// the code, whose further copies would take more time to fetch than they save; warps look for pages before they store sums;
+// and they do not learn when to look for words.
+constexpr bool kShortOfRegisters = kFewRegisters || dense_codes();
 // Whether products of a stage take fp16 operands; its input is packed accordingly.
 __device__ __forceinline__ bool takes_float16(Stage stage) {
   return of_stage(stage, [](StageRow row) { return format_is_float16(product(row.product).format); });

@@ -29,7 +29,7 @@ __device__ __forceinline__ void multiply_accumulate_bytes(int* c, uint32_t a0, u
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// A block of weights times one token's activations, and up to three more rows (token/matrix.h). The halves of row p of the
+// A block of weights times one token's activations, and up to three more rows (token/tiles.h). The halves of row p of the
 // pass are columns 2p and 2p + 1, so a lane has eight bytes of its column. In all, a lane adds to four sums.
 using TokenInput = uint2;
 constexpr int kTokenSums = 4, kGroupInputs = 8;  // inputs of a group of 32 values of k, in shared memory

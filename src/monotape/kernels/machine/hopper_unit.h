@@ -44,7 +44,7 @@ struct UnitWords {
   }
 };
 
-constexpr bool kWindows = kKinds > 1 || kWidestWindow > 0;  // whether a layer may see no more than the last positions
+constexpr bool kWindows = kKinds > 1 || kWidestWindow > 0;  // whether some layer sees the newest positions only
 
 // One unit of 32 positions, of which [begin, end) are visible. All loads come before the products, and consecutive products
 // are independent. `First`: there is nothing yet to be added to.

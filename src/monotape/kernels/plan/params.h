@@ -166,7 +166,7 @@ struct Params {
   Ranks ranks;
   uint32_t* history;            // tokens to look for drafts in, and room for the output; null: no drafts
   int history_length;           // tokens before the output
-  float* chains;                // of attention, that wait: see attend_rows in token/attention.h
+  float* chains;                // of attention, that wait: see attend_rows in token/attention_rows.h
 };
 
 // Whether the prompt goes in rows, and its last row to the head; else its tokens are decoded one by one.

@@ -39,7 +39,7 @@ struct StageRow {
   int routed;    // experts that a token passes; 0: the stage is not routed
 };
 
-// A block of a prefill's products, in tiles: see rows/matrix.h.
+// A block of a prefill's products, in tiles: see rows/block.h.
 struct Shape {
   int row_tiles, column_tiles;
 };

@@ -69,7 +69,7 @@ __device__ __forceinline__ bool attend(Consumer& c, int layer, int position) {
   const bool lone = !kFewRegisters && share.count == 1, heard = !lone || !most_of_lanes(c.lost);
   if (c.warp() < share.count) keep_part(c, running, c.warp());
   if (lone) {
-    warp_meets();  // the part is complete
+    warp_meets();  // the part is complete, and lane 0 has awaited the resets: exchange/janitor.h, (2)b
     if (c.warp() == 0 && heard) publish_lone(c, layer, share);
   } else {
     if (!c.meet()) return false;

@@ -154,7 +154,7 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, in
           tile = place.tile, real = real && place.real;
         }
       ending(p, tile, row, y, real);
-      if (real && y != y) report_nan(c.shared, matrix.stage, matrix.layer);  // after the word is out: the place is read when a token is chosen
+      if (real && y != y) report_nan(c.shared, matrix.stage, matrix.layer);  // after the word is out, which others wait for
     }
     if constexpr (kQkvBias) bias = bias_of<Rows>(c, matrix, first + most, count);
     if constexpr (kScalesOutputs) scale = scale_of<Rows>(c, matrix, first + most, count);

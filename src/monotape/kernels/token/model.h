@@ -175,9 +175,6 @@ __device__ __forceinline__ bool run_layer(Consumer& c, int layer) {
 // Orders this token's KV and the reset of the candidates before this worker's next candidate.
 __device__ __forceinline__ void begin_head(Consumer& c) { fence_device(), c.best = nobody(); }
 
-// Whether all stages share one copy of the code: where registers are few, and where a loop that unpacks codes is so long that
-// further copies of it take more time to fetch than they save.
-constexpr bool kOneCopy = kFewRegisters || kDenseCodes;
 // The layers and the head in one copy.
 template <int Rows>
 __device__ __forceinline__ bool run_alike(Consumer& c, int token, bool head_only) {
@@ -207,7 +204,7 @@ __device__ __forceinline__ bool forward(Consumer& c, int token, int position, bo
     if constexpr (kRanks > 1) count_sends(c);
     if (!c.meet()) return false;
   }
-  if constexpr (kOneCopy) {
+  if constexpr (kShortOfRegisters) {
     if (!run_alike<Rows>(c, token, head_only)) return false;
     c.token_step += kTokenSteps;
     return c.meet();

@@ -104,7 +104,7 @@ class TilePages {
   }
 
 #ifdef MONOTAPE_RING
-  static constexpr bool kEveryBlock = false;  // whether blocks past the last tile are left out
+  static constexpr bool kEveryBlock = false;  // whether clear() zeroes every block: without a ring nothing past the last tile is fetched
   static constexpr bool kInLibrary = false;  // pages have the blocks in their order
   // The next tiles, in a page that has landed; past the last tile there is more of the ring.
   __device__ __forceinline__ const uint4* next_page() {

@@ -69,7 +69,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static_assert(Rows == 1 || !Weight::kGrouped || !Weight::kSlots, "the columns of a product are slots of groups, not rows");
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
   static constexpr uint32_t kOnes = 0x01010101u;
-  static constexpr bool kFetchesFirst = kDenseCodes || kFewRegisters;
+  static constexpr bool kFetchesFirst = kShortOfRegisters;
   static constexpr bool kScalesBlocks = kAddsExperts && kScalesExperts;  // their rows have scales, one of each expert
 
   // Multiplies a page's tiles, some of them, or a part of one. Data past the last tile is multiplied too, and ignored.

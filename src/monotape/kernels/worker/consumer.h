@@ -81,7 +81,7 @@ struct Consumer {
   bool lost = false; // a poll ended because the request failed
   int token_step = 0;  // the number of this token's first matrix: see exchange/janitor.h
   int step_before = -1;  // the last matrix that this worker had tiles of
-  bool early = false;    // whether the stage's first look for words came before them
+  bool early = false;    // whether the stage's first look for words came before some of them
   Trace trace;
 
   __device__ Consumer(const Params& p, Shared& s) : params(p), shared(s), pages(s) { refresh(); }

@@ -21,7 +21,8 @@ class Drafter {
     }
     seen_ = pass;
     warp_meets();  // lane 0 has written the newest tokens
-    const int rows = shared_.drafts.rows, length = params_.history_length + shared_.delivered;
+    // Other warps write these words meanwhile: lane 0 reads for all, who must decide alike, because they shuffle later.
+    const int rows = lane_at(shared_.drafts.rows, 0), length = params_.history_length + shared_.delivered;
     time_pass();
     learn(length - known_, length);
     drafted_ = rows - 1;
@@ -43,7 +44,7 @@ class Drafter {
 
   // How long the pass before took.
   __device__ void time_pass() {
-    const int64_t now = clock_ns(), took = now - began_;
+    const int64_t now = lane_at(clock_ns(), 0), took = now - began_;  // one lane's, for the same reason
     if (began_ > 0) {
       int64_t& mean = drafted_ > 0 ? ns_with_drafts_ : ns_alone_;
       mean = mean == 0 ? took : mean + (took - mean) / 8;

@@ -359,7 +359,7 @@ class PageReader {
 
 #else
 // Without bulk copies there is no ring: a warp reads its weights from the tape into its own registers, two steps ahead
-// (Progress in token/matrix.h), and units of KV where they lie.
+// (Progress in token/progress.h), and units of KV where they lie.
 class PageReader {
  public:
   __device__ explicit PageReader(Shared&) {}

@@ -18,7 +18,7 @@ enum class Format : int32_t {
 enum class Stage : int32_t { qkv = 0, output = 1, router = 2, gate_up = 3, down = 4, head = 5 };
 enum class JobKind : int32_t { generate = 0, logits = 1 };
 enum class HeadInput : int32_t { own = 0, mean = 1, sum = 2, concatenate = 3 };  // plan/types.py: Plan.head_input
-enum class Finish : int32_t { running = 0, stop = 1, length = 2, cancelled = 3, numerical_fault = 4, deadline_fault = 5 };
+enum class Finish : int32_t { running = 0, stop = 1, length = 2, cancelled = 3, numerical_fault = 4, deadline_fault = 5, mask_fault = 6 };
 
 // One worker's share of one stage: its tiles, and where they lie on its tape, or in each expert of the library.
 struct Span {
@@ -86,6 +86,7 @@ struct Job {
   JobKind kind;
   int32_t prompt_length, cached, max_tokens, min_tokens, stop_count, top_logprobs;  // top_logprobs -1: none at all
   int32_t history_length;          // of the prediction and the prompt
+  int32_t masked;                  // every choice waits for a mask: masks.h
   const int32_t* prompt;
   const int32_t* stop_ids;
   int32_t* history;                // prediction, prompt, room for max_tokens: drafts are looked up in it; null: no drafts
@@ -104,14 +105,14 @@ struct Job {
 struct Status {
   Finish finish;
   int32_t tokens;                  // published so far
-  int32_t filled;                  // leading positions of the prompt whose KV every rank has, the cached ones included
+  int32_t filled;                  // leading positions whose KV every rank has, the cached ones included
   int32_t fault_worker, fault_stage, fault_position, fault_waited_for;
   int32_t fault_rank, fault_waited_rank;  // waited_rank -1: a worker of the same rank
   int32_t drafted, accepted;       // drafts that passes checked, and passes that they saved; known at the end
   int64_t start_ns;
 };
 
-static_assert(sizeof(Span) == 16 && sizeof(Step) == 16 && sizeof(Group) == 32 && sizeof(Model) == 296 && sizeof(Sampling) == 56 && sizeof(Job) == 184 &&
+static_assert(sizeof(Span) == 16 && sizeof(Step) == 16 && sizeof(Group) == 32 && sizeof(Model) == 296 && sizeof(Sampling) == 56 && sizeof(Job) == 192 &&
               sizeof(Status) == 56);
 
 }  // namespace monotape

@@ -9,7 +9,8 @@ namespace monotape {
 Shared::Shared(const Model& m, const Kernels& k, Collective* c, Patience patience, Fault& f)
     : model(m), kernels(k), collective(c), word_spins(patience.spins),
       rendezvous(m.workers, {patience.spins, (c ? 3 : 1) * patience.deadline_us}),
-      chooser(k, c ? c->vocab() : m.vocab, std::min(m.chunk, kPassRows)), fault(f) {
+      chooser(k, c ? c->vocab() : m.vocab, m.chunk), fault(f) {
+  chooser.masks().set_deadline_us(patience.deadline_us / 4 * 3);  // shorter than that of workers that wait for worker 0
   q_rows = m.heads * m.head_dim;
   kv_rows = m.kv_heads * m.head_dim;
   group = m.heads / m.kv_heads;

@@ -15,6 +15,8 @@ class DraftGate {
   void begin(bool predicted);
   // A pass of `drafts` drafts has ended at `now_ns`. The first call of a job only sets the clock.
   void pass_ended(int drafts, int accepted, int64_t now_ns);
+  // A pass that counts as neither kind has ended.
+  void restart_clock(int64_t now_ns) { ended_ns_ = now_ns; }
   // Whether drafts that follow `evidence` equal tokens are to be checked.
   bool opens(int evidence);
   // For tests: drafts are checked wherever there are any.

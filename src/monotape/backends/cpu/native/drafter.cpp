@@ -23,9 +23,14 @@ void Drafter::tell(int32_t token) {
   length_++;
 }
 
-int Drafter::draft(int drafted, int accepted, int most, int64_t now_ns, int32_t* drafts) {
+void Drafter::pass_ended(int known, int drafted, int accepted, int64_t now_ns) {
+  if (!history_) return;
+  if (known > 1) gate_.restart_clock(now_ns);  // as long as neither a pass alone nor one with drafts
+  else gate_.pass_ended(drafted, accepted, now_ns);
+}
+
+int Drafter::draft(int most, int32_t* drafts) {
   if (!history_) return 0;
-  gate_.pass_ended(drafted, accepted, now_ns);
   if (match_ < 0) find();
   if (most <= 0 || match_ < 0 || !gate_.opens(evidence_)) return 0;
   // Where the match reaches the end of the history, the text has a period: the distance between the two.

@@ -12,8 +12,10 @@ class Drafter {
   void begin(const Job& job);
   // A token has been chosen.
   void tell(int32_t token);
-  // A pass has ended and its tokens have been told: up to `most` drafts of those that follow.
-  int draft(int drafted, int accepted, int most, int64_t now_ns, int32_t* drafts);
+  // A pass has ended and its tokens have been told.
+  void pass_ended(int known, int drafted, int accepted, int64_t now_ns);
+  // Up to `most` drafts of the tokens that follow.
+  int draft(int most, int32_t* drafts);
   DraftGate& gate() { return gate_; }
 
  private:

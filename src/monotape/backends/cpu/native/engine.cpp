@@ -23,7 +23,7 @@ class Engine {
     patience.deadline_us = first.deadline_us;
     if (group) {
       // Words that rank 0 may be ahead of others: one a chunk, and those of the last two decisions.
-      const size_t controls = (first.context + first.chunk - 1) / first.chunk + 2 * (kPassRows + 1);
+      const size_t controls = (first.context + first.chunk - 1) / first.chunk + 2 * (kPassTokens + 1);
       collective_.reset(new Collective(*group, first.chunk, round_up(first.width, kTileRows), controls, first.deadline_us));
       // With more threads than cores, a spinning worker keeps the worker that it waits for off the core.
       if (ranks * first.workers > static_cast<int>(std::thread::hardware_concurrency())) patience.spins = 16;
@@ -69,7 +69,7 @@ class Engine {
       rank->rendezvous.reset();
     }
     first().chooser.begin(first().job);  // may throw; no worker has been woken yet
-    published_ = 0;
+    published_ = kept_ = 0;
     start_ns_ = now_ns();
     busy_ = static_cast<int>(workers_.size());
     jobs_++;
@@ -84,8 +84,9 @@ class Engine {
     Status status{};
     status.finish = busy_ ? Finish::running : first().finish;
     status.tokens = published_;
-    status.filled = first().filled;
-    for (auto& rank : ranks_) status.filled = std::min(status.filled, rank->filled.load());  // each has heads of its own
+    status.filled = kept_ ? kept_ : first().filled.load();
+    for (auto& rank : ranks_)  // each has heads of its own
+      if (!kept_) status.filled = std::min(status.filled, rank->filled.load());
     status.start_ns = start_ns_;
     if (!busy_) status.drafted = first().chooser.drafted(), status.accepted = first().chooser.accepted();
     // A job that had ended by itself when the cancellation came has not been cancelled.
@@ -99,7 +100,13 @@ class Engine {
     return status;
   }
 
-  void cancel() { fault_.cancelled = true; }
+  void cancel() {
+    fault_.cancelled = true;
+    masks().wake();
+  }
+
+  // Of the running job.
+  Masks& masks() { return first().chooser.masks(); }
 
   // For tests and experiments, between jobs.
   void cancel_at(int64_t look) { fault_.cancel_at = look; }
@@ -140,7 +147,9 @@ class Engine {
       }
       first().job.kind == JobKind::generate ? generate(worker) : all_logits(worker);
       std::lock_guard lock(mutex_);
-      if (--busy_ == 0) news_.notify_all();
+      if (--busy_) continue;
+      masks().end_job();
+      news_.notify_all();
     }
   }
 
@@ -160,14 +169,17 @@ class Engine {
       if (worker.decides() && fault_.cancelled) shared.finish = Finish::cancelled;
       if (!worker.settle() || shared.finish != Finish::running) return;
     }
-    for (int rows = 1;; last_row = 0) {
+    for (int rows = 1;;) {
       if (!worker.head(last_row, rows, shared.logits.data())) return;
       if (worker.decides()) choose(position);
       if (!worker.settle() || shared.finish != Finish::running) return;
       const Decision decision = shared.decision;
-      rows = decision.rows;
-      if (!worker.forward({decision.tokens, rows, position + decision.told - 1}, Wanted::every_row)) return;
       position += decision.told;
+      const Rows next{decision.tokens, decision.rows, position - decision.known};
+      const bool forced = decision.known > 1;  // then the last row alone is asked what follows, as in a prompt
+      if (!worker.forward(next, forced ? Wanted::last_row : Wanted::every_row)) return;
+      last_row = forced ? worker.result_row(next) : 0;
+      rows = 1 + decision.rows - decision.known;
     }
   }
 
@@ -179,17 +191,19 @@ class Engine {
     {
       std::lock_guard lock(mutex_);
       published_ = shared.chooser.produced();
+      kept_ = shared.chooser.kept();
     }
     news_.notify_all();
-    if (finish == Finish::numerical_fault) return raise_numerical_fault(position + shared.decision.told);
+    if (finish == Finish::numerical_fault || finish == Finish::mask_fault)
+      return raise(finish, position + shared.decision.told);
     shared.finish = finish;
   }
 
-  void raise_numerical_fault(int position) {
+  void raise(Finish fault, int position) {
     fault_.rank = 0, fault_.worker = 0, fault_.stage = static_cast<int>(Stage::head);
     fault_.position = position, fault_.waited_for = fault_.waited_rank = -1;
-    first().finish = Finish::numerical_fault;
-    fault_.kind = static_cast<int>(Finish::numerical_fault);
+    first().finish = fault;
+    fault_.kind = static_cast<int>(fault);
   }
 
   // Logits after every token of the prompt: for scoring text and for tests.
@@ -234,6 +248,7 @@ class Engine {
   uint64_t jobs_ = 0;
   int busy_ = 0;       // workers that have not finished the job
   int published_ = 0;  // tokens
+  int kept_ = 0;       // positions that had their KV when the latest of them were chosen; 0: there are none yet
   int64_t start_ns_ = 0;
   bool closing_ = false;
 };
@@ -277,6 +292,14 @@ int32_t monotape_start(Engine* engine, const monotape::Job* job) {
   }
 }
 void monotape_cancel(Engine* engine) { engine->cancel(); }
+void monotape_allow(Engine* engine, const uint32_t* bits) { engine->masks().allow(bits); }
+int32_t monotape_force(Engine* engine, const int32_t* ids, int32_t count) { return engine->masks().force(ids, count); }
+void monotape_complete(Engine* engine) { engine->masks().complete(); }
+// 1: more than `index` tokens have been told; 0: not yet; -1: there will be no more.
+int32_t monotape_await(Engine* engine, int32_t index, int32_t timeout_ms) {
+  return engine->masks().await(index, timeout_ms);
+}
+void monotape_mask_deadline(Engine* engine, int64_t deadline_us) { engine->masks().set_deadline_us(deadline_us); }
 void monotape_cancel_at(Engine* engine, int64_t look) { engine->cancel_at(look); }
 int64_t monotape_looks(Engine* engine) { return engine->looks(); }
 void monotape_check_all_drafts(Engine* engine, int32_t all) { engine->check_all_drafts(all); }

@@ -164,7 +164,7 @@ bool Worker::push_decision() {
       collective.push(*collective.control(peer, tag), payload, tag, model_.rank);
   };
   push(static_cast<uint32_t>(shared_.finish) | static_cast<uint32_t>(decision.told) << 8 |
-       static_cast<uint32_t>(decision.rows) << 16);
+       static_cast<uint32_t>(decision.rows) << 16 | static_cast<uint32_t>(decision.known) << 24);
   for (int r = 0; r < decision.rows; r++) push(static_cast<uint32_t>(decision.tokens[r]));
   return true;
 }
@@ -181,7 +181,8 @@ bool Worker::take_decision() {
   if (!take_next()) return false;
   shared_.finish = static_cast<Finish>(payload & 255);
   decision.told = static_cast<int32_t>(payload >> 8 & 255);
-  decision.rows = static_cast<int32_t>(payload >> 16);
+  decision.rows = static_cast<int32_t>(payload >> 16 & 255);
+  decision.known = static_cast<int32_t>(payload >> 24);
   for (int r = 0; r < decision.rows; r++) {
     if (!take_next()) return false;
     decision.tokens[r] = static_cast<int32_t>(payload);

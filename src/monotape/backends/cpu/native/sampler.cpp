@@ -55,7 +55,7 @@ bool Sampler::needs_adjusting(int produced) const {
          produced < job_->min_tokens;
 }
 
-void Sampler::adjust(const float* logits, int produced) {
+void Sampler::adjust(const float* logits, int produced, const Mask* mask) {
   const Sampling& s = job_->sampling;
   adjusted_.assign(logits, logits + vocab_);
   for (int i = 0; i < s.bias_count; i++) adjusted_[s.bias_ids[i]] += s.bias_values[i];
@@ -68,42 +68,48 @@ void Sampler::adjust(const float* logits, int produced) {
     logit = logit > 0 ? logit / s.repetition_penalty : logit * s.repetition_penalty;
     if (counts_[id]) logit = (logit - s.presence_penalty) - s.frequency_penalty * static_cast<float>(counts_[id]);
   }
+  for (int id = 0; mask && id < vocab_; id++)
+    if (!mask->allows(id)) adjusted_[id] = -std::numeric_limits<float>::infinity();
 }
 
-int32_t Sampler::choose(const float* logits, int position, int produced) {
+int32_t Sampler::choose(const float* logits, int position, int produced, const Mask* mask) {
+  if (!all_finite(logits, vocab_)) return -1;
+  const bool forced = mask && mask->only >= 0;
+  const int32_t chosen = forced ? mask->only : choose_among(logits, position, produced, mask);
+  note(chosen);
+  if (job_->top_logprobs >= 0) report(logits, chosen, produced);
+  return chosen;
+}
+
+void Sampler::note(int32_t token) {
+  counts_[token]++;
+  seen_[token] = 1;
+  touched_.push_back(token);
+}
+
+int32_t Sampler::choose_among(const float* logits, int position, int produced, const Mask* mask) {
   const Sampling& s = job_->sampling;
   const float* scores = logits;
-  if (needs_adjusting(produced)) {
-    adjust(logits, produced);
+  if (mask || needs_adjusting(produced)) {
+    adjust(logits, produced, mask);
     scores = adjusted_.data();
   }
-  if (!all_finite(logits, vocab_)) return -1;
   int32_t best = 0;
   for (int id = 1; id < vocab_; id++)
     if (scores[id] > scores[best]) best = id;
-  int32_t chosen = best;
-  if (s.temperature > 0 && scores[best] > -std::numeric_limits<float>::infinity()) {
-    if (scores == logits) adjusted_.assign(logits, logits + vocab_);
-    for (float& score : adjusted_) score /= s.temperature;
-    const float peak = adjusted_[best];
-    if (s.min_p > 0 || s.top_k > 0 || s.top_p < 1) {
-      const float floor = s.min_p > 0 ? peak + std::log(s.min_p) : -std::numeric_limits<float>::infinity();
-      candidates_.clear();
-      for (int id = 0; id < vocab_; id++)
-        if (adjusted_[id] >= floor && adjusted_[id] > -std::numeric_limits<float>::infinity())
-          candidates_.push_back({adjusted_[id], id});
-      if (s.top_k > 0) keep_best(s.top_k);
-      if (s.top_p < 1) keep_nucleus();
-      chosen = draw_from_candidates(position);
-    } else {
-      chosen = draw_from_all(adjusted_.data(), peak, position);
-    }
-  }
-  counts_[chosen]++;
-  seen_[chosen] = 1;
-  touched_.push_back(chosen);
-  if (job_->top_logprobs >= 0) report(logits, chosen, produced);
-  return chosen;
+  if (s.temperature <= 0 || scores[best] == -std::numeric_limits<float>::infinity()) return best;
+  if (scores == logits) adjusted_.assign(logits, logits + vocab_);
+  for (float& score : adjusted_) score /= s.temperature;
+  const float peak = adjusted_[best];
+  if (s.min_p <= 0 && s.top_k <= 0 && s.top_p >= 1) return draw_from_all(adjusted_.data(), peak, position);
+  const float floor = s.min_p > 0 ? peak + std::log(s.min_p) : -std::numeric_limits<float>::infinity();
+  candidates_.clear();
+  for (int id = 0; id < vocab_; id++)
+    if (adjusted_[id] >= floor && adjusted_[id] > -std::numeric_limits<float>::infinity())
+      candidates_.push_back({adjusted_[id], id});
+  if (s.top_k > 0) keep_best(s.top_k);
+  if (s.top_p < 1) keep_nucleus();
+  return draw_from_candidates(position);
 }
 
 void Sampler::keep_best(size_t count) {

@@ -5,6 +5,7 @@
 
 #include "abi.h"
 #include "kernels.h"
+#include "masks.h"
 
 namespace monotape {
 
@@ -15,8 +16,10 @@ class Sampler {
   // A new job: what the penalties have to know about its prompt.
   void begin(const Job& job);
   // The token at `position`, of which `produced` came before it in this job; -1 if the logits hold no number.
-  // Writes the log-probabilities that the job asked for.
-  int32_t choose(const float* logits, int position, int produced);
+  // Writes the log-probabilities that the job asked for. `mask` null: every token may come.
+  int32_t choose(const float* logits, int position, int produced, const Mask* mask = nullptr);
+  // A token that was not chosen here comes next.
+  void note(int32_t token);
 
  private:
   struct Candidate {
@@ -27,7 +30,8 @@ class Sampler {
     return a.score != b.score ? a.score > b.score : a.id < b.id;
   }
 
-  void adjust(const float* logits, int produced);
+  int32_t choose_among(const float* logits, int position, int produced, const Mask* mask);
+  void adjust(const float* logits, int produced, const Mask* mask);
   bool needs_adjusting(int produced) const;
   void keep_best(size_t count);
   void keep_nucleus();
