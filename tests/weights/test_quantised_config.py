@@ -141,6 +141,8 @@ def test_the_head_is_quantised_where_a_flag_says_so(tmp_path: Path) -> None:
         ("model.layers.1.mlp.down_proj", True), ("model.layers.1", True), ("down_proj", True), ("mlp.down_proj", True),
         ("model.layers.*.mlp", True), ("re:.*mlp", True), ("re:mlp", False), ("model.layers.11", False),
         ("down", False), ("proj", False), ("lm_head", False), ("re:.*down$", False),
+        ("mlp.down_proj.", True), ("model.layers.1.", True), ("down.", False), ("model.layers.11.", False), ("", False),
+        (".", False),
     ],
 )  # fmt: skip
 def test_patterns_of_lists(pattern: str, expected: bool) -> None:
@@ -185,6 +187,52 @@ def test_a_truncated_file_is_refused(tmp_path: Path, method: str) -> None:
     with pytest.raises(CheckpointError, match=r"lies at bytes .* but the file has") as refused:
         open_checkpoint(folder)
     assert refused.value.hint and refused.value.message.count(". ") == 0
+
+
+@pytest.mark.parametrize("method", STORED)
+@pytest.mark.parametrize("router", ["mlp.gate", "mlp.router", "block_sparse_moe.gate"])
+def test_a_router_may_be_plain_though_no_list_names_it(tmp_path: Path, method: str, router: str) -> None:
+    """Many writers leave routers alone without a word; other matrices are still held to the list."""
+    tensors, settings = STORED[method]
+    module = f"{LAYER}mlp.experts.3.down_proj"
+    names = names_of(
+        tmp_path,
+        in_module(module, tensors) | {f"{LAYER}{router}.weight": PLAIN, "lm_head.weight": PLAIN},
+        settings,
+    )
+    assert names == {f"{module}.weight", f"{LAYER}{router}.weight", "lm_head.weight"}
+    other = f"{LAYER}mlp.router_proj"
+    with pytest.raises(CheckpointError, match=f"says that {other} is quantised, but it is stored as f16"):
+        names_of(tmp_path, in_module(module, tensors) | {f"{other}.weight": PLAIN}, settings)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_dynamic_may_skip_modules_and_nothing_else(tmp_path: Path, method: str) -> None:
+    tensors, settings = STORED[method]
+    module, plain = f"{LAYER}mlp.down_proj", f"{LAYER}self_attn.o_proj"
+    both = in_module(module, tensors) | {f"{plain}.weight": PLAIN}
+    for dynamic in (
+        {"-:.*self_attn.*": {}},
+        {r"-:model\.layers\.0\.self_attn\.o_proj$": {}, "-:.*mlp.gate$": None},
+    ):
+        assert names_of(tmp_path, both, {**settings, "dynamic": dynamic}) == {
+            f"{plain}.weight",
+            f"{module}.weight",
+        }
+    with pytest.raises(CheckpointError, match=r"says that .*o_proj is quantised, but it is stored as f16"):
+        names_of(
+            tmp_path, both, {**settings, "dynamic": {"-:o_proj": {}}}
+        )  # an expression for the start of a name
+    with pytest.raises(CheckpointError, match=r"leaves .*down_proj as it is, but it is stored quantised"):
+        names_of(tmp_path, both, {**settings, "dynamic": {"-:.*": {}}})
+    with pytest.raises(ModelError, match=r"no regular expression"):
+        names_of(tmp_path, both, {**settings, "dynamic": {"-:.*[": {}}})
+    for pattern in ("+:.*down_proj", ".*down_proj", "-:.*down_proj"):
+        with pytest.raises(
+            UnsupportedModel, match=r"dynamic\..*down_proj = {\"bits\": 8}, which gives some"
+        ) as refused:
+            names_of(tmp_path, both, {**settings, "dynamic": {"-:.*self_attn.*": {}, pattern: {"bits": 8}}})
+        assert refused.value.hint and refused.value.message.count(". ") == 0
 
 
 @pytest.mark.parametrize(("method", "claimed"), list(permutations(STORED, 2)))

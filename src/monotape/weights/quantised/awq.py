@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from monotape.errors import UnsupportedModel
 from monotape.models.fields import Fields
 from monotape.weights.quantised.codes import SCALE_KINDS
-from monotape.weights.quantised.method import Listed, group_count, read_group_size, read_list
+from monotape.weights.quantised.method import Listed, group_count, read_group_size, read_list, read_skipped
 from monotape.weights.quantised.packing import AWQ_ORDER, Codes, transposed
 from monotape.weights.quantised.stored import Kind, StoredMatrix
 from monotape.weights.quantised.tensors import FLOAT_SCALES, ModuleTensors, scale_rows
@@ -74,7 +74,7 @@ def _file_columns(words: NDArray[np.int32], start: int, stop: int) -> Codes:
 def read_awq(fields: Fields) -> Awq:
     """The quantization_config of an AWQ checkpoint."""
     fields.fixed({"bits": (4,), "w_bit": (4,), "desc_act": (False,), "pack_dtype": ("int32",)}, "awq")
-    fields.fixed({"modules_in_block_to_quantize": ([],), "dynamic": ({},)}, "awq")
+    fields.fixed({"modules_in_block_to_quantize": ([],)}, "awq")
     for name in ("version", "format", "checkpoint_format"):
         version = fields.optional_text(name)
         if version is not None and version.lower() != "gemm":
@@ -87,10 +87,11 @@ def read_awq(fields: Fields) -> Awq:
         raise UnsupportedModel(
             f"{fields.says('backend')}, a layout that is not supported.", "Use a checkpoint of version gemm."
         )
+    kept = read_list(fields, "modules_to_not_convert")
     found = Awq(
         read_group_size(fields),
         fields.flag("zero_point", True),
-        read_list(fields, "modules_to_not_convert"),
+        Listed((*kept.patterns, *read_skipped(fields))),
     )
     fields.finish("awq", _HARMLESS)
     return found
