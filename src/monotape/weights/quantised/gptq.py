@@ -13,7 +13,14 @@ from monotape.errors import CheckpointError, UnsupportedModel
 from monotape.models.fields import Fields
 from monotape.weights.quantised.codes import SCALE_KINDS
 from monotape.weights.quantised.columns import groups_of_columns
-from monotape.weights.quantised.method import Listed, group_count, read_group_size, read_list, read_skipped
+from monotape.weights.quantised.method import (
+    Listed,
+    finish_integers,
+    group_count,
+    read_group_size,
+    read_list,
+    read_skipped,
+)
 from monotape.weights.quantised.names import HEAD_MODULE
 from monotape.weights.quantised.packing import Codes, along_columns, transposed
 from monotape.weights.quantised.stored import DAMAGED, Kind, StoredMatrix
@@ -124,7 +131,7 @@ def read_gptq(fields: Fields) -> Gptq:
         bits, group, fields.flag("sym", True), fields.flag("desc_act", False), _read_version(fields),
         skipped, only,
     )  # fmt: skip
-    fields.finish("gptq", _HARMLESS)
+    finish_integers(fields, "gptq", _HARMLESS)
     return found
 
 
