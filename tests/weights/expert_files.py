@@ -11,6 +11,8 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from backends.cpu_cases import PROMPT, cpu
+from backends.test_cpu_stored import middle_distance
 from families import VOCAB
 from monotape.weights.checkpoint import Checkpoint
 from weights.gguf_files import interleaved, write_gguf
@@ -147,3 +149,10 @@ def mxfp4_blocks(codes: Bytes, exponents: Bytes) -> Bytes:
     packed = blocks[..., :16] | blocks[..., 16:] << 4
     joined = np.concatenate([exponents[..., None], packed], axis=-1)
     return np.ascontiguousarray(joined.reshape(*codes.shape[:-1], -1))
+
+
+def honest_limit(path: Path, exact: NDArray[np.float32]) -> float:
+    """Twice what 16-bit weights cost by themselves."""
+    with cpu(path, "f16") as rounded:
+        honest = rounded.logits(PROMPT, rounded.new_sequence())
+    return 2 * middle_distance(honest, exact) + float(np.finfo(np.float32).eps)

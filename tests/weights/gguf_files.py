@@ -45,8 +45,8 @@ def random_blocks(kind: Kind, rows: int, columns: int, seed: int) -> NDArray[np.
 
 
 def stored(values: Floats, kind: Kind, seed: int = 0) -> NDArray[Any]:
-    """The values as the format stores them; K-quants get random blocks of the same shape instead."""
-    if kind in _SCALES:
+    """The values as the format stores them; K-quants, and NVFP4, get random blocks of the same shape instead."""
+    if kind in _SCALES or kind.name == "NVFP4":
         return random_blocks(kind, values.shape[0], values.shape[1], seed)
     raw: NDArray[Any] = quantize(np.ascontiguousarray(values), kind)
     return raw

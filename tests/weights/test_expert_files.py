@@ -1,4 +1,4 @@
-"""Experts as files store them: stacks of GGUF and of gpt-oss, MXFP4, FP8 and INT4; files that contradict themselves."""
+"""Experts as files store them: stacks of GGUF and of gpt-oss, MXFP4; files that contradict themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from backends.cpu_cases import PROMPT, cpu, distance, generate, ids, reference
@@ -22,7 +21,7 @@ from monotape.plan.formats import Format
 from monotape.weights.check import check_tensors
 from monotape.weights.open import open_checkpoint
 from monotape.weights.quantised.stored import StoredMatrix
-from weights.expert_files import mxfp4_blocks, to_mxfp4, write_gguf_of
+from weights.expert_files import honest_limit, mxfp4_blocks, to_mxfp4, write_gguf_of
 
 Checkpoints = Callable[[str], Path]
 #: gpt-oss with sizes that blocks of 32 divide, and nothing else does.
@@ -127,13 +126,6 @@ def test_mxfp4_runs_on_the_cpu_as_it_is_stored(mxfp4: Path) -> None:
     assert middle_distance(together, want) <= limit
     with cpu(mxfp4, "auto", 4, tp=2) as backend:  # 160 columns are five blocks of 32
         assert middle_distance(backend.logits(PROMPT, backend.new_sequence()), want) <= limit
-
-
-def honest_limit(path: Path, exact: NDArray[np.float32]) -> float:
-    """Twice what 16-bit weights cost by themselves."""
-    with cpu(path, "f16") as rounded:
-        honest = rounded.logits(PROMPT, rounded.new_sequence())
-    return 2 * middle_distance(honest, exact) + float(np.finfo(np.float32).eps)
 
 
 def test_mxfp4_of_gguf_holds_the_same_numbers(mxfp4: Path, tmp_path: Path) -> None:
@@ -270,70 +262,3 @@ def test_a_truncated_file_is_refused_in_one_sentence(mxfp4: Path, tmp_path: Path
     with pytest.raises(CheckpointError) as refused:
         open_checkpoint(opened)
     assert "\n" not in refused.value.message
-
-
-FP8_CASE = Case(
-    "qwen3-moe-fp8", "qwen3_moe",
-    {
-        "hidden_size": 64, "head_dim": 16, "moe_intermediate_size": 96, "num_experts": 5, "num_experts_per_tok": 2,
-        "norm_topk_prob": True, "num_hidden_layers": 2,
-    },
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("method", ["fp8", "int4"])
-def test_quantised_experts_have_the_numbers_that_are_stored(tmp_path: Path, method: str) -> None:
-    """As Qwen publishes FP8, and llm-compressor INT4: every matrix but the router's, the embedding and the head."""
-    folder = make_checkpoint(FP8_CASE, tmp_path, "float16")
-    quantise(folder, method)
-    opened = open_checkpoint(folder)
-    spec = spec_from_config(opened.config)
-    check_tensors(spec, opened)
-    name = "model.layers.1.mlp.experts.4.down_proj.weight"
-    assert opened.stored_as(name) == {"fp8": "fp8-block", "int4": "int4-g32"}[method]
-    assert opened.stored_as("model.layers.1.mlp.gate.weight") == "f16"
-    slow = reference(folder)
-    want = slow.logits(PROMPT, slow.new_sequence())
-    with cpu(folder, "auto") as backend:
-        formats = {stage.name: stage.format for stage in backend.plan.ranks[0].stages}
-        got = backend.logits(PROMPT, backend.new_sequence())
-    assert formats["gate_up"] is {"fp8": Format.Q8, "int4": Format.INT4_G32}[method]
-    assert formats["router"] is Format.F16
-    # No kernel of a CPU reads fp8, which is rounded to q8.
-    assert middle_distance(got, want) <= (0.1 if method == "fp8" else honest_limit(folder, want))
-
-
-def quantise(folder: Path, method: str) -> None:
-    import torch
-    from safetensors.torch import load_file as load
-    from safetensors.torch import save_file as save
-
-    kept = ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
-    weights = load(folder / "model.safetensors")
-    for name in [name for name in weights if name.endswith("_proj.weight")]:
-        matrix, module = weights.pop(name), name.removesuffix(".weight")
-        if method == "fp8":
-            scale = matrix.float().abs().max() / 400
-            weights[name] = (matrix.float() / scale).to(torch.float8_e4m3fn)
-            weights[f"{module}.weight_scale_inv"] = scale.reshape(1, 1)
-            continue
-        rows, columns = matrix.shape
-        groups = matrix.float().reshape(rows, columns // 32, 32)
-        scales = (groups.abs().amax(-1) / 7).to(torch.float16).float()
-        codes = (groups / scales[..., None]).round().clamp(-8, 7).to(torch.int64).reshape(rows, -1, 8) + 8
-        words = (codes << (4 * torch.arange(8))).sum(-1)
-        weights[f"{module}.weight_packed"] = words.to(torch.uint32).view(torch.int32)
-        weights[f"{module}.weight_scale"] = scales
-        weights[f"{module}.weight_shape"] = torch.tensor([rows, columns])
-    save(weights, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    group = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
-    config["quantization_config"] = (
-        {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": kept}
-        if method == "fp8"
-        else {
-            "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": kept,
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": group}},
-        }
-    )  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -31,6 +32,7 @@ from weights.gguf_files import (
     write_gguf,
     write_model,
 )
+from weights.gguf_models import write_wide_model
 
 INTEGER = (Kind.Q8_0, Kind.Q5_0, Kind.Q4_0)
 SPANS = [(0, 7), (2, 3), (6, 7), (4, 4)]
@@ -127,6 +129,27 @@ def test_other_formats_are_refused_by_name_when_asked_for(tmp_path: Path) -> Non
     assert opened.stored_as("x") == "q2_k"
     with pytest.raises(CheckpointError, match=r"tensor x is stored as q2_k.*q4_k"):
         opened.rows("x", 0, 1)
+
+
+@pytest.mark.skipif(not hasattr(Kind, "NVFP4"), reason="this version of the gguf package has no NVFP4")
+def test_nvfp4_is_refused_though_safetensors_have_a_format_of_that_name(tmp_path: Path) -> None:
+    """Its blocks have another layout, which no reader of a matrix here knows."""
+    kind = Kind["NVFP4"]
+    opened = _one_tensor(tmp_path, kind, np.zeros((3, 72), np.uint8))
+    assert opened.shape("x") == (3, 128) and opened.stored_matrix("x") is None
+    model = GgufFile(write_wide_model(tmp_path / "m.gguf", {"1.ffn_down": kind}))
+    for name, refused in (
+        ("x", partial(opened.rows, "x", 0, 1)),
+        (
+            "model.layers.1.mlp.down_proj.weight",
+            partial(check_tensors, spec_from_config(model.config), model),
+        ),
+    ):
+        with pytest.raises(
+            CheckpointError, match=rf"tensor {name} is stored as gguf-nvfp4, which .* not read"
+        ) as error:
+            refused()
+        assert "mxfp4" in error.value.hint and "nvfp4" not in error.value.hint
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3"])

@@ -52,6 +52,16 @@ def test_matrices_are_those_that_were_written(
         np.testing.assert_array_equal(found.rows(NAME, start, stop), expected[start:stop])
 
 
+def test_a_symmetric_file_may_store_its_zero_points(tmp_path: Path) -> None:
+    """As AutoRound writes it: zero_point = false, and 8 for every group."""
+    codes, _, scales = parts(24, 36, 3)
+    found = opened(tmp_path, awq(codes, np.full((24, 3), 8), scales), {**CONFIG, "zero_point": False})
+    stored = found.stored_matrix(NAME)
+    assert stored is not None and stored.symmetric and stored.zeros(0, 24) is None
+    expected = integers_times_scales(codes, None, scales, [k // 12 for k in range(36)])
+    np.testing.assert_array_equal(found.rows(NAME, 3, 17), expected[3:17])
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_codes_scales_and_zero_points_come_back_bit_for_bit(
@@ -101,7 +111,7 @@ BAD_SCALE[1, 5] = np.nan
     [
         ({"scales": None}, {}, "has no scales, only qweight, qzeros"),
         ({"qzeros": None}, {}, "has no qzeros, only qweight, scales"),
-        ({}, {"zero_point": False}, "has qzeros, but the config says zero_point = false"),
+        ({}, {"zero_point": False}, "has zero points other than 8, but the config says zero_point = false"),
         ({"scales": ("F16", SCALES.T[:2].copy())}, {}, "2 x 16, but .* asks for 3 x 16"),
         ({"qzeros": ("I32", np.zeros((3, 3), np.int32))}, {}, "3 x 3, but .* asks for 3 x 2"),
         ({"scales": ("F16", BAD_SCALE)}, {}, "a scale of nan in row 5"),

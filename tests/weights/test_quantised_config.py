@@ -77,12 +77,62 @@ def test_a_section_that_makes_no_sense_is_refused(tmp_path: Path, settings: Any,
         open_checkpoint(quantised_folder(tmp_path, "model.norm", {"weight": PLAIN}, settings))
 
 
-@pytest.mark.parametrize("end", ["qweight", "weight_packed", "weight_scale_inv", "weight.absmax"])
-def test_quantised_weights_without_a_config_are_refused(tmp_path: Path, end: str) -> None:
-    name = f"{LAYER}mlp.down_proj.{end}"
+@pytest.mark.parametrize(
+    ("end", "hint"),
+    [
+        ("down_proj.qweight", "copy it into config.json"),
+        ("down_proj.weight_packed", "fetch it again"),
+        ("down_proj.weight_scale", "hf_quant_config.json, they are modelopt's"),
+        ("down_proj.weight_scale_inv", "fetch it again"),
+        ("experts.down_proj_blocks", "fetch it again"),
+        ("experts.down_proj_scales", "fetch it again"),
+    ],
+)
+def test_quantised_weights_without_a_config_are_refused(tmp_path: Path, end: str, hint: str) -> None:
+    """Only GPTQ and AWQ ever kept it in a file of its own that can be copied."""
+    name = f"{LAYER}mlp.{end}"
     with pytest.raises(CheckpointError, match=r"config\.json has no quantization_config") as refused:
         open_checkpoint(write_folder(tmp_path, {name: ("U8", np.zeros((2, 2), np.uint8))}))
-    assert name in refused.value.message and "quantize_config.json" in refused.value.hint
+    assert name in refused.value.message and hint in refused.value.hint
+    assert ("quantize_config.json" in refused.value.hint) == (end == "down_proj.qweight")
+
+
+@pytest.mark.parametrize("end", ["weight.absmax", "SCB"])
+def test_bitsandbytes_without_a_config_is_refused_by_name(tmp_path: Path, end: str) -> None:
+    tensors: Tensors = {f"{LAYER}mlp.down_proj.{end}": ("F32", np.ones(2, np.float32))}
+    with pytest.raises(UnsupportedModel, match="quantised with bitsandbytes, which") as refused:
+        open_checkpoint(write_folder(tmp_path, tensors))
+    assert "dequantize" in refused.value.hint
+
+
+#: What its exports to AWQ and GPTQ say beside the fields of the format.
+AUTOROUND = {
+    "autoround_version": "0.4.3", "data_type": "int", "iters": 200, "lr": 0.005, "minmax_lr": 0.005, "nsamples": 128,
+    "seqlen": 2048, "batch_size": 8, "amp": True, "low_gpu_mem_usage": True, "enable_quanted_input": True,
+    "enable_minmax_tuning": True, "enable_norm_bias_tuning": False, "gradient_accumulate_steps": 1,
+    "to_quant_block_names": None, "scale_dtype": "torch.float16", "act_bits": 16, "act_group_size": 32, "act_sym": True,
+    "act_dynamic": True, "act_data_type": "int", "super_bits": None, "super_group_size": None, "damp_percent": 0.01,
+    "true_sequential": False, "block_name_to_quantize": "model.layers",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_the_exports_that_replace_auto_round_are_read(tmp_path: Path, method: str) -> None:
+    tensors, settings = STORED[method]
+    module = f"{LAYER}mlp.down_proj"
+    both = in_module(module, tensors)
+    assert names_of(tmp_path, both, {**settings, **AUTOROUND}) == {f"{module}.weight"}
+    for name, value in (
+        ("data_type", "mx_fp"),
+        ("act_bits", 8),
+        ("super_bits", 6),
+        ("rotation_config", {"a": 1}),
+    ):
+        with pytest.raises(UnsupportedModel, match=f"quantization_config.{name} = "):
+            names_of(tmp_path, both, {**settings, **AUTOROUND, name: value})
+    with pytest.raises(UnsupportedModel, match="quantised with auto-round, which") as refused:
+        names_of(tmp_path, both, {"quant_method": "auto-round", "bits": 4})
+    assert "auto_gptq and auto_awq" in refused.value.hint
 
 
 def test_a_plain_folder_stays_one(tmp_path: Path) -> None:
@@ -141,6 +191,8 @@ def test_the_head_is_quantised_where_a_flag_says_so(tmp_path: Path) -> None:
         ("model.layers.1.mlp.down_proj", True), ("model.layers.1", True), ("down_proj", True), ("mlp.down_proj", True),
         ("model.layers.*.mlp", True), ("re:.*mlp", True), ("re:mlp", False), ("model.layers.11", False),
         ("down", False), ("proj", False), ("lm_head", False), ("re:.*down$", False),
+        ("mlp.down_proj.", True), ("model.layers.1.", True), ("down.", False), ("model.layers.11.", False), ("", False),
+        (".", False),
     ],
 )  # fmt: skip
 def test_patterns_of_lists(pattern: str, expected: bool) -> None:
@@ -185,6 +237,52 @@ def test_a_truncated_file_is_refused(tmp_path: Path, method: str) -> None:
     with pytest.raises(CheckpointError, match=r"lies at bytes .* but the file has") as refused:
         open_checkpoint(folder)
     assert refused.value.hint and refused.value.message.count(". ") == 0
+
+
+@pytest.mark.parametrize("method", STORED)
+@pytest.mark.parametrize("router", ["mlp.gate", "mlp.router", "block_sparse_moe.gate"])
+def test_a_router_may_be_plain_though_no_list_names_it(tmp_path: Path, method: str, router: str) -> None:
+    """Many writers leave routers alone without a word; other matrices are still held to the list."""
+    tensors, settings = STORED[method]
+    module = f"{LAYER}mlp.experts.3.down_proj"
+    names = names_of(
+        tmp_path,
+        in_module(module, tensors) | {f"{LAYER}{router}.weight": PLAIN, "lm_head.weight": PLAIN},
+        settings,
+    )
+    assert names == {f"{module}.weight", f"{LAYER}{router}.weight", "lm_head.weight"}
+    other = f"{LAYER}mlp.router_proj"
+    with pytest.raises(CheckpointError, match=f"says that {other} is quantised, but it is stored as f16"):
+        names_of(tmp_path, in_module(module, tensors) | {f"{other}.weight": PLAIN}, settings)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_dynamic_may_skip_modules_and_nothing_else(tmp_path: Path, method: str) -> None:
+    tensors, settings = STORED[method]
+    module, plain = f"{LAYER}mlp.down_proj", f"{LAYER}self_attn.o_proj"
+    both = in_module(module, tensors) | {f"{plain}.weight": PLAIN}
+    for dynamic in (
+        {"-:.*self_attn.*": {}},
+        {r"-:model\.layers\.0\.self_attn\.o_proj$": {}, "-:.*mlp.gate$": None},
+    ):
+        assert names_of(tmp_path, both, {**settings, "dynamic": dynamic}) == {
+            f"{plain}.weight",
+            f"{module}.weight",
+        }
+    with pytest.raises(CheckpointError, match=r"says that .*o_proj is quantised, but it is stored as f16"):
+        names_of(
+            tmp_path, both, {**settings, "dynamic": {"-:o_proj": {}}}
+        )  # an expression for the start of a name
+    with pytest.raises(CheckpointError, match=r"leaves .*down_proj as it is, but it is stored quantised"):
+        names_of(tmp_path, both, {**settings, "dynamic": {"-:.*": {}}})
+    with pytest.raises(ModelError, match=r"no regular expression"):
+        names_of(tmp_path, both, {**settings, "dynamic": {"-:.*[": {}}})
+    for pattern in ("+:.*down_proj", ".*down_proj", "-:.*down_proj"):
+        with pytest.raises(
+            UnsupportedModel, match=r"dynamic\..*down_proj = {\"bits\": 8}, which gives some"
+        ) as refused:
+            names_of(tmp_path, both, {**settings, "dynamic": {"-:.*self_attn.*": {}, pattern: {"bits": 8}}})
+        assert refused.value.hint and refused.value.message.count(". ") == 0
 
 
 @pytest.mark.parametrize(("method", "claimed"), list(permutations(STORED, 2)))

@@ -138,9 +138,13 @@ def test_modules_that_a_list_of_blocks_leaves_out_are_plain(tmp_path: Path) -> N
     tensors = in_module(MODULE, gptq(codes, zeros, scales, None))
     other = "model.layers.0.self_attn.o_proj.weight"
     tensors[other] = ("F32", np.ones((8, 8), np.float32))
-    config = {**CONFIG, "modules_in_block_to_quantize": [["mlp.down_proj"]]}
-    found = open_checkpoint(write_folder(tmp_path, tensors, quantization_config=config))
-    assert found.names == {NAME, other} and found.stored_as(other) == "f32"
+    for blocks in (
+        ["mlp.down_proj"],
+        ["mlp.down_proj", "self_attn.o_proj"],
+    ):  # `dynamic` counts beside the list
+        config = {**CONFIG, "modules_in_block_to_quantize": [blocks], "dynamic": {"-:.*o_proj": {}}}
+        found = open_checkpoint(write_folder(tmp_path, tensors, quantization_config=config))
+        assert found.names == {NAME, other} and found.stored_as(other) == "f32"
 
 
 CODES, ZEROS, SCALES = parts(16, 72, 6)
@@ -175,7 +179,9 @@ LOW[3, 2] = 0  # the first version has no way to say it
         ({}, {"checkpoint_format": "marlin"}, "the format marlin, which is not supported"),
         ({}, {"checkpoint_format": "gptq_v2", "format": "gptq"}, "format says something else"),
         ({}, {"is_marlin_format": True}, "is_marlin_format = true"),
-        ({}, {"dynamic": {"-:.*down.*": {}}}, "dynamic = "),
+        ({}, {"dynamic": {"-:.*down.*": {}}}, "leaves .*down_proj as it is, but it is stored quantised"),
+        ({}, {"dynamic": {"+:.*down.*": {"bits": 8}}}, "which gives some modules a quantisation of their own"),
+        ({}, {"dynamic": ["-:.*"]}, "dynamic is .* must be an object"),
         ({}, {"pack_dtype": "int16"}, 'pack_dtype = "int16"'),
         ({}, {"modules_in_block_to_quantize": ["mlp"]}, "must be a list of lists of names"),
         ({}, {"modules_in_block_to_quantize": [["self_attn.q_proj"]]}, "leaves .*down_proj as it is"),

@@ -12,8 +12,14 @@ if TYPE_CHECKING:
     from monotape.weights.checkpoint import Checkpoint
 
 GGUF_MAGIC = b"GGUF"  # how every such file begins
-#: Names as `Checkpoint.stored_as` gives them.
-READABLE_FORMATS = frozenset({"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q5_k", "q6_k"})
+#: The formats of GGUF's tensors, and the floats of safetensors: names as `Checkpoint.stored_as` gives them.
+READABLE_FORMATS = frozenset(
+    {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q5_k", "q6_k", "mxfp4"}
+)
+CONVERT = (
+    f"Convert it to a format that is read: in a GGUF file one of {', '.join(sorted(READABLE_FORMATS))}, in safetensors "
+    "f32, f16, bf16 or one that a quantization_config describes."
+)
 #: The matrices of quantised safetensors (weights/quantised): "fp8-block", "int4-g128", "int8-channel", ...
 _QUANTISED = re.compile(r"(fp8|int4|int8)-(tensor|channel|block|g\d+)|mxfp4|nvfp4")
 
@@ -28,7 +34,7 @@ def require_readable(source: str, name: str, stored: str) -> None:
     if not is_readable(stored):
         raise CheckpointError(
             f"{source}: tensor {name} is stored as {stored}, which Monotape does not read.",
-            f"Convert it to one of {', '.join(sorted(READABLE_FORMATS))}.",
+            CONVERT,
         )
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from struct import Struct
 
 from monotape.errors import CheckpointError
-from monotape.weights.formats import GGUF_MAGIC, shown_bytes
+from monotape.weights.formats import CONVERT, GGUF_MAGIC, shown_bytes
 from monotape.weights.mapped import MappedFile
 
 _U32, _U64, _START, _LAST = Struct("<I"), Struct("<Q"), Struct("<4sIQQ"), Struct("<IQ")
@@ -43,6 +43,14 @@ _TENSOR_LIMIT = 1 << 16  # dense models of a thousand layers have fewer
 _HEADER_LIMIT = 1 << 26  # bytes of all metadata; the largest vocabularies have a third of it
 _SMALLEST_PAIR = 8 + 4 + 1  # an empty key, its type, one byte
 _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension
+#: GGUF's NVFP4 has blocks of another layout than that of safetensors, which has the same name.
+_NAMES = {"NVFP4": "gguf-nvfp4"}
+#: Types that llama.cpp has removed, by their numbers.
+_RETIRED = {
+    4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}  # fmt: skip
+_KIND_LIMIT = 1 << 8  # GGUF has some 40 types; a larger number is no type of a later version
 _DAMAGED = "The file is damaged or was written by a faulty tool: fetch it again."
 
 
@@ -64,7 +72,7 @@ class GgufTensor:
     name: str
     shape: tuple[int, ...]  # slowest dimension first, the other way round than in the file
     kind: int  # GGMLQuantizationType
-    stored: str  # its name in lower case
+    stored: str  # what `Checkpoint.stored_as` says: its name in lower case
     offset: int  # from the start of the file
     bytes: int
 
@@ -267,7 +275,7 @@ def _size_of(reader: _Reader, entry: _Entry) -> tuple[str, int]:
         kind = GGMLQuantizationType(entry.kind)
         block, block_bytes = GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError):
-        raise reader.fault(f"tensor {entry.name} has the unknown type {entry.kind}") from None
+        raise _unknown(reader, entry) from None
     if 0 in entry.shape:
         raise reader.fault(f"tensor {entry.name} has the empty shape {list(entry.shape)}")
     if entry.shape[-1] % block:
@@ -275,4 +283,17 @@ def _size_of(reader: _Reader, entry: _Entry) -> tuple[str, int]:
         raise reader.fault(
             f"tensor {entry.name} has rows of {row} values, no whole {kind.name} blocks of {block}"
         )
-    return kind.name.lower(), math.prod(entry.shape) // block * block_bytes
+    return _NAMES.get(kind.name, kind.name.lower()), math.prod(entry.shape) // block * block_bytes
+
+
+def _unknown(reader: _Reader, entry: _Entry) -> CheckpointError:
+    """The refusal of a tensor whose type has no size here."""
+    if entry.kind >= _KIND_LIMIT:
+        return reader.fault(f"tensor {entry.name} has the unknown type {entry.kind}")
+    retired = _RETIRED.get(entry.kind)
+    reason = (
+        "newer than this version of Monotape" if retired is None else f"{retired}, which GGUF no longer has"
+    )
+    return CheckpointError(
+        f"{reader.mapped.path}: tensor {entry.name} has type {entry.kind}, {reason}.", CONVERT
+    )

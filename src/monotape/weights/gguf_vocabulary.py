@@ -17,6 +17,10 @@ _BEGIN_WITH_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 _ENDINGS = frozenset(
     {"<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "</s>"}
 )
+#: Harmony, the format of gpt-oss, is known by its channels. There the end of a message is not that of an answer: the
+#: model's thoughts are one message, its answer another. gpt-oss's own generation_config.json lists the same tokens.
+_CHANNEL, _MESSAGE_END = "<|channel|>", "<|end|>"
+_HARMONY_ENDINGS = (_ENDINGS - {_MESSAGE_END}) | {"<|return|>", "<|call|>"}
 
 
 def text_assets(source: str, metadata: Metadata) -> TextAssets:
@@ -27,14 +31,15 @@ def text_assets(source: str, metadata: Metadata) -> TextAssets:
 
 def ending_ids(metadata: Metadata, vocabulary: Vocabulary | None) -> list[int]:
     """Every token that ends a generation: those the file names, then control tokens with a known text."""
-    named = [token_id(metadata, role) for role in ("eos", "eot", "eom")]
-    found = [named_id for named_id in named if named_id is not None]
+    ids = [named for role in ("eos", "eot", "eom") if (named := token_id(metadata, role)) is not None]
     if vocabulary is not None:
+        harmony = _CHANNEL in vocabulary.tokens
+        endings = _HARMONY_ENDINGS if harmony else _ENDINGS
         kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
-        found += [
-            index for index, (token, kind) in enumerate(kinds) if kind == _CONTROL and token in _ENDINGS
-        ]
-    return list(dict.fromkeys(found))
+        ids += [index for index, (token, kind) in enumerate(kinds) if kind == _CONTROL and token in endings]
+        if harmony:  # a converter may have named the end of a message as `eot`
+            ids = [index for index in ids if vocabulary.tokens[index : index + 1] != (_MESSAGE_END,)]
+    return list(dict.fromkeys(ids))
 
 
 def _vocabulary(source: str, metadata: Metadata) -> Vocabulary | None:

@@ -16,8 +16,21 @@ if TYPE_CHECKING:
 
 _ACCEPTED = "Monotape opens a GGUF file, or a Hugging Face folder with config.json and safetensors."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-#: Ends of tensors' names that only quantised weights have.
-_QUANTISED = (".qweight", ".weight_packed", ".weight_scale_inv", "_blocks", ".absmax", ".SCB")
+#: Ends of tensors' names that only bitsandbytes has.
+_BITSANDBYTES = (".absmax", ".SCB")
+_COPY = (
+    "Early tools kept it in quantize_config.json or quant_config.json: copy it into config.json, with its "
+    "quant_method."
+)
+_LOST = (
+    "It is not the config.json that was saved with these weights: fetch it again. If there is a hf_quant_config.json, "
+    "they are modelopt's, which are not read: use the 16-bit model, or another quantised one."
+)
+#: Other ends that only quantised weights have, and where to look for a quantization_config that is missing.
+_QUANTISED = {
+    ".qweight": _COPY, ".weight_packed": _LOST, ".weight_scale": _LOST, ".weight_scale_inv": _LOST, "_blocks": _LOST,
+    "_scales": _LOST,
+}  # fmt: skip
 _CONVERT = "Pickle files can run code and are never opened: save the model as safetensors first."
 
 
@@ -59,14 +72,22 @@ def _safetensors(path: Path) -> Checkpoint:
         from monotape.weights.quantised.folder import QuantisedFolder  # methods that most models do not need
 
         return QuantisedFolder(folder)
-    stray = min((name for name in folder.names if name.endswith(_QUANTISED)), default=None)
+    _require_plain(folder)
+    return folder
+
+
+def _require_plain(folder: SafetensorsFolder) -> None:
+    """Refuses quantised weights whose config does not say how they are quantised."""
+    if any(name.endswith(_BITSANDBYTES) for name in folder.names):
+        from monotape.weights.quantised.config import unread
+
+        raise unread("bitsandbytes")
+    stray = min((name for name in folder.names if name.endswith(tuple(_QUANTISED))), default=None)
     if stray is not None:
         raise CheckpointError(
-            f"{path} has quantised weights ({stray}), but its config.json has no quantization_config.",
-            "Early tools kept it in quantize_config.json or quant_config.json: copy it into config.json, with its "
-            "quant_method.",
+            f"{folder.source} has quantised weights ({stray}), but its config.json has no quantization_config.",
+            next(hint for end, hint in _QUANTISED.items() if stray.endswith(end)),
         )
-    return folder
 
 
 def _open_folder(folder: Path) -> Checkpoint:

@@ -17,12 +17,11 @@ from monotape.weights.formats import require_readable
 from monotape.weights.json_file import read_object
 from monotape.weights.mapped import MappedFile
 from monotape.weights.raw import RawMatrix
-from monotape.weights.safetensors_header import StoredTensor, read_header
+from monotape.weights.safetensors_header import TENSOR_LIMIT, StoredTensor, read_header
 from monotape.weights.tied import HEAD, embedding_copy, untied
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-INDEX_LIMIT = 1 << 18  # tensors of a model in all its files
 ADAPTER_FILE = "adapter_config.json"  # where it lies, transformers loads an adapter on top of a model
 
 
@@ -192,9 +191,9 @@ def _weight_map(folder: Path) -> dict[str, str]:
     table = read_object(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{index} has no weight_map.", "The index is damaged: fetch it again.")
-    if len(table) > INDEX_LIMIT:
+    if len(table) > TENSOR_LIMIT:
         raise CheckpointError(
-            f"{index} lists {len(table)} tensors; at most {INDEX_LIMIT} make sense.",
+            f"{index} lists {len(table)} tensors; at most {TENSOR_LIMIT} make sense.",
             "The index is damaged: fetch it again.",
         )
     for name, file in table.items():

@@ -8,12 +8,19 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from monotape.errors import UnsupportedModel
+from monotape.errors import CheckpointError, UnsupportedModel
 from monotape.models.fields import Fields
 from monotape.weights.quantised.codes import SCALE_KINDS
-from monotape.weights.quantised.method import Listed, group_count, read_group_size, read_list
+from monotape.weights.quantised.method import (
+    Listed,
+    finish_integers,
+    group_count,
+    read_group_size,
+    read_list,
+    read_skipped,
+)
 from monotape.weights.quantised.packing import AWQ_ORDER, Codes, transposed
-from monotape.weights.quantised.stored import Kind, StoredMatrix
+from monotape.weights.quantised.stored import DAMAGED, Kind, StoredMatrix
 from monotape.weights.quantised.tensors import FLOAT_SCALES, ModuleTensors, scale_rows
 
 _PER_WORD = 8
@@ -52,16 +59,26 @@ class Awq:
         scales = tensors.take("scales", FLOAT_SCALES, 2)
         scales.require((groups, rows), shape)
         zeros = None
-        if self.zero_point:
+        if self.zero_point or "qzeros" in tensors.ends:
             zeros = tensors.take("qzeros", ("i32",), 2)
             zeros.require((groups, rows // _PER_WORD), shape)
-        else:
-            tensors.refuse("qzeros", "the config says zero_point = false")
         return StoredMatrix(
             name, (rows, columns), Kind.INT4, (1, columns // groups), SCALE_KINDS[scales.stored],
             partial(_file_columns, packed.array()), scale_rows(scales.array().T, 1, rows),
-            None if zeros is None else partial(_file_columns, zeros.array()), symmetric=zeros is None,
+            None if zeros is None else partial(self._zeros, name, zeros.array()), symmetric=not self.zero_point,
         )  # fmt: skip
+
+    def _zeros(self, name: str, words: NDArray[np.int32], start: int, stop: int) -> Codes | None:
+        """Zero points of rows start..stop; None where all are the middle. AutoRound stores them even then."""
+        found = _file_columns(words, start, stop)
+        if self.zero_point:
+            return found
+        if (found != Kind.INT4.middle).any():
+            raise CheckpointError(
+                f"Tensor {name} has zero points other than {Kind.INT4.middle}, but the config says zero_point = false.",
+                DAMAGED,
+            )
+        return None
 
 
 def _file_columns(words: NDArray[np.int32], start: int, stop: int) -> Codes:
@@ -74,7 +91,7 @@ def _file_columns(words: NDArray[np.int32], start: int, stop: int) -> Codes:
 def read_awq(fields: Fields) -> Awq:
     """The quantization_config of an AWQ checkpoint."""
     fields.fixed({"bits": (4,), "w_bit": (4,), "desc_act": (False,), "pack_dtype": ("int32",)}, "awq")
-    fields.fixed({"modules_in_block_to_quantize": ([],), "dynamic": ({},)}, "awq")
+    fields.fixed({"modules_in_block_to_quantize": ([],)}, "awq")
     for name in ("version", "format", "checkpoint_format"):
         version = fields.optional_text(name)
         if version is not None and version.lower() != "gemm":
@@ -87,10 +104,11 @@ def read_awq(fields: Fields) -> Awq:
         raise UnsupportedModel(
             f"{fields.says('backend')}, a layout that is not supported.", "Use a checkpoint of version gemm."
         )
+    kept = read_list(fields, "modules_to_not_convert")
     found = Awq(
         read_group_size(fields),
         fields.flag("zero_point", True),
-        read_list(fields, "modules_to_not_convert"),
+        Listed((*kept.patterns, *read_skipped(fields))),
     )
-    fields.finish("awq", _HARMLESS)
+    finish_integers(fields, "awq", _HARMLESS)
     return found

@@ -56,11 +56,16 @@ def read_method(config: Mapping[str, Any]) -> Method:
     if method is None:
         raise ModelError(f"config.json: {section} names no quant_method.", f"Read: {', '.join(READERS)}.")
     if method not in READERS:
-        raise UnsupportedModel(
-            f"The weights are quantised with {method}, which Monotape does not read.",
-            _INSTEAD.get(method, f"{_USE}."),
-        )
+        raise unread(method)
     return READERS[method](fields)
+
+
+def unread(method: str) -> UnsupportedModel:
+    """The refusal of a method by its name, with what to use instead."""
+    return UnsupportedModel(
+        f"The weights are quantised with {method}, which Monotape does not read.",
+        _INSTEAD.get(method, f"{_USE}."),
+    )
 
 
 def _old_name(fields: Fields) -> str | None:

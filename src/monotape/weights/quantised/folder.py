@@ -15,7 +15,7 @@ from monotape.models.fields import NOTES
 from monotape.weights.checkpoint import TextAssets
 from monotape.weights.quantised.config import read_method, section_of
 from monotape.weights.quantised.method import Method
-from monotape.weights.quantised.names import EMBEDDING_MODULES, HEAD_MODULE, siblings_of
+from monotape.weights.quantised.names import HEAD_MODULE, may_be_plain, siblings_of
 from monotape.weights.quantised.stored import StoredMatrix
 from monotape.weights.quantised.tensors import ModuleTensors, RawTensor, positive_numbers
 from monotape.weights.raw import RawMatrix
@@ -198,7 +198,7 @@ class QuantisedFolder:
         if weight is None or tensors.stored("weight") not in _PLAIN or len(self._folder.shape(weight)) != 2:
             return
         module = tensors.module
-        if module not in EMBEDDING_MODULES and module != HEAD_MODULE and self._method.quantises(module):
+        if not may_be_plain(module) and self._method.quantises(module):
             raise CheckpointError(
                 f"{self.source}: the quantization_config says that {module} is quantised, but it is stored as "
                 f"{tensors.stored('weight')}.",

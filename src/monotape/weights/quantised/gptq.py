@@ -13,7 +13,14 @@ from monotape.errors import CheckpointError, UnsupportedModel
 from monotape.models.fields import Fields
 from monotape.weights.quantised.codes import SCALE_KINDS
 from monotape.weights.quantised.columns import groups_of_columns
-from monotape.weights.quantised.method import Listed, group_count, read_group_size, read_list
+from monotape.weights.quantised.method import (
+    Listed,
+    finish_integers,
+    group_count,
+    read_group_size,
+    read_list,
+    read_skipped,
+)
 from monotape.weights.quantised.names import HEAD_MODULE
 from monotape.weights.quantised.packing import Codes, along_columns, transposed
 from monotape.weights.quantised.stored import DAMAGED, Kind, StoredMatrix
@@ -47,9 +54,13 @@ class Gptq:
     notes = ()
 
     def quantises(self, module: str) -> bool:
-        if self.only is not None and module != HEAD_MODULE:
-            return any(module.endswith(f".{name}") for name in self.only)
-        return not self.modules.names(module)
+        if self.modules.names(module):
+            return False
+        return (
+            self.only is None
+            or module == HEAD_MODULE
+            or any(module.endswith(f".{name}") for name in self.only)
+        )
 
     def stores(self, tensors: ModuleTensors) -> bool:
         return "qweight" in tensors.ends
@@ -110,19 +121,17 @@ class Gptq:
 
 def read_gptq(fields: Fields) -> Gptq:
     """The quantization_config of a GPTQ checkpoint."""
-    fields.fixed(
-        {"bits": tuple(_KINDS), "pack_dtype": ("int32",), "dynamic": ({},), "is_marlin_format": (False,)},
-        "gptq",
-    )
+    fields.fixed({"bits": tuple(_KINDS), "pack_dtype": ("int32",), "is_marlin_format": (False,)}, "gptq")
     fields.fixed({"rotation": ("",), "hyb_act": (False,)}, "gptq")
     bits = fields.integer("bits", 4, 8)
     group, kept = read_group_size(fields), read_list(fields, "modules_to_not_convert")
+    skipped = Listed((*kept.patterns, *read_skipped(fields)))
     only = _read_blocks(fields)
     found = Gptq(
         bits, group, fields.flag("sym", True), fields.flag("desc_act", False), _read_version(fields),
-        kept, only,
+        skipped, only,
     )  # fmt: skip
-    fields.finish("gptq", _HARMLESS)
+    finish_integers(fields, "gptq", _HARMLESS)
     return found
 
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from monotape.errors import CheckpointError
+from monotape.errors import CheckpointError, UnsupportedModel
 from monotape.models.fields import Fields
-from monotape.weights.quantised.names import HEAD_MODULE, listed, parts_of
+from monotape.weights.quantised.names import HEAD_MODULE, REGULAR, listed, parts_of
 from monotape.weights.quantised.stored import StoredMatrix
 from monotape.weights.quantised.tensors import ModuleTensors
 
 ACTIVATIONS_NOTE = "The stored quantisation of activations is not applied: activations keep 16 bits or more."
+_SKIPPED = "-:"
+#: What AutoRound writes of its search into files of AWQ and GPTQ.
+_SEARCH = frozenset((
+    "autoround_version", "iters", "lr", "minmax_lr", "nsamples", "seqlen", "amp", "low_gpu_mem_usage",
+    "enable_quanted_input", "enable_minmax_tuning", "enable_norm_bias_tuning", "gradient_accumulate_steps",
+    "to_quant_block_names", "scale_dtype",
+))  # fmt: skip
+#: What it writes of activations, all of which say nothing where `act_bits` is 16.
+_ACTIVATIONS = frozenset(("act_group_size", "act_sym", "act_dynamic", "act_data_type"))
 GROUP_LIMIT = 1 << 20  # columns of a group: more than any matrix has
 
 
@@ -78,6 +87,32 @@ def read_list(fields: Fields, *names: str) -> Listed:
     if fields.flag("lm_head", False):
         patterns = tuple(name for name in patterns if name != HEAD_MODULE)
     return Listed(patterns)
+
+
+def finish_integers(fields: Fields, method: str, harmless: frozenset[str]) -> None:
+    """Refuses the fields of an AWQ or a GPTQ checkpoint that nothing has read, but for what AutoRound adds."""
+    fields.fixed({"data_type": ("int",), "act_bits": (16,)}, method)
+    fields.finish(method, harmless | _SEARCH | _ACTIVATIONS)
+
+
+def read_skipped(fields: Fields) -> tuple[str, ...]:
+    """The patterns of modules that `dynamic`, a field of GPTQModel and AutoRound, leaves as they are.
+
+    A key is an expression for the start of a name. After "-:" the modules are skipped; after "+:", or alone, they have
+    other bits, or another group size.
+    """
+    table = fields.table("dynamic")
+    if table is None:
+        return ()
+    found, names = [], table.keys()
+    for name in names:
+        if not name.startswith(_SKIPPED) or table.anything(name) not in (None, {}):
+            raise UnsupportedModel(
+                f"{table.says(name)}, which gives some modules a quantisation of their own.",
+                f'Use a checkpoint with one quantisation for all modules; `dynamic` may skip some, after "{_SKIPPED}".',
+            )
+        found.append(f"{REGULAR}{name.removeprefix(_SKIPPED)}")
+    return tuple(found)
 
 
 def read_group_size(fields: Fields) -> int | None:

@@ -18,6 +18,16 @@ FUSED: Mapping[str, tuple[str, ...]] = {
 #: Modules that are no linear layers of a block: methods leave them alone unless a config says otherwise.
 EMBEDDING_MODULES = frozenset(("model.embed_tokens", "model.tok_embeddings"))
 HEAD_MODULE = "lm_head"
+_ROUTERS = (".mlp.gate", ".mlp.router", ".block_sparse_moe.gate")  # how the names of routers end
+
+
+def may_be_plain(module: str) -> bool:
+    """May the module be stored plain though no list leaves it alone?
+
+    Embeddings and heads are no layers of a block. Writers keep a router as it is, and many do not list it, because
+    no engine quantises one.
+    """
+    return module in EMBEDDING_MODULES or module == HEAD_MODULE or module.endswith(_ROUTERS)
 
 
 def listed(module: str, patterns: Iterable[str]) -> bool:
@@ -54,7 +64,9 @@ def siblings_of(module: str) -> tuple[str, ...]:
 
 def _has_steps(module: str, pattern: str) -> bool:
     steps: Sequence[str] = module.split(".")
-    wanted = pattern.split(".")
+    wanted = [step for step in pattern.split(".") if step]  # "mlp.gate." is written for "mlp.gate"
+    if not wanted:
+        return False
     for start in range(len(steps) - len(wanted) + 1):
         window = steps[start : start + len(wanted)]
         if all(fnmatch.fnmatchcase(step, want) for step, want in zip(window, wanted, strict=True)):
