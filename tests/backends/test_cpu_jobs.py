@@ -17,7 +17,7 @@ from backends.cpu_cases import PROMPT, cpu, generate, ids, reference, take_until
 from monotape.backends.cpu.backend import CpuBackend
 from monotape.backends.protocol import Job, Sampling
 from monotape.backends.reference.sampler import reference_probabilities
-from monotape.errors import BackendError, BackendUnavailable, NumericalFault
+from monotape.errors import BackendError, BackendUnavailable, NumericalFault, RequestError
 from monotape.plan.formats import TILE_ROWS
 from waiting import PATIENCE_S
 
@@ -306,3 +306,16 @@ def test_unknown_kernels_are_refused_by_name(checkpoint: Checkpoint, monkeypatch
     monkeypatch.setenv("MONOTAPE_ISA", "sse9")
     with pytest.raises(BackendUnavailable, match="sse9"), cpu(checkpoint("llama")):
         pass
+
+
+def test_logits_that_were_cancelled_are_not_taken_for_whole_ones(checkpoint: Checkpoint) -> None:
+    with cpu(checkpoint("llama")) as backend:
+        sequence = backend.new_sequence()
+        whole = backend.logits(PROMPT[:3], sequence)
+        backend.cancel_at(40)
+        with pytest.raises(RequestError, match="cancelled"):
+            backend.logits(PROMPT[3:], sequence)
+        backend.cancel_at(-1)
+        assert sequence.length == 3
+        sequence.truncate(0)
+        assert np.array_equal(backend.logits(PROMPT[:3], sequence), whole)

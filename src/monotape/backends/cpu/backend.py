@@ -30,7 +30,7 @@ from monotape.backends.cpu.bridge import (
 from monotape.backends.cpu.model import DEADLINE_US, LoadedModel, load_model
 from monotape.backends.cpu.sequence import CpuSequence
 from monotape.backends.protocol import MASK_BITS, Bits, FinishReason, Job, KvSequence, Token
-from monotape.errors import BackendError, DeadlineFault, NumericalFault, ResourceError
+from monotape.errors import BackendError, DeadlineFault, NumericalFault, RequestError, ResourceError
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
 from monotape.plan.types import Plan
@@ -129,6 +129,8 @@ class CpuBackend:
             _wait_for_end(self._engine)
             raise
         _raise_fault(status, len(self.plan.ranks))
+        if status.finish == FINISH_CANCELLED:  # `out` is not complete, nor is the KV
+            raise RequestError("The request was cancelled.")
         sequence.length = prompt.size
         return out
 
