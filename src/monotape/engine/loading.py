@@ -182,7 +182,7 @@ def _load_cpu(
     _say(formats.notes)
     backend = CpuBackend.load(spec, plan, source, progress)
     _tell_costs(source)
-    if packed := packed_on_cores(asked, spec, checkpoint):
+    if packed := packed_on_cores(asked, spec, checkpoint, formats):
         _tell_cost(Format.Q8, sampled_cost(checkpoint, packed, Format.Q8), " by a sample of rows")
     return backend
 
