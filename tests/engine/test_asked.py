@@ -11,6 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from backends.fake_cuda import FakeCuda, fake_gpu
+from backends.quantised_cases import WAYS, make_pair
 from families import BY_NAME, Case, make_checkpoint
 from lane_models import make_laneformer
 from monotape.backends.cuda.loading import load_model
@@ -164,6 +165,45 @@ def test_what_q8_costs_is_told_on_the_cores_too(
     errors = sum(float(np.square(np.abs(groups).max(1) / 127).sum()) * 32 / 12 for groups in padded)
     expected = (errors / sum(float(np.square(rows).sum()) for rows in exact)) ** 0.5
     assert 0.8 < float(words[3]) / (100 * expected) < 1.2
+
+
+def test_what_no_format_holds_is_rounded_and_its_cost_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A CPU's kernels read no FP8. The cost names just the matrices that q8 rounds, and is the true one."""
+    opened = open_checkpoint(make_pair(WAYS["fp8-rows"].case, WAYS["fp8-rows"], tmp_path)[0])
+    spec = spec_from_config(opened.config)
+    with caplog.at_level(logging.WARNING):
+        load_backend("cpu", spec, opened, context=64).close()
+    words = re.fullmatch(
+        r"Rounded ([\d,]+) weights to q8 at load: .* relative error (\d\.\d\d) %.*", caplog.messages[-1]
+    )
+    assert words is not None, caplog.messages
+    stages = stage_tensors(spec)
+    del stages["head"]  # of float32, as it is stored
+    names = [*(name for names in stages.values() for name in names), "model.embed_tokens.weight"]
+    rounded = RoundedCheckpoint(opened, dict.fromkeys(names, Format.Q8))
+    exact, made = (
+        [checkpoint.rows(name, 0, opened.shape(name)[0]) for name in names]
+        for checkpoint in (opened, rounded)
+    )
+    assert int(words[1].replace(",", "")) == sum(rows.size for rows in exact)
+    errors = sum(float(np.square(ours - rows).sum()) for ours, rows in zip(made, exact, strict=True))
+    expected = (errors / sum(float(np.square(rows).sum()) for rows in exact)) ** 0.5
+    assert 0.8 < float(words[2]) / (100 * expected) < 1.2
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        load_backend("cpu", spec, opened, dtype="f32", context=64).close()
+    assert not caplog.messages  # as the note says, nothing is rounded then
+
+
+def test_a_head_that_is_asked_for_needs_no_note(tmp_path: Path) -> None:
+    kinds = dict.fromkeys(SHAPES, Kind.BF16)
+    opened = open_checkpoint(write_wide_model(tmp_path / "m.gguf", kinds, Kind.F32))
+    _, chosen = asked(opened)
+    assert len(chosen.notes) == 1 and "(head)" in chosen.notes[0]
+    _, chosen = asked(opened, head_dtype="f16")
+    assert chosen.of_stages == {"head": Format.F16} and not chosen.notes
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
+from safetensors.numpy import load_file
 
 from backends.quantised_cases import WAYS, make_pair
+from families import BY_NAME, make_checkpoint
 from monotape.engine.asked import Asked, formats_for
 from monotape.engine.formats import Chosen, cpu_formats, gpu_formats
+from monotape.engine.loading import load_backend
 from monotape.models.registry import spec_from_config
 from monotape.plan import formats as plan_formats
 from monotape.plan.formats import CPU_LAYOUTS, GPU_LAYOUTS, Format, Layout
 from monotape.plan.gpu_formats import GPU_FORMATS
 from monotape.weights.open import open_checkpoint
+from weights.expert_files import gguf_tensors, write_gguf_of
 from weights.gguf_models import SHAPES, write_wide_model
+from weights.safetensors_files import to_bf16, write_file
 
 #: Bytes of a row's block of 128 values, for a machine whose kernels read everything.
 SIZES = {
@@ -97,10 +105,15 @@ def test_mixtures_have_the_smallest_format_that_holds_all(tmp_path: Path, backen
     stages = {
         name: chosen.of_stages.get(name, chosen.default) for name in ("qkv", "gate_up", "down", "output")
     }
-    unpacked = Format.BF16 if backend == "cuda" else Format.Q8
+    unpacked = Format.BF16 if backend == "cuda" else Format.F32
     assert stages == {"qkv": Format.Q8, "gate_up": Format.WIDE, "down": Format.Q5_0, "output": unpacked}
-    (note,) = chosen.notes
-    assert note.startswith(f"Weights stored as f16 and q4_0 are unpacked to {unpacked.value} (output): ")
+    of_output, of_gate_up = chosen.notes
+    how = "are rounded to bf16, 16" if backend == "cuda" else "become f32, 32"
+    assert of_output.startswith(f"Weights stored as f16 and q4_0 {how} bits a weight (output)")
+    assert of_gate_up.startswith(
+        "Weights stored as q4_1 and q6_k become wide, 12 bits a weight (gate_up): no smaller"
+    )
+    assert chosen.packed == ()
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +148,16 @@ def test_quantised_safetensors_keep_their_format(
             chosen.of_stages.get(stage, chosen.default) for stage in ("qkv", "output", "gate_up", "down")
         }
         assert found == {expected or (Format.BF16 if backend == "cuda" else Format.Q8)}
-        assert bool(chosen.notes) == (expected is None)
-    if name == "gptq-v2-sorted":
-        assert "stored as int4-g32 with columns sorted by activation are unpacked" in chosen.notes[0]
+        told = [note for note in chosen.notes if "(qkv" in note]
+        assert len(told) == (expected in (None, Format.WIDE))
+        assert all(("are rounded" in note) == (expected is None) for note in told)
+        assert any(name.endswith("q_proj.weight") for name in chosen.packed) == (
+            backend == "cpu" and expected is None
+        )
+        if name == "gptq-v2-sorted":
+            assert told[0].startswith(
+                "Weights stored as int4-g32 with columns sorted by activation are rounded"
+            )
 
 
 @pytest.mark.usefixtures("all_kernels")
@@ -153,8 +173,8 @@ def test_columns_sorted_by_activation_keep_their_format_where_their_input_can_be
         stage: chosen.of_stages.get(stage, chosen.default) for stage in ("qkv", "output", "gate_up", "down")
     }
     assert found == {"qkv": unpacked, "output": unpacked, "gate_up": unpacked, "down": Format.INT4_G32Z}
-    (note,) = chosen.notes
-    assert "with columns sorted by activation are unpacked to" in note and "(qkv, output, gate_up)" in note
+    (note,) = (note for note in chosen.notes if "(qkv" in note)
+    assert "with columns sorted by activation are rounded to" in note and "(qkv, output, gate_up)" in note
 
 
 @pytest.mark.usefixtures("all_kernels")
@@ -169,16 +189,15 @@ def test_a_rank_that_begins_within_a_group_gets_smaller_groups(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("few_kernels")
-def test_formats_without_kernels_are_unpacked_with_a_note(tmp_path: Path) -> None:
+def test_formats_without_kernels_are_rounded_with_a_note(tmp_path: Path) -> None:
     path = write_wide_model(tmp_path / "m.gguf", {**dict.fromkeys(SHAPES, Kind.Q4_K), **Q4_K_M})
     for backend, fmt in (("cuda", Format.BF16), ("cpu", Format.Q8)):
         chosen = chosen_for(path, backend)
         assert (chosen.default, chosen.of_stages) == (fmt, {})
-        assert len(
-            chosen.notes
-        ) == 3 and f"unpacked to {fmt.value} (output, gate_up): the {backend} backend" in "".join(
-            chosen.notes
-        )
+        assert len(chosen.notes) == 3
+        bits = "16" if backend == "cuda" else "8.5"
+        told = f"rounded to {fmt.value}, {bits} bits a weight (output, gate_up) by the {backend} backend."
+        assert told in "".join(chosen.notes)
     exact = write_wide_model(tmp_path / "5.gguf", dict.fromkeys((*SHAPES, "token_embd"), Kind.Q5_0))
     assert chosen_for(exact, "cpu") == Chosen(Format.Q8)
 
@@ -195,3 +214,106 @@ def test_a_type_that_is_asked_for_is_for_all_weights(tmp_path: Path) -> None:
     ):
         source, chosen = formats_for(backend, Asked(dtype), spec, opened)
         assert source is opened and chosen == Chosen(fmt)
+
+
+UNLIKE = {**dict.fromkeys(SHAPES, Kind.Q8_0), "0.attn_q": Kind.BF16, "1.ffn_down": Kind.F16}
+
+
+def test_a_stage_of_codes_and_floats_keeps_all_its_numbers_on_cores(tmp_path: Path) -> None:
+    """One 16-bit tensor among codes, as in the larger files of some publishers: q8 would round it in silence."""
+    opened = open_checkpoint(write_wide_model(tmp_path / "m.gguf", UNLIKE))
+    spec = spec_from_config(opened.config)
+    chosen = cpu_formats(spec, opened)
+    assert chosen == Chosen(
+        Format.Q8,
+        {"qkv": Format.F32, "down": Format.F32, "head": Format.F16},
+        tuple(
+            f"Weights stored as {label} become f32, 32 bits a weight ({stage}): no smaller format that the cpu backend "
+            "reads holds them exactly. Use --dtype q8 to round them to 8.5 bits."
+            for label, stage in (("bf16 and q8_0", "qkv"), ("f16 and q8_0", "down"))
+        ),
+    )
+    cores, exact = (load_backend(name, spec, opened, context=64) for name in ("cpu", "reference"))
+    tokens = [5, 9, 33, 3]
+    ours, theirs = (each.logits(tokens, each.new_sequence()) for each in (cores, exact))
+    cores.close()
+    assert np.linalg.norm(ours - theirs) < 2e-3 * np.linalg.norm(theirs)
+
+
+def test_a_gpu_says_that_it_rounds_a_stage_of_codes_and_floats(tmp_path: Path) -> None:
+    chosen = chosen_for(write_wide_model(tmp_path / "m.gguf", UNLIKE))
+    assert chosen.of_stages == {"output": Format.Q8, "gate_up": Format.Q8, "head": Format.F16}
+    assert chosen.notes == tuple(
+        f"Weights stored as {label} are rounded to bf16, 16 bits a weight ({stage}) by the cuda backend. Use --backend "
+        "cpu --dtype f32 to keep their numbers."
+        for label, stage in (("bf16 and q8_0", "qkv"), ("f16 and q8_0", "down"))
+    )
+
+
+def test_powers_of_two_beside_bf16_stay_in_16_bits(quantised: Callable[[str], Path], tmp_path: Path) -> None:
+    """MXFP4 in one layer and bf16 in another: both are exact in bf16, and nothing is rounded."""
+    folder = tmp_path / "mixed"
+    shutil.copytree(quantised("mxfp4"), folder)
+    opened = open_checkpoint(folder)
+    name = "model.layers.1.mlp.down_proj"
+    rows = opened.rows(f"{name}.weight", 0, opened.shape(f"{name}.weight")[0])
+    tensors = {
+        key: ({"uint8": "U8", "float32": "F32"}[values.dtype.name], values)
+        for key, values in load_file(folder / "model.safetensors").items()
+        if not key.startswith(f"{name}.")
+    }
+    write_file(folder / "model.safetensors", {**tensors, f"{name}.weight": ("BF16", to_bf16(rows))})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"] = ["lm_head", name]
+    (folder / "config.json").write_text(json.dumps(config))
+    for backend in ("cuda", "cpu"):
+        chosen = chosen_for(folder, backend)
+        assert chosen.of_stages.get("down", chosen.default) is Format.BF16
+        (note,) = (note for note in chosen.notes if "(down)" in note)
+        assert note.startswith(
+            "Weights stored as bf16 and mxfp4 become bf16, 16 bits a weight (down): no smaller"
+        )
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_a_router_is_told_of_where_a_gpu_rounds_it(tmp_path: Path, rounds: bool) -> None:
+    """Converters store routers as float32. One that came from a bf16 model loses nothing, and nothing is said."""
+    opened = open_checkpoint(make_checkpoint(BY_NAME["qwen3-moe"], tmp_path / "hf", "bfloat16"))
+    routers = {name: values for name, values in gguf_tensors(opened).items() if "ffn_gate_inp" in name}
+    changed = {name: (Kind.F32, values * np.float32(1.001)) for name, values in routers.items()}
+    path = write_gguf_of(tmp_path / "m.gguf", opened, tensors=changed if rounds else None)
+    (*told,) = chosen_for(path).notes
+    assert (
+        told
+        == [
+            "Weights stored as f32 are rounded to bf16, 16 bits a weight (router) by the cuda backend. Use --backend "
+            "cpu --dtype f32 to keep their numbers."
+        ]
+        * rounds
+    )
+    assert not chosen_for(path, "cpu").notes
+
+
+@pytest.mark.parametrize(
+    ("kinds", "gpu", "cpu"),
+    [
+        ({"0.attn_q": Kind.BF16}, "bf16 and f16 are rounded to bf16, 16 bits a weight (qkv)", "(qkv, "),
+        (
+            dict.fromkeys((*SHAPES, "token_embd"), Kind.F32),
+            "f32 are rounded to bf16, 16 bits a weight (qkv, ",
+            None,
+        ),
+        (dict.fromkeys((*SHAPES, "token_embd"), Kind.BF16), None, None),
+        ({}, None, None),
+    ],
+)
+def test_floats_that_are_rounded_are_told_of(
+    tmp_path: Path, kinds: dict[str, Kind], gpu: str | None, cpu: str | None
+) -> None:
+    path = write_wide_model(tmp_path / "m.gguf", kinds)
+    told = chosen_for(path).notes
+    assert len(told) == (gpu is not None)
+    assert gpu is None or gpu in told[0]
+    on_cores = chosen_for(path, "cpu").notes
+    assert not any("rounded" in note for note in on_cores)
+    assert len(on_cores) == (cpu is not None)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backends.quantised_cases import WAYS, make_pair
+from monotape.engine.formats import gpu_formats
 from monotape.errors import ModelError, UnsupportedModel, UsageError
-from monotape.planner.precision import FORMATS, precision_for
+from monotape.models.registry import spec_from_config
+from monotape.plan.formats import Format
+from monotape.planner.accounting import shape_from_config
+from monotape.planner.load import Load
+from monotape.planner.precision import FORMATS, kv_bytes_for, precision_for
+from monotape.planner.runs import obstacles
 from monotape.planner.shape import ATTENTION, FFN, HEAD, ROUTED, ROUTER, SHARED, Part
-from planner.loads import config_of, load_of
+from monotape.weights.json_file import read_object
+from monotape.weights.open import open_checkpoint
+from planner.loads import box_of, config_of, load_of
 
 
 @pytest.mark.parametrize(
@@ -44,6 +54,12 @@ def test_a_head_of_another_format() -> None:
     (head,) = (part for part, _ in load.shape.all_parts() if part.kind == HEAD)
     assert wide.read_bytes(head) - alike.read_bytes(head) == head.matrices * (2 - 66 / 128)
     assert precision_for("bf16", {}, "q8").matrices[HEAD] == 34 / 32
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    """A quantization_config of compressed-tensors."""
+    groups = {"g": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head"]}
 
 
 def test_fp8_has_a_scale_for_each_block() -> None:
@@ -89,6 +105,19 @@ def test_deepseek_v4_has_fp4_experts_in_an_fp8_model() -> None:
             },
             1.0,
         ),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 0.5),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": True}, 1 + 3 / 32),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": False}, 1.5),
+        ({"quant_method": "awq", "bits": 4}, 0.5 + 2.5 / 128),
+        ({"quant_method": "awq", "w_bit": 4, "group_size": None, "zero_point": False}, 0.5 + 2 / 128),
+        (compressed(type="int", num_bits=4, group_size=128, symmetric=False), 0.5 + 2.5 / 128),
+        (compressed(type="int", num_bits=4, group_size=128, symmetric=True), 0.5 + 2 / 128),
+        (compressed(num_bits=4, strategy="channel", group_size=None), 0.5),
+        (compressed(num_bits=8, strategy="channel", symmetric=True), 1.0),
+        (compressed(type="int", num_bits=8, group_size=32, symmetric=True), 1 + 2 / 32),
+        (compressed(type="int", num_bits=8, strategy="channel", symmetric=False), 1.5),
+        (compressed(type="float", num_bits=4, strategy="tensor_group", group_size=16), 1.5),
+        (compressed(type="float", num_bits=4, group_size=32), 0.5 + 1 / 32),
     ],
 )
 def test_common_quantisations_are_understood(quantized: dict[str, Any], size: float) -> None:
@@ -97,10 +126,43 @@ def test_common_quantisations_are_understood(quantized: dict[str, Any], size: fl
     assert HEAD not in precision.matrices
 
 
+def test_nvfp4_is_called_that_and_runs() -> None:
+    """No smaller format of the tapes holds it than `wide`: its 12 bits are what a token reads."""
+    nvfp4 = compressed(type="float", num_bits=4, strategy="tensor_group", group_size=16)
+    config = config_of("qwen3-8b", quantization_config=nvfp4)
+    precision = precision_for("auto", config)
+    assert precision.note == "as the checkpoint says: nvfp4 as wide; bf16 in head"
+    load = Load(shape_from_config(config), precision, kv_bytes_for("bf16"))
+    assert not obstacles(load, box_of("h200")) and not obstacles(load, box_of("cpu", bandwidth_tbs=0.1))
+
+
+@pytest.mark.parametrize("name", sorted(WAYS))
+def test_the_planner_reads_what_the_loaders_read(name: str, tmp_path: Path) -> None:
+    """Also which weights take 12 bits: those that the loader gives the format `wide` on a GPU."""
+    folder = make_pair(WAYS[name].case, WAYS[name], tmp_path)[0]
+    opened = open_checkpoint(folder)
+    chosen = gpu_formats(spec_from_config(opened.config), opened)
+    precision = precision_for("auto", read_object(folder / "config.json"))
+    assert (precision.matrices[FFN] == 1.5) == (chosen.of_stages.get("down") is Format.WIDE)
+    assert precision.matrices[FFN] < 1.1 or precision.name.endswith(" as wide")
+
+
+@pytest.mark.parametrize("field", ["modules_to_not_convert", "ignored_layers"])
+def test_both_names_of_the_list_of_plain_modules_are_read(field: str) -> None:
+    quantized = {"quant_method": "fp8", field: ["lm_head", "model.layers.1.self_attn"]}
+    assert kinds_shrunk(config_of("qwen3-8b", quantization_config=quantized)) == {FFN, SHARED, ROUTED}
+    quantized = {"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": True}
+    assert HEAD in kinds_shrunk(config_of("qwen3-8b", quantization_config=quantized))
+
+
 @pytest.mark.parametrize(
     "quantized",
     [
         {"quant_method": "mystery"},
+        {"quant_method": "gptq", "bits": 4, "group_size": 0},
+        {"quant_method": "awq", "bits": 4, "group_size": "all"},
+        compressed(type="int", num_bits=4, group_size=0),
+        compressed(type="float", num_bits=4),
         {"quant_method": "gptq", "bits": 5, "group_size": 128},
         {"quant_method": "compressed-tensors", "config_groups": {}},
         {

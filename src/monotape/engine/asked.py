@@ -95,19 +95,24 @@ def formats_for(
             head = head_format(machine, spec, source)
     else:
         on_gpu = machine != "cpu"
-        chosen = gpu_formats(spec, source, ranks, machine) if on_gpu else cpu_formats(spec, source, ranks)
+        of_head = head if head in FLOATS else None
+        chosen = (
+            gpu_formats(spec, source, ranks, machine, of_head)
+            if on_gpu
+            else cpu_formats(spec, source, ranks, of_head)
+        )
         if backend != "reference":
             _require_codes(spec, fmt, chosen, asked.dtype)
-    if mixes(machine) and head is not None and (uniform or head in FLOATS):
+    if mixes(machine) and head is not None and uniform:
         others = {name: of_stage for name, of_stage in chosen.of_stages.items() if name != "head"}
         chosen = replace(chosen, of_stages=others if head is chosen.default else {**others, "head": head})
     return source, replace(chosen, kv=KV_DTYPES[asked.kv_dtype])
 
 
-def packed_on_cores(asked: Asked, spec: ModelSpec, checkpoint: Checkpoint) -> list[str]:
-    """Matrices that become q8 while a CPU's kernels pack them, because that was asked for."""
+def packed_on_cores(asked: Asked, spec: ModelSpec, checkpoint: Checkpoint, chosen: Chosen) -> list[str]:
+    """Matrices that become q8 while a CPU's kernels pack them: that was asked for, or no format holds them."""
     if dtype_format(asked.dtype) is not Format.Q8:
-        return []
+        return list(chosen.packed)
     stages = stage_tensors(spec)
     stages.pop("router", None)
     if asked.head_dtype != "auto":

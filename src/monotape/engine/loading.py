@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from monotape.engine.asked import Asked, dtype_format, formats_for, packed_on_co
 from monotape.engine.config import may_use_gpu
 from monotape.engine.devices import check_devices
 from monotape.engine.formats import Chosen, has_kernels
-from monotape.errors import BackendUnavailable, ResourceError, UnsupportedModel, UsageError, nearest
+from monotape.engine.memory import Need, require_memory
+from monotape.errors import BackendUnavailable, UnsupportedModel, UsageError, nearest
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan
@@ -178,11 +180,11 @@ def _load_cpu(
     source, formats = formats_for("cpu", asked, spec, checkpoint, tp)
     plan = cpu_plan(spec, formats, context=context, workers=workers, tp=tp)
     library()  # a machine that cannot run it should say so before the weights are read
-    _require_memory(plan.weight_bytes)
+    require_memory(Need.of(plan), available_memory(), _smaller(spec, checkpoint, asked, context, workers, tp))
     _say(formats.notes)
     backend = CpuBackend.load(spec, plan, source, progress)
     _tell_costs(source)
-    if packed := packed_on_cores(asked, spec, checkpoint):
+    if packed := packed_on_cores(asked, spec, checkpoint, formats):
         _tell_cost(Format.Q8, sampled_cost(checkpoint, packed, Format.Q8), " by a sample of rows")
     return backend
 
@@ -272,9 +274,11 @@ def _load_reference(
     from monotape.backends.reference.backend import ReferenceBackend
     from monotape.backends.reference.weights import load_weights
 
-    _require_memory(4 * spec.parameters)
     source, formats = formats_for("reference", asked, spec, checkpoint, tp)
     plan = cpu_plan(spec, formats, context=context, workers=workers, tp=tp)
+    position = sum(8 * rank.kv.layers * rank.kv.kv_heads * rank.kv.head_dim for rank in plan.ranks)
+    need = Need(4 * spec.parameters, position, plan.context)
+    require_memory(need, available_memory(), [("Use --backend cpu", Need.of(plan))])
     backend = ReferenceBackend(spec, plan, load_weights(spec, source), plan.context)
     _tell_costs(source)
     _tell_kv_cost(formats, spec, source)
@@ -327,14 +331,19 @@ def _warn_about_reference(error: BackendUnavailable) -> None:
     warnings.warn(f"{error.message} Falling back to the NumPy reference, which is slow.", stacklevel=3)
 
 
-def _require_memory(needed: int) -> None:
-    """Memory is planned before it is taken: too little is an error with the numbers, not a killed process."""
-    available = available_memory()
-    if available is not None and needed > available:
-        raise ResourceError(
-            f"The weights need {needed / 1e9:.2f} GB of memory and {available / 1e9:.2f} GB are available.",
-            "Use --dtype q8, a smaller model, or free some memory.",
-        )
+def _smaller(
+    spec: ModelSpec, checkpoint: Checkpoint, asked: Asked, context: int, workers: int | None, tp: int | None
+) -> Iterator[tuple[str, Need]]:
+    """What the model needs on the cores with other types of weights, the most precise first."""
+    for dtype in ("auto", "q8", "int4"):
+        if dtype == asked.dtype:
+            continue
+        try:
+            _, formats = formats_for("cpu", replace(asked, dtype=dtype), spec, checkpoint, tp)
+        except UsageError:  # codes are not rounded again
+            continue
+        plan = cpu_plan(spec, formats, context=context, workers=workers, tp=tp)
+        yield "Leave out --dtype" if dtype == "auto" else f"Use --dtype {dtype}", Need.of(plan)
 
 
 def available_memory() -> int | None:

@@ -42,6 +42,7 @@ FORMATS: Mapping[str, tuple[float, str]] = {
     "mxfp4": (0.5 + 1 / 32, "4 bits, an 8-bit scale for 32"),
 }
 AUTO = "auto"
+NVFP4_GROUP = 16  # weights that share a scale
 KV_FORMATS: Mapping[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "f32": 4.0}
 _STORED = {"float32": "f32", "bfloat16": "bf16", "float16": "fp16"}
 #: A module of each kind, as checkpoints name them, for the lists of what a quantisation leaves alone.
@@ -170,11 +171,14 @@ def _quantized_size(quantized: Mapping[str, Any]) -> tuple[float, str]:
     if method in ("fp8", "mxfp4"):
         return FORMATS[method][0], method
     if method in ("gptq", "awq"):
-        bits, group = quantized.get("bits"), quantized.get("group_size")
-        if bits in (2, 3, 4, 8) and isinstance(group, int) and group > 0:
-            return bits / 8 + (
-                2 + bits / 8
-            ) / group, f"{method} {bits} bits"  # a 16-bit scale and a zero point a group
+        # As the loaders have them: a field that is left out, or null, has the method's usual value.
+        bits = quantized.get("bits") or quantized.get("w_bit") or (4 if method == "awq" else None)
+        group = 128 if quantized.get("group_size") is None else quantized["group_size"]
+        symmetric = quantized.get("sym") is not False if method == "gptq" else False
+        zeros = method == "gptq" or quantized.get("zero_point") is not False
+        if bits in (2, 3, 4, 8) and type(group) is int and (group > 0 or group == -1):
+            size = _integer_bytes(bits, None if group == -1 else group, zeros)
+            return _on_tape(size, f"{method} {bits} bits", wide=bits == 8 and not symmetric)
     if method == "compressed-tensors":
         groups = quantized.get("config_groups")
         weights = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
@@ -186,23 +190,46 @@ def _quantized_size(quantized: Mapping[str, Any]) -> tuple[float, str]:
     )
 
 
+def _integer_bytes(bits: int, group: int | None, zeros: bool) -> float:
+    """Of a weight, with its share of a group's 16-bit scale and zero point; those of whole rows count for nothing."""
+    shared = 2 + (bits / 8 if zeros else 0)
+    return bits / 8 + (0 if group is None else shared / group)
+
+
+def _on_tape(size: float, name: str, *, wide: bool) -> tuple[float, str]:
+    """Weights that no smaller format of the tapes holds take what `wide` takes, which is more than in the file."""
+    return (FORMATS["wide"][0], f"{name} as wide") if wide else (size, name)
+
+
 def _compressed_size(weights: Mapping[str, Any]) -> tuple[float, str]:
-    bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
-    if bits == 4 and isinstance(group, int) and group > 0:
-        scale = 1 if kind == "float" else 2  # MX scales are exponents of 8 bits
-        return bits / 8 + scale / group, "mxfp4" if kind == "float" else "int4"
-    if bits == 8:
-        return 1.0, "fp8" if kind == "float" else "int8"
+    bits, kind, group = weights.get("num_bits"), weights.get("type") or "int", weights.get("group_size")
+    if group in (None, -1):
+        group = None
+    elif type(group) is not int or group < 1:
+        bits = None
+    if kind == "float":
+        if bits == 8:
+            return 1.0, "fp8"
+        if bits == 4 and group is not None:
+            # MX scales are exponents of 8 bits; the scales of NVFP4, of 16 weights each, are floats of 8 bits.
+            name = "nvfp4" if group == NVFP4_GROUP else "mxfp4"
+            return _on_tape(bits / 8 + 1 / group, name, wide=name == "nvfp4")
+    elif bits in (4, 8):
+        zeros = weights.get("symmetric") is False
+        return _on_tape(_integer_bytes(bits, group, zeros), f"int{bits}", wide=bits == 8 and zeros)
     raise UnsupportedModel(
-        f"config.json compresses weights to {bits!r} bits ({kind!r}), which the planner does not understand.",
+        f"config.json compresses weights to {weights.get('num_bits')!r} bits ({kind!r}) in groups of "
+        f"{weights.get('group_size')!r}, which the planner does not understand.",
         _HINT,
     )
 
 
 def _kept_modules(quantized: Mapping[str, Any]) -> list[str]:
     """Patterns of modules that stay as they are. Methods that list none leave the head alone."""
-    for name in ("modules_to_not_convert", "ignore"):
+    listed_modules = ["lm_head"]
+    for name in ("modules_to_not_convert", "ignored_layers", "ignore"):
         value = quantized.get(name)
         if isinstance(value, list) and all(type(item) is str for item in value):
-            return value
-    return ["lm_head"]
+            listed_modules = value
+            break
+    return [name for name in listed_modules if name != "lm_head" or quantized.get("lm_head") is not True]

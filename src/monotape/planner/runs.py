@@ -16,7 +16,7 @@ RANKS = (1, 2, 4, 8)
 _HELD_BY = {
     "f32": (Format.F32,), "bf16": (Format.BF16,), "fp16": (Format.F16,), "fp8": (Format.FP8_BLOCK,),
     "q8": (Format.Q8,), "int8": (Format.INT8, Format.WIDE), "int4": (Format.INT4_G32,),
-    "mxfp4": (Format.MXFP4, Format.WIDE), "awq": (Format.INT4_G32Z,), "gptq": (Format.INT4_G32Z,),
+    "mxfp4": (Format.MXFP4,), "nvfp4": (Format.WIDE,), "awq": (Format.INT4_G32Z,), "gptq": (Format.INT4_G32Z,),
 }  # fmt: skip
 _AS_STORED = "as stored"  # of a GGUF file; formats that no kernel reads are unpacked when it is loaded
 _NARROW, _HALF, _SINGLE = 1.0, 2.0, 4.0  # bytes of a KV value
