@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from monotape.backends.protocol import Backend, FinishReason, Generation, Job, KvSequence, Token
 from monotape.backends.reference.sampler import choose, logprobs
 from monotape.engine.constraint import Constraint, Mask, unpacked
+from monotape.engine.kv_pool import RoomyBackend
 from monotape.errors import NumericalFault, RequestError
 
 Floats = NDArray[np.float32]
@@ -26,7 +27,9 @@ Floats = NDArray[np.float32]
 class ConstrainedGeneration:
     """A Generation whose every token passed the constraint; computed as it is read."""
 
-    def __init__(self, backend: Backend, job: Job, sequence: KvSequence, constraint: Constraint) -> None:
+    def __init__(
+        self, backend: Backend | RoomyBackend, job: Job, sequence: KvSequence, constraint: Constraint
+    ) -> None:
         self.finish_reason: FinishReason | None = None
         self.start_ns = time.monotonic_ns()
         self._backend, self._job, self._sequence, self._constraint = backend, job, sequence, constraint

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Protocol, TypeVar, runtime_checkable
 
-from monotape.backends.protocol import KvSequence
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.backends.protocol import Backend, Generation, Job, KvSequence, MaskedGeneration, TakesMasks
 from monotape.backends.token_ids import TokenIds, common_prefix
 from monotape.engine.cache_misses import Findings
 from monotape.errors import ResourceError
@@ -16,6 +20,7 @@ _REMEMBERED = 16  # dropped conversations, to say why one was not found
 _MEMORY = "its memory was needed"
 _ANSWERED_AGAIN = "an earlier prompt of it was answered again"
 _COMPARED = 4  # conversations in which the rest of a prompt is looked for
+Begun = TypeVar("Begun")
 _LITTLE = 16  # tokens of later prompts that are not worth a copy
 
 
@@ -190,9 +195,13 @@ class KvPool:
     def _empty_sequence(self) -> KvSequence:
         while len(self._kept) >= self._max_sequences:
             self._drop(self._too_many)
+        return self.with_room(self._new_sequence)
+
+    def with_room(self, begin: Callable[[], Begun]) -> Begun:
+        """What `begin` gives. Where memory is short, it is called again when kept conversations have given way."""
         while True:
             try:
-                return self._new_sequence()
+                return begin()
             except (ResourceError, MemoryError):
                 if not self.make_room():
                     raise
@@ -203,3 +212,25 @@ class KvPool:
             self._drop(_MEMORY)
             return True
         return bool(self._kept)
+
+
+class RoomyBackend:
+    """Of a backend the calls at which a sequence grows: where memory is short, kept conversations give way.
+
+    Not a stream's methods: a job that calls these while it is read would keep a dropped stream alive.
+    """
+
+    __slots__ = ("_backend", "_pool")
+
+    def __init__(self, backend: Backend, pool: KvPool) -> None:
+        self._backend, self._pool = backend, pool
+
+    def start(self, job: Job, sequence: KvSequence) -> Generation:
+        return self._pool.with_room(partial(self._backend.start, job, sequence))
+
+    def start_masked(self, job: Job, sequence: KvSequence) -> MaskedGeneration:
+        assert isinstance(self._backend, TakesMasks)
+        return self._pool.with_room(partial(self._backend.start_masked, job, sequence))
+
+    def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
+        return self._pool.with_room(partial(self._backend.logits, tokens, sequence))
