@@ -10,6 +10,7 @@ import pytest
 from engine.scripted_model import END, GREEDY, VOCAB, ids_of, make
 from families import WIDE, Case, make_checkpoint
 from lookup import counted_drafts
+from monotape.backends.cpu.backend import CpuBackend
 from monotape.engine import loading
 from monotape.engine.llm import LLM
 from monotape.engine.loading import load_backend, planned
@@ -138,6 +139,22 @@ def test_every_backend_makes_the_same_tokens(tmp_path: Path) -> None:
     assert [counted.drafted_tokens > 0 for counted in stats] == [False, False, True, False]
     assert 0 < stats[2].accepted_tokens <= stats[2].drafted_tokens
     assert stats[2].bytes_per_token < stats[3].bytes_per_token
+
+
+def test_an_answer_that_is_left_early_holds_no_more_drafts_than_tokens(tmp_path: Path) -> None:
+    params, prompt = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), [3, 1, 4, 1, 5]
+    with LLM(str(make_checkpoint(DENSE, tmp_path)), backend="cpu", progress=False) as llm:
+        assert isinstance(llm.backend, CpuBackend)
+        answer = llm.generate([prompt], params)[0].outputs[0].token_ids
+        llm.backend.check_all_drafts()
+        for taken in range(4):
+            with llm.stream(prompt, params, prediction=[*prompt, *answer]) as stream:
+                for _ in range(taken):
+                    next(stream)
+            stats = stream.completion.stats
+            assert stats.new_tokens == taken
+            assert stats.accepted_tokens <= max(0, taken - 1)
+            assert stats.decoded_tokens == 0 or stats.bytes_per_token > 0
 
 
 def test_the_plan_of_a_gpu_has_rows_for_drafts_unless_they_are_off(tmp_path: Path) -> None:

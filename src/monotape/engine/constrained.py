@@ -32,6 +32,7 @@ class ConstrainedGeneration:
     ) -> None:
         self.finish_reason: FinishReason | None = None
         self.start_ns = time.monotonic_ns()
+        self.accepted = 0  # tokens after the first that needed no pass of their own, since they were forced
         self._backend, self._job, self._sequence, self._constraint = backend, job, sequence, constraint
         self._cancelled = threading.Event()
         self._prefill: Generation | None = None
@@ -39,6 +40,11 @@ class ConstrainedGeneration:
 
     def __iter__(self) -> Iterator[Token]:
         return self._tokens
+
+    @property
+    def drafted(self) -> int:
+        """As where masks are hinted at: a forced token is a draft, which is always right."""
+        return self.accepted
 
     @property
     def filled(self) -> int:
@@ -58,7 +64,8 @@ class ConstrainedGeneration:
             self._fill()
             while not self._over():
                 try:
-                    tokens = self._next(beside, pending, output)
+                    forced = self._forced()
+                    tokens = forced or self._next(beside, pending, output)
                 except RequestError:
                     if self._over():  # a cancelled constraint fails, and its result is not awaited
                         return
@@ -66,6 +73,7 @@ class ConstrainedGeneration:
                 if not tokens:
                     self.finish_reason = "stop"  # complete: nothing may follow
                 for token in tokens:
+                    self.accepted += bool(forced and output)
                     output.append(token.id)
                     pending.append(token.id)
                     self.finish_reason = self._reason(output)
@@ -76,9 +84,7 @@ class ConstrainedGeneration:
                         break
 
     def _next(self, beside: ThreadPoolExecutor, pending: list[int], output: list[int]) -> list[Token]:
-        """The next tokens; none when the text is complete. A pass computes all pending ones."""
-        if forced := self._forced():
-            return forced
+        """The next token; none when the text is complete. A pass computes all pending ones."""
         mask = beside.submit(self._constraint.allowed)
         logits = self._backend.logits(pending, self._sequence)[-1]
         pending.clear()

@@ -64,7 +64,7 @@ class TextStream:
         self._token_ids: list[int] = []
         self._times_ns: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
-        self._unsaid: list[int] = []  # tokens that came after the text had ended
+        self._unsaid: list[Token] = []  # that came after the text had ended
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._start()
@@ -173,6 +173,7 @@ class TextStream:
                 cached_tokens=self._lease.cached,
                 start_ns=self._generation.start_ns,
                 times_ns=self._times_ns,
+                unsaid_ns=[token.time_ns for token in self._unsaid],
                 drafts=drafts_of(self._generation),
             ),
             reasoning="" if self._answer is None else self._answer.reasoning,
@@ -253,14 +254,15 @@ class TextStream:
         if self._ended:
             return
         for token in self._tokens:
-            self._unsaid.append(token.id)
+            self._unsaid.append(token)
         if self._generation.finish_reason is None:  # an interrupt ended the iterator, but not the job
             for _ in self._generation:
                 pass
         self._ended = True
         try:
             if self._generation.finish_reason is not None:  # otherwise the contents of its KV are unknown
-                tokens = TokenIds.joined(self._request.prompt.ids, self._token_ids, self._unsaid)
+                unsaid = [token.id for token in self._unsaid]
+                tokens = TokenIds.joined(self._request.prompt.ids, self._token_ids, unsaid)
                 self._pool.give_back(self._lease, tokens)
         finally:
             self._on_end()
