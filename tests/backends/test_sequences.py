@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from backends.cpu_cases import cpu, ids, reference
 from backends.fake_cuda import FakeCuda, fake_gpu
 from families import Case, make_checkpoint
+from monotape.backends.cpu.sequence import RankKv
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import Backend, Job
+from monotape.errors import ResourceError
 from monotape.plan.formats import Format
 from monotape.plan.gpu import KvUnits
 
@@ -71,3 +74,66 @@ def test_a_copy_with_room_on_a_gpu_is_made_once() -> None:
         second.copy_from(first, 3000)
         second.reserve(5000)  # the job's own
         assert second.pointer == made
+
+
+def test_a_sequence_of_a_gpu_shrinks_to_the_units_that_it_uses() -> None:
+    kv = KvUnits(layers=2, kv_heads=3, head_dim=16, format=Format.BF16, units_per_split=1, splits=1)
+    with fake_gpu(FakeCuda()):
+        sequence = CudaSequence(kv, 8192)
+        assert not sequence.shrink()
+        sequence.reserve(8000)
+        sequence.length = 70
+        assert sequence._memory is not None
+        filled = np.random.default_rng(1).integers(0, 256, sequence.bytes, np.uint8)
+        sequence._memory.write(filled)
+        assert sequence.shrink() and not sequence.shrink()
+        assert (sequence.units, sequence.bytes, sequence.length) == (3, 6 * 3 * kv.unit_bytes, 70)
+        seen = sequence._memory.read(np.empty(sequence.bytes, np.uint8))
+        assert np.array_equal(seen.reshape(6, -1), filled.reshape(6, -1)[:, : 3 * kv.unit_bytes])
+        sequence.reserve(2000)
+        again = sequence._memory.read(np.empty(sequence.bytes, np.uint8)).reshape(6, -1)
+        assert np.array_equal(again[:, : 3 * kv.unit_bytes], seen.reshape(6, -1))
+        assert not again[:, 3 * kv.unit_bytes :].any()
+        sequence.length = 1000
+        assert not sequence.shrink()  # half of it is used
+
+
+@pytest.mark.parametrize("tp", [None, 2])
+def test_a_conversation_on_a_cpu_goes_on_after_it_has_shrunk(tmp_path: Path, tp: int | None) -> None:
+    folder = make_checkpoint(Case("shrunk", "llama", {"head_dim": 16}), tmp_path / "model")
+    with cpu(folder, tp=tp, context=1024) as backend:
+        kept, plain = backend.new_sequence(), backend.new_sequence()
+        for sequence in (kept, plain):
+            told = ids(list(backend.start(Job(BEGINNING, 0, 8), sequence)))
+        kept.reserve(1000)
+        roomy, length = kept.bytes, kept.length
+        assert kept.shrink() and not kept.shrink()
+        assert kept.bytes == roomy // 4 == plain.bytes and kept.length == length
+        more = (*BEGINNING, *told, 70)
+        answers = [ids(list(backend.start(Job(more, length, 20), sequence))) for sequence in (kept, plain)]
+        assert answers[0] == answers[1]
+
+
+def test_a_rank_without_memory_leaves_the_others_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(Case("full", "llama", {"head_dim": 16}), tmp_path / "model")
+    with cpu(folder, tp=2, context=1024) as backend:
+        sequence = backend.new_sequence()
+        told = ids(list(backend.start(Job(BEGINNING, 0, 8), sequence)))
+        second, empty = sequence.ranks[1], RankKv.empty
+
+        def scarce(rank: RankKv, capacity: int) -> Any:
+            if rank is second:
+                raise MemoryError
+            return empty(rank, capacity)
+
+        monkeypatch.setattr(RankKv, "empty", scarce)
+        before = [rank.bytes for rank in sequence.ranks]
+        with pytest.raises(ResourceError, match="The KV of 900 positions"):
+            sequence.reserve(900)
+        assert [rank.bytes for rank in sequence.ranks] == before
+        more = (*BEGINNING, *told, 70)
+        went_on = ids(list(backend.start(Job(more, sequence.length, 4), sequence)))
+        monkeypatch.undo()
+        assert went_on == ids(list(backend.start(Job(more, 0, 4), backend.new_sequence())))

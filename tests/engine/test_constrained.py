@@ -148,6 +148,22 @@ def test_the_best_allowed_token_wins(llm: LLM) -> None:
     assert first == 2 * int(np.argmax(logits[::2]))
 
 
+@pytest.mark.parametrize(
+    ("forced", "saved"), [({}, 0), ({2: [8, 9, 10]}, 3), ({0: [8, 9], 5: [11]}, 2), ({6: [8, 9, 10]}, 2)]
+)
+def test_a_forced_token_counts_as_a_draft_that_saved_a_pass(
+    checkpoint: Callable[[str], Path], forced: dict[int, list[int]], saved: int
+) -> None:
+    """Else more bytes would be told than were read. The eighth token is the last."""
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(str(checkpoint("qwen3")), backend="reference", dtype="f32", progress=False) as llm:
+        with llm.stream(prompt(9), params, constraint=Anything(99, forced)) as stream:
+            list(stream)
+        stats, one_pass = stream.completion.stats, llm.backend.plan.token_bytes(9 + 7 // 2)
+    assert (stats.new_tokens, stats.drafted_tokens, stats.accepted_tokens) == (8, saved, saved)
+    assert stats.bytes_per_token == one_pass * (7 - saved) // 7
+
+
 def test_forced_tokens_are_taken_without_being_computed_one_by_one(llm: LLM) -> None:
     ids = prompt(5)
     forced = run(llm, ids, Anything(99, {2: [8, 9, 10]}))

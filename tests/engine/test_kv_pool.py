@@ -72,6 +72,47 @@ def test_conversations_with_the_same_instructions_all_go_on() -> None:
             spoken[number] = [*tokens, 50 + turn, 60 + number, 70]
 
 
+def test_an_early_turn_that_is_answered_again_leaves_the_later_ones() -> None:
+    kept, long = pool(), list(range(1000, 2000))
+    run(kept, long, [1, 2, 3])
+    again = run(kept, long[:100], [4])
+    assert (again.cached, len(kept)) == (99, 2)
+    went_on = run(kept, [*long, 1, 2, 5], [6])
+    assert (went_on.cached, went_on.findings.miss) == (1002, None)
+
+
+@pytest.mark.parametrize("shorter", [0, 5])
+def test_a_prompt_that_is_answered_again_takes_the_place_of_its_answer(shorter: int) -> None:
+    kept, prompt, answer = pool(), list(range(1000, 1100)), list(range(100, 160))
+    first = run(kept, prompt, answer)
+    asked = prompt[: 100 - shorter]
+    again = run(kept, asked, [4])
+    assert (again.sequence is first.sequence, again.cached, len(kept)) == (True, len(asked) - 1, 1)
+    lost = run(kept, [*prompt, *answer, 5], [6])
+    assert lost.cached == len(asked)
+    assert (
+        lost.findings.miss
+        == "159 tokens of it were kept and dropped: an earlier prompt of it was answered again"
+    )
+
+
+def test_what_an_early_turn_destroys_for_want_of_memory_is_remembered() -> None:
+    made: list[SourceSequence] = []
+
+    def only_one() -> SourceSequence:
+        if made:
+            raise ResourceError("There is no memory left.")
+        made.append(SourceSequence(token_bytes=10))
+        return made[0]
+
+    kept, long = KvPool(only_one, max_sequences=3, max_bytes=10**6), list(range(1000, 2000))
+    run(kept, long, [1, 2, 3])
+    assert run(kept, long[:100], [4]).cached == 99
+    later = run(kept, [*long, 1, 2, 5], [6])
+    assert (later.cached, later.sequence is made[0]) == (100, True)
+    assert later.findings.miss == "1002 tokens of it were kept and dropped: its memory was needed"
+
+
 def test_where_no_copy_fits_the_kept_sequence_is_taken() -> None:
     made: list[SourceSequence] = []
 
@@ -127,6 +168,74 @@ def test_bytes_are_counted_but_the_newest_always_stays() -> None:
     assert (len(kept), kept.bytes) == (2, 70)
     run(kept, list(range(50)), [3])
     assert (len(kept), kept.bytes) == (1, 500)
+
+
+class Reserving(SourceSequence):
+    """Keeps the room that a request reserved, as arrays do, until it is told to shrink."""
+
+    CONTEXT = 100
+
+    def __init__(self) -> None:
+        super().__init__(token_bytes=10)
+        self.room, self.shrunk = self.CONTEXT, 0
+
+    @property
+    def bytes(self) -> int:
+        return 10 * self.room
+
+    def reserve(self, positions: int) -> None:
+        self.room = max(self.room, positions)
+
+    def shrink(self) -> bool:
+        if 2 * self.length >= self.room:
+            return False
+        self.room, self.shrunk = self.length, self.shrunk + 1
+        return True
+
+
+def test_room_that_is_reserved_and_not_used_costs_no_conversation() -> None:
+    kept = KvPool(Reserving, max_sequences=64, max_bytes=2000)
+    sequences = [run(kept, [number, *range(1000, 1008)], [7]).sequence for number in range(50)]
+    assert len(kept) == 22  # 9 positions each: as many as 2,000 bytes hold
+    shrunk = [sequence.shrunk for sequence in sequences if isinstance(sequence, Reserving)]
+    assert max(shrunk) == 1 and kept.bytes <= 2000
+    assert kept.lease([49, *range(1000, 1008), 7, 8]).cached == 9
+
+
+def test_only_what_others_need_is_given_back_the_least_recent_first() -> None:
+    kept = KvPool(Reserving, max_sequences=64, max_bytes=2500)
+    sequences = [run(kept, [number] * 9, [7]).sequence for number in range(2)]
+    assert [sequence.bytes for sequence in sequences] == [1000, 1000]
+    sequences.append(run(kept, [2] * 9, [7]).sequence)
+    assert [sequence.bytes for sequence in sequences] == [90, 1000, 1000]
+
+
+def test_a_sequence_that_is_mostly_used_is_dropped_instead() -> None:
+    kept = KvPool(Reserving, max_sequences=64, max_bytes=2000)
+    for number in range(3):
+        run(kept, [number] * 60, [7])
+    assert (len(kept), kept.bytes) == (2, 2000)
+
+
+def test_memory_that_is_not_used_is_given_back_before_a_conversation() -> None:
+    kept = KvPool(Reserving, max_sequences=64, max_bytes=10**6)
+    run(kept, [1] * 9, [7])
+    run(kept, [2] * 9, [7])
+    assert [kept.make_room() for _ in range(2)] == [True, True]
+    assert (len(kept), kept.bytes) == (2, 180)
+    assert [kept.make_room() for _ in range(3)] == [True, True, False]
+    assert len(kept) == 0
+
+
+def test_where_no_smaller_copy_fits_conversations_are_dropped() -> None:
+    class Stuck(Reserving):
+        def shrink(self) -> bool:
+            raise ResourceError("There is no memory left.")
+
+    kept = KvPool(Stuck, max_sequences=64, max_bytes=2000)
+    for number in range(3):
+        run(kept, [number] * 9, [7])
+    assert (len(kept), kept.bytes) == (2, 2000)
 
 
 def test_a_lease_that_never_comes_back_is_forgotten() -> None:

@@ -10,6 +10,7 @@ import pytest
 from engine.scripted_model import END, GREEDY, VOCAB, ids_of, make
 from families import WIDE, Case, make_checkpoint
 from lookup import counted_drafts
+from monotape.backends.cpu.backend import CpuBackend, CpuGeneration
 from monotape.engine import loading
 from monotape.engine.llm import LLM
 from monotape.engine.loading import load_backend, planned
@@ -138,6 +139,28 @@ def test_every_backend_makes_the_same_tokens(tmp_path: Path) -> None:
     assert [counted.drafted_tokens > 0 for counted in stats] == [False, False, True, False]
     assert 0 < stats[2].accepted_tokens <= stats[2].drafted_tokens
     assert stats[2].bytes_per_token < stats[3].bytes_per_token
+
+
+def test_an_answer_that_is_left_early_holds_no_more_drafts_than_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuGeneration, "cancel", lambda generation: None)  # too late: the job has ended
+    params, prompt = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), [3, 1, 4, 1, 5]
+    with LLM(str(make_checkpoint(DENSE, tmp_path)), backend="cpu", progress=False) as llm:
+        assert isinstance(llm.backend, CpuBackend)
+        with llm.stream(prompt, params, speculation=False) as stream:
+            list(stream)
+        answer, plain = stream.completion.token_ids, stream.completion.stats
+        llm.backend.check_all_drafts()
+        for taken in (1, 2, 5, 20):
+            with llm.stream(prompt, params, prediction=[*prompt, *answer]) as stream:
+                for _ in range(taken):
+                    next(stream)
+            stats = stream.completion.stats
+            assert (stats.new_tokens, stats.decoded_tokens) == (taken, 19)
+            assert 0 <= stats.accepted_tokens <= taken - 1
+            assert 0 < stats.bytes_per_token < plain.bytes_per_token
+        assert stats.accepted_tokens > 2 * 19 // 3
 
 
 def test_the_plan_of_a_gpu_has_rows_for_drafts_unless_they_are_off(tmp_path: Path) -> None:

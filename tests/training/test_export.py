@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +242,21 @@ def test_a_broken_packed_file_is_one_sentence(
         packed.read(path)
 
 
-@pytest.mark.parametrize("breakage", ["nothing", "no config", "bf16"])
+PACK = "import sys; from pathlib import Path; from monotape.training.export import pack; pack(*map(Path, sys.argv[1:]))"
+
+
+def test_a_model_is_packed_alike_in_a_locale_without_utf_8(packed_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(packed_file.parent / "model", folder)
+    (folder / "README.md").write_text("Größe: 3 µm\n", encoding="utf-8")
+    plain = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", PACK, str(folder), str(tmp_path / "there")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **plain})
+    assert done.returncode == 0, done.stderr
+    assert packed.read(tmp_path / "there").texts["README.md"] == "Größe: 3 µm\n"
+
+
+@pytest.mark.parametrize("breakage", ["nothing", "no config", "list", "bf16"])
 def test_what_was_not_exported_is_not_packed(breakage: str, packed_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -247,6 +264,8 @@ def test_what_was_not_exported_is_not_packed(breakage: str, packed_file: Path, t
         shutil.copytree(packed_file.parent / "model", folder, dirs_exist_ok=True)
     if breakage == "no config":
         (folder / "config.json").unlink()
+    if breakage == "list":
+        (folder / "config.json").write_text("[]")
     if breakage == "bf16":
         shutil.copy(unpacked(packed_file, tmp_path) / packed.WEIGHTS, folder)
     with pytest.raises(UsageError, match="is not an exported model") as caught:

@@ -138,18 +138,16 @@ def unpacked(path: Path, cache: Path) -> Path:
         return folder
     model = read(path)
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".embedded-", dir=cache))
         try:
             for name, text in model.texts.items():
-                (scratch / Path(name).name).write_text(text)
+                (scratch / Path(name).name).write_bytes(text.encode())
             _write_bf16(scratch / WEIGHTS, model.tensors)
-            if not _is_whole(folder, path):
-                shutil.rmtree(folder, ignore_errors=True)
-                os.rename(scratch, folder)
-        except OSError:
-            if not _is_whole(folder, path):  # else another process was first
-                raise
+            # File by file, and nothing is removed: another process may be reading here, or doing the same. The bytes
+            # are the same from every process.
+            for file in list(scratch.iterdir()):
+                os.replace(file, folder / file.name)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
@@ -168,8 +166,14 @@ def _is_whole(folder: Path, path: Path) -> bool:
         header, end = _bf16_header({name: kind["shape"] for name, kind in kinds.items()})
         sizes = {Path(name).name: len(text.encode()) for name, text in texts.items()}
     sizes[WEIGHTS] = len(header) + end
-    files = {file.name: file.stat().st_size for file in folder.iterdir()}
-    return all(files.get(name) == size for name, size in sizes.items())
+    return all(_has_size(folder / name, size) for name, size in sizes.items())
+
+
+def _has_size(file: Path, size: int) -> bool:
+    try:
+        return file.stat().st_size == size
+    except OSError:  # it is not there, or no longer
+        return False
 
 
 def _write_bf16(path: Path, tensors: Mapping[str, Floats]) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from monotape.backends.protocol import Backend, FinishReason, Generation, Job, KvSequence, Token
 from monotape.backends.reference.sampler import choose, logprobs
 from monotape.engine.constraint import Constraint, Mask, unpacked
+from monotape.engine.kv_pool import RoomyBackend
 from monotape.errors import NumericalFault, RequestError
 
 Floats = NDArray[np.float32]
@@ -26,9 +27,12 @@ Floats = NDArray[np.float32]
 class ConstrainedGeneration:
     """A Generation whose every token passed the constraint; computed as it is read."""
 
-    def __init__(self, backend: Backend, job: Job, sequence: KvSequence, constraint: Constraint) -> None:
+    def __init__(
+        self, backend: Backend | RoomyBackend, job: Job, sequence: KvSequence, constraint: Constraint
+    ) -> None:
         self.finish_reason: FinishReason | None = None
         self.start_ns = time.monotonic_ns()
+        self.accepted = 0  # tokens after the first that needed no pass of their own, since they were forced
         self._backend, self._job, self._sequence, self._constraint = backend, job, sequence, constraint
         self._cancelled = threading.Event()
         self._prefill: Generation | None = None
@@ -36,6 +40,11 @@ class ConstrainedGeneration:
 
     def __iter__(self) -> Iterator[Token]:
         return self._tokens
+
+    @property
+    def drafted(self) -> int:
+        """As where masks are hinted at: a forced token is a draft, which is always right."""
+        return self.accepted
 
     @property
     def filled(self) -> int:
@@ -55,7 +64,8 @@ class ConstrainedGeneration:
             self._fill()
             while not self._over():
                 try:
-                    tokens = self._next(beside, pending, output)
+                    forced = self._forced()
+                    tokens = forced or self._next(beside, pending, output)
                 except RequestError:
                     if self._over():  # a cancelled constraint fails, and its result is not awaited
                         return
@@ -63,6 +73,7 @@ class ConstrainedGeneration:
                 if not tokens:
                     self.finish_reason = "stop"  # complete: nothing may follow
                 for token in tokens:
+                    self.accepted += bool(forced and output)
                     output.append(token.id)
                     pending.append(token.id)
                     self.finish_reason = self._reason(output)
@@ -73,9 +84,7 @@ class ConstrainedGeneration:
                         break
 
     def _next(self, beside: ThreadPoolExecutor, pending: list[int], output: list[int]) -> list[Token]:
-        """The next tokens; none when the text is complete. A pass computes all pending ones."""
-        if forced := self._forced():
-            return forced
+        """The next token; none when the text is complete. A pass computes all pending ones."""
         mask = beside.submit(self._constraint.allowed)
         logits = self._backend.logits(pending, self._sequence)[-1]
         pending.clear()

@@ -5,15 +5,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar, runtime_checkable
 
-from monotape.backends.protocol import KvSequence
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.backends.protocol import Backend, Generation, Job, KvSequence, MaskedGeneration, TakesMasks
 from monotape.backends.token_ids import TokenIds, common_prefix
 from monotape.engine.cache_misses import Findings
 from monotape.errors import ResourceError
 
 _REMEMBERED = 16  # dropped conversations, to say why one was not found
 _MEMORY = "its memory was needed"
+_ANSWERED_AGAIN = "an earlier prompt of it was answered again"
 _COMPARED = 4  # conversations in which the rest of a prompt is looked for
+Begun = TypeVar("Begun")
+_LITTLE = 16  # tokens of later prompts that are not worth a copy
+
+
+@runtime_checkable
+class Shrinks(Protocol):
+    """A KvSequence that can give back memory which none of its positions uses."""
+
+    def shrink(self) -> bool:
+        """Moves into less memory where less than half of it is used; False where nothing was to be gained."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +39,7 @@ class Kept:
 
     sequence: KvSequence
     tokens: TokenIds
+    asked: int  # leading tokens that were its latest prompt; those after them are the answer
     shared: int = 0  # leading tokens that the next more recent conversation is known to begin with too
 
 
@@ -71,11 +89,13 @@ class KvPool:
         findings = self._findings(tokens, cached, best, reuse)
         if best is None or cached == 0:
             return Lease(self._empty_sequence(), 0, findings)
-        # The same prompt again: the kept answer is not part of it.
-        copy = None if common == len(tokens) else self._copy(best, cached, room)
+        # The same prompt again: the new answer takes the place of the kept one. Later turns go on beside it.
+        branches = common < len(tokens) or best.asked > len(tokens) + _LITTLE
+        copy = self._copy(best, cached, room) if branches else None
         if copy is not None:
             return Lease(copy, cached, findings)
-        self._take(best, cached, departs=common < len(tokens))
+        reason = self._too_many if len(self._kept) >= self._max_sequences else _MEMORY
+        self._take(best, cached, reason if branches else _ANSWERED_AGAIN)
         return Lease(best.sequence, cached, findings)
 
     def _findings(self, tokens: TokenIds, cached: int, best: Kept | None, reuse: bool) -> Findings:
@@ -103,17 +123,16 @@ class KvPool:
                 best, common = kept, length
         return best, common
 
-    def _take(self, kept: Kept, cached: int, *, departs: bool) -> None:
-        """Takes a sequence out of the pool. Of one that a prompt departs from, the rest is lost."""
-        full = len(self._kept) >= self._max_sequences
+    def _take(self, kept: Kept, cached: int, reason: str) -> None:
+        """Takes a sequence out of the pool. What it holds beyond the prompt is lost, for that reason."""
         at = self._kept.index(kept)
         if at:
             older = self._kept[at - 1]
             older.shared = min(older.shared, kept.shared)
         del self._kept[at]
         kept.sequence.truncate(cached)
-        if departs and cached < len(kept.tokens):
-            self._dropped.append((kept.tokens, self._too_many if full else _MEMORY))
+        if cached < len(kept.tokens):
+            self._dropped.append((kept.tokens, reason))
 
     def give_back(self, lease: Lease, tokens: Sequence[int]) -> None:
         """Keeps the sequence. `tokens` are those of the request that are known, in order from its first."""
@@ -122,11 +141,27 @@ class KvPool:
             return
         if self._kept:
             self._kept[-1].shared = common_prefix(self._kept[-1].tokens, known)
-        self._kept.append(Kept(lease.sequence, known))
+        self._kept.append(Kept(lease.sequence, known, min(len(lease.findings.prompt), len(known))))
         while len(self._kept) > self._max_sequences:
             self._drop(self._too_many)
         while len(self._kept) > 1 and self.bytes > self._max_bytes:
-            self._drop(f"kept KV may take {self._max_bytes} bytes")
+            if not self._shrink():
+                self._drop(f"kept KV may take {self._max_bytes} bytes")
+
+    def _shrink(self) -> bool:
+        """Gives back memory that a kept conversation does not use, the least recent one's first.
+
+        A request reserves room for its longest answer. What is left of it is given back only when others need it: the
+        next turn of the conversation would have to reserve it again.
+        """
+        for kept in self._kept:
+            if isinstance(kept.sequence, Shrinks):
+                try:
+                    if kept.sequence.shrink():
+                        return True
+                except (ResourceError, MemoryError):  # a smaller copy has to fit beside what it replaces
+                    return False
+        return False
 
     def _drop(self, reason: str) -> None:
         self._dropped.append((self._kept.pop(0).tokens, reason))
@@ -151,23 +186,51 @@ class KvPool:
                 copy.copy_from(kept.sequence, cached)
                 return copy
             except (ResourceError, MemoryError):
+                if self._shrink():
+                    continue
                 if kept is self._kept[0]:
                     return None
-                self.make_room()
+                self._drop(_MEMORY)
 
     def _empty_sequence(self) -> KvSequence:
         while len(self._kept) >= self._max_sequences:
             self._drop(self._too_many)
+        return self.with_room(self._new_sequence)
+
+    def with_room(self, begin: Callable[[], Begun]) -> Begun:
+        """What `begin` gives. Where memory is short, it is called again when kept conversations have given way."""
         while True:
             try:
-                return self._new_sequence()
+                return begin()
             except (ResourceError, MemoryError):
                 if not self.make_room():
                     raise
 
     def make_room(self) -> bool:
-        """Gives the memory of the least recent conversation back; False when none is kept."""
-        if self._kept:
+        """Gives memory of kept conversations back, of the least recent one all of it; False when none is kept."""
+        if self._kept and not self._shrink():
             self._drop(_MEMORY)
             return True
-        return False
+        return bool(self._kept)
+
+
+class RoomyBackend:
+    """Of a backend the calls at which a sequence grows: where memory is short, kept conversations give way.
+
+    Not a stream's methods: a job that calls these while it is read would keep a dropped stream alive.
+    """
+
+    __slots__ = ("_backend", "_pool")
+
+    def __init__(self, backend: Backend, pool: KvPool) -> None:
+        self._backend, self._pool = backend, pool
+
+    def start(self, job: Job, sequence: KvSequence) -> Generation:
+        return self._pool.with_room(partial(self._backend.start, job, sequence))
+
+    def start_masked(self, job: Job, sequence: KvSequence) -> MaskedGeneration:
+        assert isinstance(self._backend, TakesMasks)
+        return self._pool.with_room(partial(self._backend.start_masked, job, sequence))
+
+    def logits(self, tokens: Sequence[int], sequence: KvSequence) -> NDArray[np.float32]:
+        return self._pool.with_room(partial(self._backend.logits, tokens, sequence))

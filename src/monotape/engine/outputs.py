@@ -29,19 +29,25 @@ TokenLogprobs = dict[int, Logprob]  # the chosen token first, then the most like
 
 @dataclass(frozen=True, slots=True)
 class GenerationStats:
-    """What a request cost. Times are the backend's own; a figure that one token cannot give is None."""
+    """What a request cost. Times are the backend's own; a figure that one token cannot give is None.
+
+    A job may make more tokens than the completion holds, since a stop string may end within the tokens of one pass and
+    a cancellation comes late. Tokens, times and accepted drafts are the completion's. Speed and bytes are the job's,
+    over all of its tokens and passes, so that their product is what the machine read.
+    """
 
     prompt_tokens: int
     cached_tokens: int  # of the prompt, found in the KV of an earlier request
     new_tokens: int
     ttft_s: float | None  # from the start of the job to its first token
     decode_s: float  # from each first token to the last
-    decode_tokens_per_second: float | None
+    decode_tokens_per_second: float | None  # of the job
     bytes_per_token: (
-        int  # what a decoded token reads, at the mean context of this request; an accepted draft, nothing
+        int  # what a decoded token of the job reads, at its mean context; an accepted draft, nothing
     )
     drafted_tokens: int = 0  # drafts that passes checked; both counts are known when the request has ended
-    accepted_tokens: int = 0  # drafts that were the tokens chosen: each saved a pass
+    accepted_tokens: int = 0  # drafts that are surely tokens of the completion: each saved a pass
+    decoded_tokens: int = 0  # of the job, its first aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +121,16 @@ def token_logprobs(token: Token, text_of: Callable[[int], str] | None) -> TokenL
 
 def measured(
     plan: Plan, *, prompt_tokens: int, cached_tokens: int, start_ns: int, times_ns: Sequence[int],
-    drafts: tuple[int, int] = (0, 0),
+    unsaid_ns: Sequence[int] = (), drafts: tuple[int, int] = (0, 0),
 ) -> GenerationStats:  # fmt: skip
-    """The figures of one completion, from the backend's clock; `drafts`: how many were checked, and accepted."""
+    """The figures of one completion, from the backend's clock.
+
+    `unsaid_ns`: the times of tokens that came after the completion had ended. `drafts`: how many the job checked, and
+    how many it accepted.
+    """
     drafted, accepted = drafts
-    decode_s = (times_ns[-1] - times_ns[0]) / 1e9 if times_ns else 0.0
-    decoded = max(0, len(times_ns) - 1)
+    decoded = max(0, len(times_ns) + len(unsaid_ns) - 1)
+    job_s = _seconds(times_ns or unsaid_ns, unsaid_ns or times_ns)
     pass_bytes = plan.token_bytes(prompt_tokens + decoded // 2)
     passes = max(0, decoded - accepted)
     return GenerationStats(
@@ -128,28 +138,37 @@ def measured(
         cached_tokens=cached_tokens,
         new_tokens=len(times_ns),
         ttft_s=(times_ns[0] - start_ns) / 1e9 if times_ns else None,
-        decode_s=decode_s,
-        decode_tokens_per_second=decoded / decode_s if decoded > 0 and decode_s > 0 else None,
+        decode_s=_seconds(times_ns, times_ns),
+        decode_tokens_per_second=decoded / job_s if decoded > 0 and job_s > 0 else None,
         bytes_per_token=pass_bytes * passes // decoded if accepted and decoded else pass_bytes,
         drafted_tokens=drafted,
-        accepted_tokens=accepted,
+        # Backends count, and do not say which: any token after the completion may have been a draft.
+        accepted_tokens=max(0, min(accepted - len(unsaid_ns), len(times_ns) - 1)),
+        decoded_tokens=decoded,
     )
+
+
+def _seconds(first_ns: Sequence[int], last_ns: Sequence[int]) -> float:
+    return (last_ns[-1] - first_ns[0]) / 1e9 if first_ns and last_ns else 0.0
 
 
 def combined(parts: Sequence[GenerationStats]) -> GenerationStats:
     """The figures of several completions of one prompt: tokens and times add up, the first TTFT stands."""
     if len(parts) == 1:
         return parts[0]
-    new_tokens, decode_s = sum(part.new_tokens for part in parts), sum(part.decode_s for part in parts)
-    decoded = sum(max(0, part.new_tokens - 1) for part in parts)
+    timed = [(part, speed) for part in parts if (speed := part.decode_tokens_per_second) is not None]
+    decoded = sum(part.decoded_tokens for part, _ in timed)
+    job_s = sum(part.decoded_tokens / speed for part, speed in timed)
+    read = sum(part.bytes_per_token * part.decoded_tokens for part, _ in timed)
     return GenerationStats(
         prompt_tokens=parts[0].prompt_tokens,
         cached_tokens=parts[0].cached_tokens,
-        new_tokens=new_tokens,
+        new_tokens=sum(part.new_tokens for part in parts),
         ttft_s=parts[0].ttft_s,
-        decode_s=decode_s,
-        decode_tokens_per_second=decoded / decode_s if decoded > 0 and decode_s > 0 else None,
-        bytes_per_token=sum(part.bytes_per_token for part in parts) // len(parts),
+        decode_s=sum(part.decode_s for part in parts),
+        decode_tokens_per_second=decoded / job_s if job_s else None,
+        bytes_per_token=read // decoded if decoded else parts[0].bytes_per_token,
         drafted_tokens=sum(part.drafted_tokens for part in parts),
         accepted_tokens=sum(part.accepted_tokens for part in parts),
+        decoded_tokens=sum(part.decoded_tokens for part in parts),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from monotape.backends.protocol import Backend, FinishReason, Generation, KvSequence, Token, drafts_of
+from monotape.engine.kv_pool import RoomyBackend
 from monotape.engine.outputs import Logprob, TokenLogprobs, token_logprobs
 
 _ROWS = 64  # rows of logits in memory at a time
@@ -80,7 +81,7 @@ class ScoredGeneration:
 
 
 def score_prompt(
-    backend: Backend,
+    backend: Backend | RoomyBackend,
     sequence: KvSequence,
     prompt: Sequence[int],
     top: int,

@@ -11,7 +11,7 @@ from monotape.backends.token_ids import TokenIds
 from monotape.engine.answer import Say
 from monotape.engine.changed_prefix import Change
 from monotape.engine.harmony.marks import SPECIAL
-from monotape.engine.kv_pool import KvPool
+from monotape.engine.kv_pool import KvPool, RoomyBackend
 from monotape.engine.outputs import (
     CompletionOutput,
     Delta,
@@ -25,7 +25,6 @@ from monotape.engine.prompt_logprobs import ScoredGeneration, score_prompt
 from monotape.engine.request import Request
 from monotape.engine.stop import StopStrings
 from monotape.engine.tokenizer import Tokenizer
-from monotape.errors import ResourceError
 
 
 class TextStream:
@@ -65,7 +64,7 @@ class TextStream:
         self._token_ids: list[int] = []
         self._times_ns: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
-        self._unsaid: list[int] = []  # tokens that came after the text had ended
+        self._unsaid: list[Token] = []  # that came after the text had ended
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._start()
@@ -76,21 +75,14 @@ class TextStream:
         self._lease = self._pool.lease(request.prompt.ids, room=room, reuse=top is None)
         sequence = self._lease.sequence
         self._scored: ScoredGeneration | None = None
+        begin = partial(_begin, request, backend, self._pool, sequence)
         if top is not None:
-            scores = score_prompt(backend, sequence, request.prompt.ids, top, self._text_of)
-            self._scored = ScoredGeneration(scores, partial(_begin, request, backend, sequence))
-        self._generation: Generation = self._scored or self._begun(sequence)
+            roomy = RoomyBackend(backend, self._pool)
+            scores = score_prompt(roomy, sequence, request.prompt.ids, top, self._text_of)
+            self._scored = ScoredGeneration(scores, begin)
+        self._generation: Generation = self._scored or begin()
         self._tokens = iter(self._generation)
         self._ended = False
-
-    def _begun(self, sequence: KvSequence) -> Generation:
-        """A sequence grows when its job begins: kept conversations give way to it, the least recent first."""
-        while True:
-            try:
-                return _begin(self._request, self._backend, sequence)
-            except ResourceError:
-                if not self._pool.make_room():
-                    raise
 
     def __iter__(self) -> Iterator[Delta]:
         return self
@@ -181,6 +173,7 @@ class TextStream:
                 cached_tokens=self._lease.cached,
                 start_ns=self._generation.start_ns,
                 times_ns=self._times_ns,
+                unsaid_ns=[token.time_ns for token in self._unsaid],
                 drafts=drafts_of(self._generation),
             ),
             reasoning="" if self._answer is None else self._answer.reasoning,
@@ -261,14 +254,15 @@ class TextStream:
         if self._ended:
             return
         for token in self._tokens:
-            self._unsaid.append(token.id)
+            self._unsaid.append(token)
         if self._generation.finish_reason is None:  # an interrupt ended the iterator, but not the job
             for _ in self._generation:
                 pass
         self._ended = True
         try:
             if self._generation.finish_reason is not None:  # otherwise the contents of its KV are unknown
-                tokens = TokenIds.joined(self._request.prompt.ids, self._token_ids, self._unsaid)
+                unsaid = [token.id for token in self._unsaid]
+                tokens = TokenIds.joined(self._request.prompt.ids, self._token_ids, unsaid)
                 self._pool.give_back(self._lease, tokens)
         finally:
             self._on_end()
@@ -289,15 +283,15 @@ class TextStream:
             self._read(self._stops.flush(), ended=True)
 
 
-def _begin(request: Request, backend: Backend, sequence: KvSequence) -> Generation:
+def _begin(request: Request, backend: Backend, pool: KvPool, sequence: KvSequence) -> Generation:
     """The answer itself. Not a method: a job that refers to its stream would keep a dropped stream alive."""
-    job = request.job(sequence.length)
+    job, roomy = request.job(sequence.length), RoomyBackend(backend, pool)
     if request.constraint is None:
-        return backend.start(job, sequence)
+        return roomy.start(job, sequence)
     if isinstance(backend, TakesMasks):
         from monotape.engine.guided import GuidedGeneration
 
-        return GuidedGeneration(backend, job, sequence, request.constraint, backend.spec.vocab)
+        return GuidedGeneration(roomy, job, sequence, request.constraint, backend.spec.vocab)
     from monotape.engine.constrained import ConstrainedGeneration
 
-    return ConstrainedGeneration(backend, job, sequence, request.constraint)
+    return ConstrainedGeneration(roomy, job, sequence, request.constraint)

@@ -41,7 +41,7 @@ def trained_model(run: Path) -> tuple[StreamedLaneformer, Settings]:
         state = checkpoints.read(run / LATEST)
         saved, weights = state["settings"], state["model"]
     elif (run / checkpoints.WEIGHTS).is_file() and (run / RESULT).is_file():
-        saved = json.loads((run / RESULT).read_text())["settings"]
+        saved = json.loads((run / RESULT).read_text(encoding="utf-8"))["settings"]
         weights = checkpoints.read_weights(run / checkpoints.WEIGHTS)
     else:
         raise UsageError(
@@ -75,7 +75,7 @@ def export(run: Path, corpus: Path, folder: Path, *, one_lane: bool = False) -> 
     model, settings = trained_model(run)
     if one_lane:
         model, settings = as_one_lane(model, settings)
-    record = json.loads((corpus / RECORD).read_text())
+    record = json.loads((corpus / RECORD).read_text(encoding="utf-8"))
     model.config = settings.config(record["vocabulary"], record["end"]) | {"dtype": "float32"}
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -94,9 +94,10 @@ def export(run: Path, corpus: Path, folder: Path, *, one_lane: bool = False) -> 
                 "generation_config.json": GENERATION | {"eos_token_id": end},
             }
             for name, content in texts.items():
-                (unfinished / name).write_text(json.dumps(content, indent=2) + "\n")
-            result = json.loads((run / RESULT).read_text()) if (run / RESULT).is_file() else None
-            (unfinished / CARD).write_text(model_card(settings, record, result))
+                (unfinished / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            found = (run / RESULT).is_file()
+            result = json.loads((run / RESULT).read_text(encoding="utf-8")) if found else None
+            (unfinished / CARD).write_text(model_card(settings, record, result), encoding="utf-8")
             shutil.rmtree(folder, ignore_errors=True)
             unfinished.rename(folder)
     finally:
@@ -114,9 +115,8 @@ def bits_of(tensors: Mapping[str, Any], embedding_bits: int = 8) -> dict[str, in
 
 def pack(folder: Path, path: Path, embedding_bits: int = 8) -> int:
     """Packs an exported folder into one file and gives its size, which the wheel bounds."""
-    tensors, texts = _exported(folder)
-    config = json.loads(texts["config.json"]) | {"dtype": "bfloat16"}
-    texts["config.json"] = json.dumps(config, indent=2) + "\n"
+    tensors, texts, config = _exported(folder)
+    texts["config.json"] = json.dumps(config | {"dtype": "bfloat16"}, indent=2) + "\n"
     floats = {name: np.asarray(value, np.float32) for name, value in tensors.items()}
 
     def written(unfinished: Path) -> None:
@@ -134,19 +134,21 @@ def pack(folder: Path, path: Path, embedding_bits: int = 8) -> int:
     return path.stat().st_size
 
 
-def _exported(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tensors and the texts that `export` wrote."""
+def _exported(folder: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
+    """The tensors and the texts that `export` wrote, and its config."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
         tensors = load_file(str(folder / WEIGHTS))
         texts = {
-            name.name: name.read_text()
+            name.name: name.read_text(encoding="utf-8")
             for name in sorted(folder.iterdir())
             if name.suffix in (".json", ".md")
         }
-        json.loads(texts["config.json"])
+        config = json.loads(texts["config.json"])
+        if not isinstance(config, dict):
+            raise ValueError("config.json is no JSON object")
     except (
         OSError,
         SafetensorError,
@@ -158,7 +160,7 @@ def _exported(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
             f"{folder} is not an exported model ({error!r}).",
             "Make one with `python -m monotape.training export`.",
         ) from None
-    return tensors, texts
+    return tensors, texts, config
 
 
 def packed_quality(path: Path, corpus: Corpus, micro_sequences: int, compute: torch.dtype) -> dict[str, Any]:

@@ -34,12 +34,12 @@ class RankKv:
         layout = self._layout
         return np.empty((layout.layers, layout.kv_heads, capacity, layout.head_dim), self._dtype)
 
-    def grow(self, capacity: int, length: int) -> None:
-        """Makes room for `capacity` positions, keeping the first `length`."""
+    def moved(self, capacity: int, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Copies with room for `capacity` positions, of which the first `length` are those of now."""
         keys, values = self.empty(capacity), self.empty(capacity)
         keys[:, :, :length] = self.keys[:, :, :length]
         values[:, :, :length] = self.values[:, :, :length]
-        self.keys, self.values = keys, values
+        return keys, values
 
 
 class CpuSequence:
@@ -71,16 +71,28 @@ class CpuSequence:
         """Makes room for `positions`, keeping what is there."""
         if positions <= self.capacity:
             return
-        capacity = -(-positions // _GROWTH) * _GROWTH
         try:
-            for rank in self.ranks:
-                rank.grow(capacity, self.length)
+            self._move(_rounded(positions))
         except MemoryError as error:
             raise ResourceError(
                 f"The KV of {positions} positions takes {positions * self._position_bytes:,} bytes, "
                 "which this machine does not have.",
                 "Ask for fewer tokens or set a smaller --max-model-len.",
             ) from error
+
+    def shrink(self) -> bool:
+        """Gives back the room that was reserved and not used, where it is more than half; says whether it was."""
+        capacity = _rounded(self.length)
+        if 2 * capacity >= self.capacity:
+            return False
+        self._move(capacity)
+        return True
+
+    def _move(self, capacity: int) -> None:
+        """To arrays with that much room: those of all ranks, or of none where there is no memory for all of them."""
+        moved = [rank.moved(capacity, self.length) for rank in self.ranks]
+        for rank, (keys, values) in zip(self.ranks, moved, strict=True):
+            rank.keys, rank.values = keys, values
         self.capacity = capacity
 
     def pointers(self) -> tuple[Pointers, Pointers]:
@@ -90,3 +102,7 @@ class CpuSequence:
             kind(*(rank.keys.ctypes.data for rank in self.ranks)),
             kind(*(rank.values.ctypes.data for rank in self.ranks)),
         )
+
+
+def _rounded(positions: int) -> int:
+    return -(-positions // _GROWTH) * _GROWTH

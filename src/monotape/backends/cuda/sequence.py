@@ -61,8 +61,23 @@ class CudaSequence:
         memory = DeviceMemory(self._heads * units * self._unit_bytes)
         if self._memory is not None and self.length:
             memory.fill(0)
-            old, new = self.units * self._unit_bytes, units * self._unit_bytes
-            memory.copy_rows(self._memory, old, new, old, self._heads)
+            self._copy_into(memory, units)
         else:
             memory.fill(0, stream)
         self._memory, self.units = memory, units
+
+    def shrink(self) -> bool:
+        """Gives back the units that were reserved and not used, where they are more than half; says whether it did."""
+        units = -(-self.length // UNIT_POSITIONS)
+        if self._memory is None or not units or 2 * units >= self.units:
+            return False
+        memory = DeviceMemory(self._heads * units * self._unit_bytes)
+        self._copy_into(memory, units)
+        self._memory, self.units = memory, units
+        return True
+
+    def _copy_into(self, memory: DeviceMemory, units: int) -> None:
+        """As many units of each head as both have room for."""
+        assert self._memory is not None
+        old, new = self.units * self._unit_bytes, units * self._unit_bytes
+        memory.copy_rows(self._memory, old, new, min(old, new), self._heads)

@@ -16,7 +16,8 @@ class Reading:
     def __init__(self, work: Work, head: dict[str, Any] | None = None) -> None:
         """`head`: that of chunks, for a client that wants them instead of comments."""
         self._work, self._head = work, head
-        self._cached: int | None = None  # until the engine has said it
+        self._cached: int | None = None  # until the engine has said it, as it begins with this prompt
+        self._began_ns = 0  # then
         self._read = 0
 
     def told(self, piece: wire.Piece) -> bytes:
@@ -33,9 +34,11 @@ class Reading:
         return f": {piece.read} of {len(self._work.prompt)} prompt tokens read\n\n".encode()
 
     def step(self, read: int) -> dict[str, Any]:
-        self._cached = read if self._cached is None else self._cached
+        now_ns = time.monotonic_ns()
+        if self._cached is None:
+            self._cached, self._began_ns = read, now_ns
         self._read = read
-        took_ms = (time.monotonic_ns() - self._work.clock.started_ns) / 1e6
+        took_ms = (now_ns - self._began_ns) / 1e6
         total = len(self._work.prompt)
         return {"total": total, "cache": self._cached, "processed": read, "time_ms": round(took_ms)}
 
