@@ -143,6 +143,7 @@ def looks_of(backend: CpuBackend, tokens: int, *, forced: bool) -> int:
         generation.allow(only(token_id, VOCAB) | (0 if forced else only(100, VOCAB)))
     told = [token.id for token in generation]
     assert len(told) == tokens and (told == ids or not forced)
+    assert generation.drafted == generation.accepted <= (tokens - 1 if forced else 0)
     return backend.looks()
 
 

@@ -67,6 +67,7 @@ Finish Chooser::tell_forced(Decision& decision, const std::atomic<bool>& cancell
     finish = tell(token, cancelled);
     decision.tokens[decision.known++] = token;
     decision.told++;
+    drafted_++, accepted_++;  // a draft that cannot be wrong
   }
   decision.rows = decision.known;
   return finish;
