@@ -99,7 +99,8 @@ def test_a_whole_model_has_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "complaint", ["error: unrecognized option -mavxvnni", "x.s:7: Error: no such instruction: `{vex} vpdpbusd'"]
+    "complaint",
+    ["error: unrecognized option -mavxvnni", "x.s:7: Error: no such instruction: `{vex} vpdpbusd'"],
 )
 def test_a_compiler_that_does_not_know_an_instruction_set_builds_the_others(
     tmp_path: Path, complaint: str
@@ -109,7 +110,7 @@ def test_a_compiler_that_does_not_know_an_instruction_set_builds_the_others(
     older = tmp_path / "older"
     older.write_text(
         "#!/bin/sh\n"
-        f"case \"$*\" in *-mavxvnni*) cat {tmp_path / 'complaint'} >&2; exit 1 ;; esac\n"
+        f'case "$*" in *-mavxvnni*) cat {tmp_path / "complaint"} >&2; exit 1 ;; esac\n'
         f'exec {compiler[0]} "$@" -O0\n'  # nothing is computed with it
     )
     (tmp_path / "complaint").write_text(complaint)
@@ -126,6 +127,6 @@ def test_a_compiler_that_does_not_know_an_instruction_set_builds_the_others(
 @pytest.mark.parametrize("machine", list(KERNEL_FLAGS))
 def test_objects_for_some_processors_are_linked_last(machine: str) -> None:
     """The linker keeps the first copy of an inline function, for all processors."""
-    names = [file.name for file in link_order(reversed(sorted(SOURCES.glob("*.cpp"))), machine)]
+    names = [file.name for file in link_order(sorted(SOURCES.glob("*.cpp"), reverse=True), machine)]
     special = KERNEL_FLAGS[machine].keys()
     assert special <= set(names) and set(names[-len(special) :]) == special

@@ -1,4 +1,4 @@
-"""Masks from the host while a job runs on the CPU: the tokens of one pass a token, with forced ones computed together."""
+"""Masks from the host while a job runs on the CPU: the tokens of one pass a token, forced ones computed together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,12 @@ class Script:
     """Forces tokens of the vocabulary's upper half; for some numbers it leaves a choice of the lower half."""
 
     def __init__(
-        self, free: Sequence[int] | set[int] = FREE, vocab: int = VOCAB, *, length: int = 1000, late_s: float = 0
+        self,
+        free: Sequence[int] | set[int] = FREE,
+        vocab: int = VOCAB,
+        *,
+        length: int = 1000,
+        late_s: float = 0,
     ) -> None:
         self.number = 0
         self._free, self._vocab, self._length, self._late_s = set(free), vocab, length, late_s

@@ -30,7 +30,11 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuBackend]:
 @pytest.mark.parametrize("temperature", [0, 0.9])
 @pytest.mark.parametrize("top", [None, 2])  # with log-probabilities nothing is forced
 def test_a_schema_is_one_job_and_gives_the_same_text(
-    backend: CpuBackend, grammars: Grammars, monkeypatch: pytest.MonkeyPatch, temperature: float, top: int | None
+    backend: CpuBackend,
+    grammars: Grammars,
+    monkeypatch: pytest.MonkeyPatch,
+    temperature: float,
+    top: int | None,
 ) -> None:
     asked = grammar.from_json_schema(SCHEMA)
     sampling = Sampling(temperature=temperature, seed=3)

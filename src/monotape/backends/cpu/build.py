@@ -99,7 +99,9 @@ def _compile_all(compiler: list[str], scratch: Path, machine: str) -> list[Path]
             _run([*compiler, *COMMON_FLAGS, *to_object])  # without this file's kernels
         return target
 
-    longest_first = sorted((*SOURCES.glob("*.cpp"), SHARED), key=lambda file: not file.name.startswith("kernels_"))
+    longest_first = sorted(
+        (*SOURCES.glob("*.cpp"), SHARED), key=lambda file: not file.name.startswith("kernels_")
+    )
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         objects = dict(zip(longest_first, pool.map(compile_one, longest_first), strict=True))
     return [objects[file] for file in link_order(longest_first, machine)]
