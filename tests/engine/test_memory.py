@@ -8,6 +8,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from families import BY_NAME, Case, make_checkpoint
+from monotape import LLM
 from monotape.engine import loading
 from monotape.engine.loading import load_backend
 from monotape.engine.memory import Need, require_memory
@@ -122,6 +123,28 @@ def test_the_kv_of_the_context_is_counted(tmp_path: Path, monkeypatch: pytest.Mo
         hint = refused(monkeypatch, weights + 1100 * position, opened, backend, context=4096)
         assert hint == "Use --max-model-len 1024, or free some memory."
         load_backend(backend, spec, opened, context=1024, workers=2).close()
+
+
+def test_a_context_that_nobody_asked_for_refuses_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its KV is taken as conversations grow."""
+    case = Case("long", "llama", {"head_dim": 32, "max_position_embeddings": 4096})
+    folder = make_checkpoint(case, tmp_path)
+    needs = {}
+    for asked in (None, 512):
+        with LLM(str(folder), backend="cpu", workers=2, max_model_len=asked, progress=False) as llm:
+            needs[asked] = Need.of(llm.backend.plan, 256)
+    available = needs[None].weights + needs[None].kv
+    monkeypatch.setattr(loading, "available_memory", lambda: available)
+    with LLM(str(folder), backend="cpu", workers=2, progress=False) as llm:
+        assert llm.max_model_len == 4096
+    available -= 1
+    with pytest.raises(ResourceError, match="KV of 256 positions"):
+        LLM(str(folder), backend="cpu", workers=2, progress=False)
+    available = needs[512].weights + needs[512].kv
+    with pytest.raises(ResourceError, match="KV of 512 positions"):
+        LLM(str(folder), backend="cpu", workers=2, max_model_len=512, progress=False)
 
 
 def test_the_reference_is_told_of_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ def load_backend(
     head_dtype: str = "auto",
     kv_dtype: str = "auto",
     context: int,
+    least_context: int | None = None,
     workers: int | None = None,
     tp: int | None = None,
     emulate_ranks: bool = False,
@@ -49,8 +50,9 @@ def load_backend(
     """Loads the model onto the named backend; "auto" takes the fastest one this machine has.
 
     `tp`: ranks; None takes as many as the model has lanes, else one. `emulate_ranks` lets ranks share a GPU; on a CPU
-    they always share the machine. `speculation`: a pass may check drafts, where backend and model can do that. The
-    dtypes: formats.py and rounded.py say what each does.
+    they always share the machine. `least_context`: positions for which a CPU's memory must suffice, where nobody asked
+    for the whole context. `speculation`: a pass may check drafts, where backend and model can do that. The dtypes:
+    formats.py and rounded.py say what each does.
     """
     ranks = lanes_for(spec, tp).count
     asked = Asked(dtype, head_dtype, kv_dtype)
@@ -70,12 +72,12 @@ def load_backend(
         )
     if chosen != "reference":
         try:
-            return _load_cpu(spec, checkpoint, asked, context, workers, tp, progress)
+            return _load_cpu(spec, checkpoint, asked, context, least_context, workers, tp, progress)
         except BackendUnavailable as error:
             if name != "auto":
                 raise
             _warn_about_reference(error)
-    return _load_reference(spec, checkpoint, asked, context, workers, tp)
+    return _load_reference(spec, checkpoint, asked, context, least_context, workers, tp)
 
 
 def choose_backend(
@@ -171,8 +173,8 @@ def _require_gpus(ranks: int, emulated: bool, vendor: str = "NVIDIA") -> None:
 
 
 def _load_cpu(
-    spec: ModelSpec, checkpoint: Checkpoint, asked: Asked, context: int, workers: int | None, tp: int | None,
-    progress: Progress | None,
+    spec: ModelSpec, checkpoint: Checkpoint, asked: Asked, context: int, least: int | None, workers: int | None,
+    tp: int | None, progress: Progress | None,
 ) -> Backend:  # fmt: skip
     from monotape.backends.cpu.backend import CpuBackend
     from monotape.backends.cpu.bridge import library
@@ -180,7 +182,8 @@ def _load_cpu(
     source, formats = formats_for("cpu", asked, spec, checkpoint, tp)
     plan = cpu_plan(spec, formats, context=context, workers=workers, tp=tp)
     library()  # a machine that cannot run it should say so before the weights are read
-    require_memory(Need.of(plan), available_memory(), _smaller(spec, checkpoint, asked, context, workers, tp))
+    others = _smaller(spec, checkpoint, asked, context, workers, tp)
+    require_memory(Need.of(plan, least), available_memory(), others)
     _say(formats.notes)
     backend = CpuBackend.load(spec, plan, source, progress)
     _tell_costs(source)
@@ -268,8 +271,9 @@ def _load_hip(
 
 
 def _load_reference(
-    spec: ModelSpec, checkpoint: Checkpoint, asked: Asked, context: int, workers: int | None, tp: int | None
-) -> Backend:
+    spec: ModelSpec, checkpoint: Checkpoint, asked: Asked, context: int, least: int | None, workers: int | None,
+    tp: int | None,
+) -> Backend:  # fmt: skip
     """It computes in float32 whatever the format, with the numbers that the weights stand for."""
     from monotape.backends.reference.backend import ReferenceBackend
     from monotape.backends.reference.weights import load_weights
@@ -277,7 +281,7 @@ def _load_reference(
     source, formats = formats_for("reference", asked, spec, checkpoint, tp)
     plan = cpu_plan(spec, formats, context=context, workers=workers, tp=tp)
     position = sum(8 * rank.kv.layers * rank.kv.kv_heads * rank.kv.head_dim for rank in plan.ranks)
-    need = Need(4 * spec.parameters, position, plan.context)
+    need = Need(4 * spec.parameters, position, plan.context, least)
     require_memory(need, available_memory(), [("Use --backend cpu", Need.of(plan))])
     backend = ReferenceBackend(spec, plan, load_weights(spec, source), plan.context)
     _tell_costs(source)

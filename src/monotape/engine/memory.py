@@ -15,19 +15,24 @@ _STEP = (
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of the weights, and of the KV of one conversation that fills the context."""
+    """Bytes of the weights, and of the KV of one conversation that is as long as it must be able to get."""
 
     weights: int
     position: int  # bytes of KV that a position takes
     context: int
+    least: int | None = None  # positions that must fit; None: the whole context
 
     @classmethod
-    def of(cls, plan: Plan) -> Need:
-        return cls(plan.weight_bytes, sum(rank.kv.position_bytes for rank in plan.ranks), plan.context)
+    def of(cls, plan: Plan, least: int | None = None) -> Need:
+        return cls(plan.weight_bytes, sum(rank.kv.position_bytes for rank in plan.ranks), plan.context, least)
+
+    @property
+    def positions(self) -> int:
+        return self.context if self.least is None else self.least
 
     @property
     def kv(self) -> int:
-        return self.position * self.context
+        return self.position * self.positions
 
     def context_in(self, available: int) -> int:
         """The longest context that fits beside the weights; 0 where there is none that is worth having."""
@@ -45,7 +50,7 @@ def require_memory(need: Need, available: int | None, others: Iterable[tuple[str
         return
     raise ResourceError(
         f"Weights and KV need {(need.weights + need.kv) / 1e9:.2f} GB of memory and {available / 1e9:.2f} GB are "
-        f"available: weights {need.weights / 1e9:.2f}, KV of {need.context:,} positions {need.kv / 1e9:.2f}.",
+        f"available: weights {need.weights / 1e9:.2f}, KV of {need.positions:,} positions {need.kv / 1e9:.2f}.",
         _remedy(need, available, others),
     )
 

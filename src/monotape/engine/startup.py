@@ -60,6 +60,7 @@ def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
         backend = load_backend(
             config.backend, spec, checkpoint,
             dtype=config.dtype, head_dtype=config.head_dtype, kv_dtype=config.kv_dtype, context=context,
+            least_context=None if config.max_model_len else min(context, _CONTEXT_STEP),
             workers=config.workers, tp=config.tp, emulate_ranks=config.emulate_ranks,
             speculation=config.speculation, progress=report,
         )  # fmt: skip
