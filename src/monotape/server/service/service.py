@@ -129,17 +129,15 @@ class Service:
     def lining_up(self, clock: Clock) -> Iterator[Turn]:
         """Lines up a request that is prepared inside the block; 429 when the queue is full. It takes its place first:
         rendering, tokenising and compiling for requests without a place would slow down those that have one.
+
+        The endpoint gives the place back when the request has ended (Clock.leave).
         """
         self.require_ready()
         with self._refusing():
-            turn = self.gate.admit()
-        try:
-            yield turn
-            clock.reserved()
-            turn.line_up()
-        except BaseException:
-            turn.leave()
-            raise
+            clock.turn = turn = self.gate.admit()
+        yield turn
+        clock.reserved()
+        turn.line_up()
 
     async def compile(self, grammar: Grammar, param: str) -> None:
         """Has a grammar compiled that the field `param` asks for: one that cannot be used is refused before the
