@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import httpx
@@ -11,6 +12,11 @@ from starlette.types import Message, Scope
 
 from monotape.server.api_error import ApiError
 from monotape.server.config import ServerConfig
+from monotape.server.engine import wire
+from monotape.server.engine.client import EngineFault
+from monotape.server.engine.outbox import Outbox
+from monotape.server.engine.process import EngineProcess
+from monotape.server.grammar.definition import Grammar
 from monotape.server.http.bodies import Bodies
 from monotape.server.http.endpoint import Answer, Endpoint, Handler, Route, Stream
 from monotape.server.service.clock import Clock
@@ -20,6 +26,7 @@ from monotape.server.service.service import Service
 from monotape.server.service.text_work import TextWork
 from server.running import NO_TLS, RunningServer
 from server.test_conversation import StillEngine, text
+from server.test_gate import received
 from waiting import PATIENCE_S
 
 __all__ = ["text"]  # a fixture
@@ -118,3 +125,29 @@ def test_a_body_that_is_nested_too_deeply_is_refused_and_holds_no_place(
     assert refused == "The request is nested too deeply. Use fewer levels of lists and objects."
     assert scripted.metric("vllm:num_requests_running") == scripted.metric("vllm:num_requests_waiting") == 0
     assert scripted.say("say:next") == "next"
+
+
+class BrokenGrammars:
+    """Grammars with a mistake of our own, and one that works."""
+
+    def compile(self, job_id: int, grammar: Grammar) -> None:
+        if grammar.text == "broken":
+            raise ValueError("a mistake")
+
+
+def test_a_grammar_that_cannot_be_compiled_for_any_reason_is_answered() -> None:
+    here, there = socket.socketpair()
+    nothing: Any = None
+    grammars: Any = BrokenGrammars()
+    with here, there:
+        outbox = Outbox(there)
+        engine = EngineProcess(nothing, outbox, grammars)
+        for job_id, name in enumerate(("broken", "good"), 1):
+            engine._begin_compiling(wire.Compile(job_id, Grammar("regex", name)))
+        engine._compilers.shutdown()
+        outbox.close()
+        there.close()
+        answers = {message.id: message for message in received(here) if isinstance(message, wire.Compiled)}
+    assert answers == {1: wire.Compiled(1, "internal"), 2: wire.Compiled(2)}
+    error = as_api_error(EngineFault("internal", ""), "A request")
+    assert (error.status, error.code) == (500, "internal_error")

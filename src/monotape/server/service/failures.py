@@ -29,6 +29,8 @@ def _from_fault(error: EngineFault) -> ApiError:
     """A completion that the engine could not finish."""
     if error.kind == "request":
         return ApiError(400, error.message, code="invalid_value")
+    if error.kind == "internal":
+        return ApiError(500, "The server made a mistake; its log says which.", code="internal_error")
     if error.kind == "model":
         return ApiError(500, error.message, code="model_fault")
     if error.kind == "memory":
