@@ -186,19 +186,24 @@ class Service:
             work.special_mark,
             work.prediction,
         )
+        counted = False
         try:
             async for message in run:
                 if isinstance(message, wire.Started):
                     self._started(message, clock)
                     continue
                 if isinstance(message, wire.Done):
+                    counted = True
                     clock.done.append(message.stats)
                     self.metrics.completed(message.stats, message.finish_reason)
                 yield message
         finally:
-            await _to_the_end(run.close())
-            if run.done is not None and run.done.finish_reason == "abort":  # its client has left
-                clock.done.append(run.done.stats)
+            try:
+                await _to_the_end(run.close())
+            finally:
+                if run.done is not None and not counted:  # its client has left
+                    clock.done.append(run.done.stats)
+                    self.metrics.computed(run.done.stats)
 
     def _started(self, message: wire.Started, clock: Clock) -> None:
         clock.started(message.time_ns)
