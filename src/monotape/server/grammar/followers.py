@@ -23,7 +23,7 @@ _LOADING_S = 600.0  # for a large vocabulary on a busy machine
 _MODULE = "monotape.server.grammar.process"
 #: Threads do not outlive a fork, so libraries must not count on any.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-#: Signals that neither a limit of a follower sends nor a fault within it: the system, or somebody, has killed it.
+#: Signals that neither a limit of a follower sends nor a fault within it: the system or an operator has killed it.
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
