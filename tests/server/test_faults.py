@@ -67,6 +67,31 @@ def test_a_client_that_leaves_frees_the_engine(scripted: RunningServer, streamed
     assert scripted.say("say:next") == "next"
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_figures_count_the_work_for_a_client_that_leaves(
+    scripted: RunningServer, tmp_path: Path, streamed: bool
+) -> None:
+    """The prompt, what was cached of it and the tokens that were made; it is no success."""
+    names = ("vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total", "vllm:generation_tokens_total")
+    asked = body(f"{tmp_path} hold={tmp_path / 'closed'} say:a completion that is held after three tokens")
+    usage = scripted.post(CHAT, asked).json()["usage"]
+    (tmp_path / "closed").touch()
+    before = {name: scripted.metric(name) for name in names}
+    missed = scripted.metric("monotape_prefix_cache_misses_total")
+    finished = scripted.metric("vllm:request_success_total")
+    with connection(scripted, {**asked, "stream": streamed}) as client:
+        received = b""
+        while streamed and received.count(b'"content":') < 3:
+            received += client.recv(4096)
+        until(lambda: running(scripted) == 1)
+    until(lambda: running(scripted) == 0)
+    prompt, cached, made = (scripted.metric(name) - before[name] for name in names)
+    assert prompt == usage["prompt_tokens"] and 0 < cached < prompt
+    assert made >= 3 * streamed
+    assert scripted.metric("monotape_prefix_cache_misses_total") == missed
+    assert scripted.metric("vllm:request_success_total") == finished
+
+
 def test_who_comes_back_finds_what_was_read_of_the_prompt(scripted: RunningServer) -> None:
     """As Claude Code does it: it leaves when nothing has come for some time, and sends the same again."""
     asked = body("prefill=4000 say:back, " + "tape " * 50)

@@ -103,6 +103,31 @@ def test_a_turn_that_comes_while_its_owner_is_cancelled_is_passed_on() -> None:
     asyncio.run(play())
 
 
+def test_a_turn_that_was_cancelled_as_the_one_before_it_ended_passes_nothing_on() -> None:
+    """The gate skips it at once; its owner learns of it later, when another request has the engine."""
+
+    async def play() -> None:
+        gate = Gate(3)
+        first, second, third, fourth = (lined_up(gate) for _ in range(4))
+        waiting = asyncio.create_task(second.__aenter__())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        first.leave()  # in the same step of the loop
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.wait_for(third.__aenter__(), PATIENCE_S)
+        late = asyncio.create_task(fourth.__aenter__())
+        await asyncio.sleep(0)
+        assert not late.done(), "two requests have the engine"
+        assert (gate.running, gate.waiting) == (1, 1)
+        third.leave()
+        await asyncio.wait_for(late, PATIENCE_S)
+        fourth.leave()
+        assert (gate.running, gate.waiting) == (0, 0)
+
+    asyncio.run(play())
+
+
 def received(connection: socket.socket) -> list[wire.FromEngine]:
     """Everything that was sent, in order."""
     stream, messages = connection.makefile("rb"), list[wire.FromEngine]()

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import resource
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import monotape
+from monotape.backends.cuda.backend import DEADLINE_NS
 from monotape.engine.constraint import Constraint, Mask, unpacked
-from monotape.errors import RequestError
+from monotape.errors import RequestError, ResourceError
+from monotape.server.config import ServerConfig
 from monotape.server.grammar import definition as grammar
 from monotape.server.grammar.constraints import Grammars
 from monotape.server.grammar.definition import Grammar
+from monotape.server.grammar.followers import ForkServer
 from monotape.server.grammar.wire import GrammarLimits
 from server.scripted import _tokenizer
 from waiting import PATIENCE_S
@@ -206,6 +214,126 @@ def test_a_token_that_takes_too_long_ends_its_grammar_only(paths: None) -> None:
         with pytest.raises(RequestError, match="The grammar went beyond its limits"):
             ramble(strict, grammar.from_lark("start: a{0,1000}\na: b{0,1000}\nb: /[xy]/"), 20_000)
         assert follow(strict, grammar.from_regex("a"), "a") == "a$"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_follower_that_is_killed_from_outside_is_not_the_grammars_fault(
+    grammars: Grammars, number: signal.Signals
+) -> None:
+    with grammars.constraint(1, grammar.from_regex("[a-z]{30}")) as constraint:
+        assert allowed_by(constraint).sum() >= 26
+        constraint.accept(int(np.flatnonzero(allowed_by(constraint))[0]))
+        os.kill(constraint._follower._pid, number)
+        with pytest.raises(ResourceError, match=rf"killed from outside \({number.name}\). Try again"):
+            constraint.allowed()
+    assert follow(grammars, grammar.from_regex("a"), "a") == "a$"
+
+
+@pytest.mark.parametrize("number", [signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV])
+def test_a_follower_that_ends_of_its_own_work_is_the_grammars_fault(
+    grammars: Grammars, number: signal.Signals
+) -> None:
+    """The signals of its limit of time, of memory that cannot be had, and of a stack that is too small."""
+    with grammars.constraint(1, grammar.from_regex("[a-z]{30}")) as constraint:
+        allowed_by(constraint)
+        os.kill(constraint._follower._pid, number)
+        with pytest.raises(RequestError, match="regular expression went beyond its limits"):
+            constraint.allowed()
+
+
+def test_followers_that_end_with_the_process_that_forks_are_not_the_grammars_fault(paths: None) -> None:
+    with Grammars("server.scripted", {"model": "scripted"}) as mortal:
+        mortal.prepare(TOKENIZER.size, [END])
+        with mortal.constraint(1, grammar.from_regex("[a-z]{30}")) as constraint:
+            allowed_by(constraint)
+            mortal._forks._process.kill()
+            mortal._forks._process.wait()
+            with pytest.raises(ResourceError, match="killed from outside"):
+                constraint.allowed()
+        assert follow(mortal, grammar.from_regex("a"), "a") == "a$"
+
+
+def test_a_follower_that_hangs_is_given_up(grammars: Grammars) -> None:
+    with grammars.constraint(1, grammar.from_regex("[a-z]{30}")) as constraint:
+        allowed_by(constraint)
+        follower = constraint._follower
+        assert follower._connection.gettimeout() == GrammarLimits().wall_s
+        follower._connection.settimeout(0.2)  # seconds, which it would be stopped for in any case
+        os.kill(follower._pid, signal.SIGSTOP)
+        with pytest.raises(RequestError, match="went beyond its limits"):
+            constraint.allowed()
+    assert follow(grammars, grammar.from_regex("a"), "a") == "a$"
+
+
+@pytest.mark.parametrize("compile_s", [1.0, 3.0, 3600.0])
+def test_a_mask_that_never_comes_is_given_up_before_its_backend_gives_up(compile_s: float) -> None:
+    """However long a grammar may compile. Forced tokens and the mask after them are two waits."""
+    limits = GrammarLimits(compile_s=compile_s)
+    header = (Path(monotape.__file__).parent / "kernels/sampling/mask.h").read_text()
+    deadlines = re.search(r"kHostDeadlines = (\d+);", header)
+    assert deadlines is not None
+    of_the_gpu_s = int(deadlines[1]) * DEADLINE_NS / 1e9
+    assert 2 * limits.wall_s < min(of_the_gpu_s, ServerConfig().engine_timeout)
+    assert limits.compile_wall_s >= 10 * compile_s
+
+
+def test_a_process_that_cannot_be_started_is_an_error_of_that_request_only(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as files:
+        files.setattr("monotape.server.grammar.followers.socket.socketpair", full)
+        with pytest.raises(
+            ResourceError, match=r"No process could be started .*Too many open files.* Try again"
+        ):
+            grammars.compile(1, grammar.from_regex("no[0-9]room"))
+    assert not grammars._working and not grammars._starting
+    assert follow(grammars, grammar.from_regex("no[0-9]room"), "no1") == "no1"
+
+
+def test_a_process_that_forks_without_files_to_open_refuses_and_lives(grammars: Grammars) -> None:
+    pid = grammars._forks._process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(ResourceError, match="No process could be started"):
+            grammars.compile(1, grammar.from_regex("never[0-9]"))
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    assert follow(grammars, grammar.from_regex("never[0-9]"), "never1") == "never1$"
+    assert grammars._forks._process.pid == pid
+
+
+def test_killing_a_follower_does_not_wait_for_a_vocabulary_to_load(
+    paths: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that kills one may hold a lock that the engine's sign of life needs."""
+    with Grammars("server.scripted", {"model": "scripted"}) as mortal:
+        mortal.prepare(TOKENIZER.size, [END])
+        loading, loaded = threading.Event(), threading.Event()
+        finish = ForkServer._finish_start
+
+        def slowly(forks: ForkServer) -> None:
+            loading.set()
+            assert loaded.wait(PATIENCE_S)
+            finish(forks)
+
+        monkeypatch.setattr(ForkServer, "_finish_start", slowly)
+        mortal._forks._process.kill()
+        mortal._forks._process.wait()
+        compiling = threading.Thread(target=mortal.compile, args=(1, grammar.from_regex("a")))
+        compiling.start()
+        assert loading.wait(PATIENCE_S)
+        killing = threading.Thread(target=mortal._forks.kill, args=(1,), daemon=True)
+        killing.start()
+        killing.join(PATIENCE_S)
+        waited = killing.is_alive()
+        loaded.set()
+        compiling.join(PATIENCE_S)
+        assert not waited and not compiling.is_alive()
+        assert follow(mortal, grammar.from_regex("a"), "a") == "a$"
 
 
 def test_what_was_killed_while_it_was_kept_is_made_again(grammars: Grammars) -> None:

@@ -16,7 +16,7 @@ from monotape.backends.protocol import Job, Sampling
 from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.engine.constrained import ConstrainedGeneration
 from monotape.engine.guided import GuidedGeneration
-from monotape.errors import RequestError
+from monotape.errors import ResourceError
 from monotape.models.registry import spec_from_config
 from monotape.server.grammar import definition as grammar
 from monotape.server.grammar.constraints import GrammarConstraint, Grammars
@@ -89,6 +89,7 @@ def test_a_schema_takes_one_launch_and_gives_the_same_text(
 def test_a_grammar_whose_process_is_killed_is_an_error_and_the_next_one_works(
     backend: CudaBackend, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The system kills it where memory is short: the grammar is not to blame."""
     job = Job(tuple(prompt(7)), 0, 60, stop_ids=(END,))
     seen: list[int] = []
 
@@ -102,7 +103,7 @@ def test_a_grammar_whose_process_is_killed_is_an_error_and_the_next_one_works(
     with grammars.constraint(1, grammar.from_regex("[a-z]{80}")) as constraint:
         monkeypatch.setattr(constraint, "accept", accept)
         generation = guided(backend, job, constraint)
-        with pytest.raises(RequestError, match="went beyond its limits"):
+        with pytest.raises(ResourceError, match=r"killed from outside \(SIGKILL\)"):
             list(generation)
     assert generation.finish_reason == "cancelled" and len(seen) == 3
     with grammars.constraint(2, grammar.from_choice(["red", "green"])) as constraint:

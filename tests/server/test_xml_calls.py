@@ -51,6 +51,13 @@ CASES: list[tuple[str, str, list[tuple[str, Any]]]] = [
     ("<tool_call>\nno call\n</tool_call>", "<tool_call>\nno call\n</tool_call>", []),
     ("the tag <function=", "the tag <function=", []),
     ("<tool_call>", "<tool_call>", []),
+    ("Use <function=f> in text", "Use <function=f> in text", []),
+    ("Use <function=f>", "Use <function=f>", []),
+    ("<tool_call> <function=f> are its tags", "<tool_call> <function=f> are its tags", []),
+    ("<function=other>\n<parameter=x>\n1\n</parameter>\n</function> is one",
+     "<function=other>\n<parameter=x>\n1\n</parameter>\n</function> is one", []),
+    ("<function=bare></function>", "", [("bare", {})]),
+    ("<tool_call>\n<function=bare>\n", "", [("bare", {})]),
 ]  # fmt: skip
 
 
@@ -79,12 +86,92 @@ def test_a_value_that_never_ends_is_given_as_far_as_it_came() -> None:
 def test_text_streams_while_it_comes() -> None:
     parser = XmlCallParser(SCHEMAS)
     parser.feed("<tool_call>\n<function=f>\n<parameter=text>\n")
-    assert summed([*XmlCallParser(SCHEMAS).feed("<function=f>")])[2] == [("f", "{")]
+    assert summed([*XmlCallParser(SCHEMAS).feed("<function=f>\n<parameter=")])[2] == [("f", "{")]
     assert [event.text for event in parser.feed("line one") if hasattr(event, "text")] == ["line one"]
 
 
 def test_one_call_where_one_is_asked_for() -> None:
     assert len(read([call() + call()], several=False)[1]) == 1
+
+
+#: As pydantic, zod and servers of the model context protocol write the parameters of their tools.
+NESTED: dict[str, Any] = {
+    "type": "object",
+    "$defs": {
+        "Point": {"type": "object", "properties": {"x": {"type": "integer"}}},
+        "Color": {"enum": ["red", 7]},
+        "a/b~": {"type": "array"},
+        "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"$ref": "#/$defs/Back"}]},
+        "Back": {"allOf": [{"$ref": "#/$defs/Loop"}, {"type": "boolean"}]},
+    },
+    "properties": {
+        "ref": {"$ref": "#/$defs/Point"},
+        "all": {"allOf": [{"$ref": "#/$defs/Point"}], "default": {}},
+        "maybe": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]},
+        "escaped": {"$ref": "#/$defs/a~1b~0"},
+        "beside": {"$ref": "#/properties/maybe/anyOf/0"},
+        "loop": {"oneOf": [{"$ref": "#/$defs/Loop"}]},
+        "color": {"$ref": "#/$defs/Color"},
+        "const": {"const": 3}, "word": {"const": "3"}, "integer": {"type": "integer"}, "number": {"type": "number"},
+        "untyped": {"properties": {"x": {}}}, "items": {"items": {}}, "lost": {"$ref": "#/$defs/Nowhere"},
+        "remote": {"$ref": "https://example.org/schema"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("ref", '{"x": 1}', {"x": 1}),
+        ("all", '{"x":1}', {"x": 1}),
+        ("maybe", '{"x": 1}', {"x": 1}),
+        ("maybe", "null", None),
+        ("maybe", "no object", "no object"),
+        ("escaped", "[1]", [1]),
+        ("beside", "{}", {}),
+        ("loop", "true", True),
+        ("loop", "12", "12"),
+        ("color", "7", 7),
+        ("color", "red", "red"),
+        ("const", "3", 3),
+        ("word", "3", "3"),
+        ("integer", "5.0", 5),
+        ("integer", "-1e2", -100),
+        ("integer", "5.5", "5.5"),
+        ("integer", "1e999", "1e999"),
+        ("number", "5.0", 5.0),
+        ("untyped", '{"x": "y"}', {"x": "y"}),
+        ("items", "[]", []),
+        ("lost", "{}", "{}"),
+        ("remote", "1", "1"),
+        ("all", "[" * 5000, "[" * 5000),
+    ],
+)
+@pytest.mark.parametrize(
+    "schema", [NESTED, {"$ref": "#/$defs/Args", "$defs": {**NESTED["$defs"], "Args": NESTED}}]
+)
+def test_values_get_types_that_the_schema_names_elsewhere(
+    schema: dict[str, Any], key: str, written: str, value: Any
+) -> None:
+    schema = {**schema, "properties": NESTED["properties"]} if key == "beside" else schema
+    parser = XmlCallParser({"f": schema})
+    _, _, calls = summed([*parser.feed(call((key, written))), *parser.end()])
+    found = json.loads(calls[0][1])
+    assert found == {key: value} and type(found[key]) is type(value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        5, [], "x", {"properties": 5}, {"properties": {"x": 5}}, {"properties": {"x": {"anyOf": 5}}},
+        {"properties": {"x": {"type": [["x"]]}}}, {"properties": {"x": {"type": {"a": 1}}}},
+        {"properties": {"x": {"enum": 3, "oneOf": [7, None]}}}, {"properties": {"x": {"$ref": ["a"]}}},
+        {"$ref": "#"}, {"allOf": {"a": 1}, "properties": {"x": {"$ref": "#/properties/x/99999"}}},
+    ],
+)  # fmt: skip
+def test_a_schema_that_makes_no_sense_says_nothing_of_types(schema: Any) -> None:
+    parser = XmlCallParser({"f": schema})
+    assert summed([*parser.feed(call(("x", "12"))), *parser.end()])[2] == [("f", '{"x": "12"}')]
 
 
 def test_the_template_says_which_tags() -> None:

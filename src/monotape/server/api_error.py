@@ -80,6 +80,13 @@ def _too_long(error: ContextOverflow) -> str:
     return f"prompt is too long: {least}{error.prompt_tokens} tokens > {error.context - 1} maximum"
 
 
+def too_deep() -> ApiError:
+    """A body whose lists and objects lie deeper in each other than the stack is."""
+    return bad_request(
+        "The request is nested too deeply. Use fewer levels of lists and objects.", code="invalid_value"
+    )
+
+
 def from_validation(message: str) -> ApiError:
     """A body that does not have the right shape: msgspec's words, and the field they point at."""
     found = re.search(r" - at `\$\.?([^`]*)`", message)

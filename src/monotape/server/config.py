@@ -49,7 +49,8 @@ class ServerConfig:
     )
     grammar_timeout: int = _setting(
         3,
-        "seconds of CPU time after which a grammar or schema that is being compiled is refused",
+        "seconds of CPU time after which a grammar or schema that is being compiled is refused (on the clock: ten "
+        "times as many, 30 at least)",
         metavar="N",
     )
     trust_request_chat_template: bool = _setting(False, "let requests bring a chat template of their own")

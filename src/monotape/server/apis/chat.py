@@ -25,7 +25,7 @@ async def chat_completions(service: Service, request: ChatRequest, scope: Scope)
     clock, head = begin(service, scope, request.model, "chatcmpl", "chat.completion")
     conversation = await converse(service, request, clock)
     if request.stream:
-        return Stream(_ChatStream(request, conversation, head).events(), failure, conversation.turn)
+        return Stream(_ChatStream(request, conversation, head).events(), failure)
     choices: list[dict[str, Any]] = []
     chosen: list[wire.Chosen] = []  # tokens of the completion that runs
     async with conversation.answers() as parts:

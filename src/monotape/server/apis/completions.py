@@ -45,7 +45,7 @@ async def completions(service: Service, request: CompletionRequest, scope: Scope
         clock.answers = completions_of(request)
         prepared = await _prepare(service, request, clock)
     if request.stream:
-        return Stream(_stream(service, request, prepared, head, turn), failure, turn)
+        return Stream(_stream(service, request, prepared, head, turn), failure)
     async with turn:
         clock.entered()
         choices = [await _choice(service, request, *each) for each in _numbered(prepared, clock.answers)]

@@ -39,7 +39,7 @@ async def messages(service: Service, request: MessagesRequest, scope: Scope) -> 
     clamped = most is not None and most < request.max_tokens
     head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
     if request.stream:
-        return Stream(_stream(conversation, head, clamped), failure, conversation.turn)
+        return Stream(_stream(conversation, head, clamped), failure)
     blocks = Blocks()
     async with conversation.answers() as parts:
         async for part in parts:
@@ -64,7 +64,7 @@ def _block(block: Block) -> dict[str, Any]:
     if block.kind == "call":
         try:
             arguments = json.loads(block.text or "{}")
-        except ValueError:  # cut off by max_tokens
+        except (ValueError, RecursionError):  # cut off by max_tokens, or too deep
             arguments = {}
         return {"type": "tool_use", "id": _call_id(block), "name": block.name, "input": arguments}
     if block.kind == "reasoning":

@@ -31,7 +31,7 @@ async def responses(service: Service, request: ResponsesRequest, scope: Scope) -
     conversation = await converse(service, to_chat(request), clock)
     response = _Response(request, conversation, model)
     if request.stream:
-        return Stream(response.events(), response.failure, conversation.turn)
+        return Stream(response.events(), response.failure)
     async with conversation.answers() as parts:
         async for part in parts:
             response.take(part)

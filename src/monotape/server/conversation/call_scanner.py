@@ -133,6 +133,6 @@ class CallScanner:
 def _decoded(text: str) -> str | None:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # deeper than the stack
         return None
     return value if isinstance(value, str) else None

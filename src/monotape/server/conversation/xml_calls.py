@@ -19,17 +19,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from monotape.engine.answer import CallArguments, CallBegins, Event, Say, new_call_id
+from monotape.server.conversation.parameter_types import as_json, types_of
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"<function=([^<>\s]{1,256})>")
 _PARAMETER = re.compile(r"<parameter=([^<>\n]{1,256})>\n?")
 _END_OF_VALUE = "</parameter>"
-_AFTER_VALUE = ("<parameter=", "</function>", _CLOSE)
-_WORDS = {"True": True, "False": False, "None": None}
-_TYPES: dict[str, tuple[type, ...]] = {
-    "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,), "object": (dict,),
-    "null": (type(None),),
-}  # fmt: skip
+_AFTER = ("<parameter=", "</function>", _CLOSE)  # the name of a function, or a value
 
 
 class XmlCallParser:
@@ -79,14 +75,20 @@ class XmlCallParser:
         return False
 
     def _in_call(self, events: list[Event], ended: bool) -> bool:
-        """After a mark: the function's tag, or it was no call."""
-        inside = self._buffer.removeprefix(_OPEN).lstrip()
-        if match := _FUNCTION.match(inside):
-            self._buffer = inside[match.end() :]
-            self._mode, self._name, self._keys = "parameters", match[1], 0
-            self._report(events, CallBegins(self.calls, new_call_id(), self._name))
-            self._report(events, CallArguments(self.calls, "{"))
-            return True
+        """After a mark: the function's tag and one that may follow it, or it was no call.
+
+        Text may speak of the tags. Without <tool_call> only a function that was offered is called.
+        """
+        marked, inside = self._buffer.startswith(_OPEN), self._buffer.removeprefix(_OPEN).lstrip()
+        match = _FUNCTION.match(inside)
+        if match and (marked or match[1] in self._schemas):
+            rest = inside[match.end() :].lstrip()
+            unfinished = any(tag.startswith(rest) for tag in _AFTER)
+            if rest.startswith(_AFTER) or (marked and ended and unfinished):
+                self._begin_call(events, match[1], rest)
+                return True
+            if unfinished and not ended:
+                return False
         begins = "<function=".startswith(inside) or (
             inside.startswith("<function=") and ">" not in inside and len(inside) < 300 and "\n" not in inside
         )
@@ -95,6 +97,11 @@ class XmlCallParser:
         self._say(events, self._take(len(_OPEN) if self._buffer.startswith(_OPEN) else 1))
         self._mode = "text"
         return True
+
+    def _begin_call(self, events: list[Event], name: str, rest: str) -> None:
+        self._buffer, self._mode, self._name, self._keys = rest, "parameters", name, 0
+        self._report(events, CallBegins(self.calls, new_call_id(), name))
+        self._report(events, CallArguments(self.calls, "{"))
 
     def _in_parameters(self, events: list[Event], ended: bool) -> bool:
         rest = self._buffer.lstrip()
@@ -110,8 +117,9 @@ class XmlCallParser:
                 self._close(events)
                 self._mode = "closing"
                 return True
-        tags = ("<parameter=", "</function>", _CLOSE)
-        if any(tag.startswith(rest) for tag in tags) or (rest.startswith("<parameter=") and len(rest) < 300):
+        if any(tag.startswith(rest) for tag in _AFTER) or (
+            rest.startswith("<parameter=") and len(rest) < 300
+        ):
             return False
         self._close(events)  # anything else is text again
         self._mode = "text"
@@ -126,7 +134,7 @@ class XmlCallParser:
         return True
 
     def _begin_value(self, events: list[Event], key: str) -> None:
-        self._types = _types_of(self._schemas.get(self._name), key)
+        self._types = types_of(self._schemas.get(self._name), key)
         comma = ", " if self._keys else ""
         self._keys += 1
         self._held, self._mode = "", "value"
@@ -147,8 +155,8 @@ class XmlCallParser:
             self._part(events, self._take(len(self._buffer) - kept))
             return False
         after = self._buffer[at + len(_END_OF_VALUE) :].lstrip()
-        if not after.startswith(_AFTER_VALUE):
-            if any(tag.startswith(after) for tag in _AFTER_VALUE) and not (ended and after):
+        if not after.startswith(_AFTER):
+            if any(tag.startswith(after) for tag in _AFTER) and not (ended and after):
                 if not ended:
                     kept = at - 1 if self._buffer[:at].endswith("\n") else at
                     self._part(events, self._take(max(0, kept)))
@@ -173,7 +181,7 @@ class XmlCallParser:
             self._report(events, CallArguments(self.calls, written))
 
     def _end_value(self, events: list[Event]) -> None:
-        written = '"' if self._streams else _as_json(self._held, self._types)
+        written = '"' if self._streams else as_json(self._held, self._types)
         self._report(events, CallArguments(self.calls, written))
         self._held, self._mode = "", "parameters"
 
@@ -199,42 +207,3 @@ class XmlCallParser:
 def _beginning(text: str, mark: str) -> int:
     """The length of the longest suffix of `text` that is a prefix of `mark`."""
     return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
-
-
-def _types_of(schema: Any, key: str) -> frozenset[str]:
-    """The JSON types that a parameter may have; none where the schema does not say."""
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return _types(properties.get(key)) if isinstance(properties, Mapping) else frozenset()
-
-
-def _types(schema: Any) -> frozenset[str]:
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    given = schema.get("type")
-    found = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
-    for name in ("anyOf", "oneOf"):
-        for variant in schema.get(name) or []:
-            found |= _types(variant)
-    if not found and isinstance(schema.get("enum"), list):
-        found = {
-            name for name, kinds in _TYPES.items() if any(type(value) in kinds for value in schema["enum"])
-        }
-        found |= {"string"} if any(isinstance(value, str) for value in schema["enum"]) else set()
-    return frozenset(name for name in found if isinstance(name, str))
-
-
-def _as_json(text: str, types: frozenset[str]) -> str:
-    """The value as JSON of one of these types, or as text if it has none of them."""
-    stripped = text.strip()
-    try:
-        value = _WORDS[stripped] if stripped in _WORDS else json.loads(stripped, parse_constant=_no_constant)
-    except ValueError:
-        return json.dumps(text, ensure_ascii=False)
-    fits = any(type(value) in _TYPES.get(name, ()) for name in types)
-    if not fits:
-        return json.dumps(text, ensure_ascii=False)
-    return json.dumps(value, ensure_ascii=False) if stripped in _WORDS else stripped
-
-
-def _no_constant(_: str) -> None:
-    raise ValueError("NaN and Infinity are no JSON")

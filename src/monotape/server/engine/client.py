@@ -30,7 +30,7 @@ PROMPT_TOKEN_S = 0.05  # what a prompt's tokens add to the time without a new to
 
 
 class EngineFault(Exception):
-    """The engine could not finish a completion. `kind` is "request", "model", "memory" or "engine"."""
+    """The engine could not finish a completion. `kind` is "request", "model", "memory", "internal" or "engine"."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)

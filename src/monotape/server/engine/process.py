@@ -10,6 +10,7 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import queue
 import socket
@@ -41,6 +42,7 @@ from monotape.server.grammar.constraints import GrammarConstraint, Grammars
 from monotape.server.grammar.definition import Grammar
 from monotape.server.grammar.wire import GrammarLimits
 
+LOG = logging.getLogger("monotape.server")
 _AT_ONCE = 1 << 20  # bytes that are read at once: a prompt of 131,072 tokens is half of it
 COMPILERS = 2  # grammars compiled at the same time: one that takes long must not hold up all others
 
@@ -143,6 +145,9 @@ class EngineProcess:
             answer = wire.Compiled(message.id, "request", str(error))
         except MonotapeError as error:
             answer = wire.Compiled(message.id, "memory", str(error))
+        except Exception as error:  # its request waits for an answer, whatever it is
+            LOG.error("A grammar could not be compiled.", exc_info=error)
+            answer = wire.Compiled(message.id, "internal")
         self._outbox.put(answer)
 
     def _forget(self, job_id: int) -> None:
@@ -238,7 +243,7 @@ def load(configuration: dict[str, Any], outbox: Outbox) -> tuple[LLM, Grammars |
 
     phase("start the engine process")
     compile_s = configuration["grammar_timeout"]
-    limits = GrammarLimits(compile_s=compile_s, wall_s=max(30.0, 10.0 * compile_s))
+    limits = GrammarLimits(compile_s=compile_s)
     grammars = Grammars(
         configuration["source"], configuration["engine"], limits
     )  # reads the vocabulary meanwhile

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import threading
@@ -22,6 +23,8 @@ _LOADING_S = 600.0  # for a large vocabulary on a busy machine
 _MODULE = "monotape.server.grammar.process"
 #: Threads do not outlive a fork, so libraries must not count on any.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+#: Signals that neither a limit of a follower sends nor a fault within it: the system or an operator has killed it.
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
 class Follower:
@@ -29,17 +32,17 @@ class Follower:
 
     def __init__(self, connection: socket.socket, forks: ForkServer, limits: wire.GrammarLimits) -> None:
         self._connection, self._forks, self._limits = connection, forks, limits
-        connection.settimeout(limits.wall_s)
+        connection.settimeout(limits.compile_wall_s)
         self.bytes = 0  # that its grammar took when it was compiled
         self._what = "The grammar"
         self._lock = threading.Lock()
-        self._asked = self._dead = self._owes = False
+        self._asked = self._dead = self._owes = self._stopped = False
         self._pid = wire.receive(connection, wire.Started).pid
 
     @property
     def usable(self) -> bool:
         """Whether it can begin another text: it is alive, and no unread answer is on its way."""
-        if self._dead or self._owes:
+        if self._dead or self._owes or self._stopped:
             return False
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
@@ -55,6 +58,7 @@ class Follower:
             self.close()
             raise RequestError(compiled.error)
         self.bytes = compiled.bytes
+        self._connection.settimeout(self._limits.wall_s)  # from here on a backend may be waiting
 
     def ask(self, step: wire.Step) -> list[int]:
         """Sends it the chosen tokens. Answers with forced tokens if requested; if there are none, the mask is next."""
@@ -78,11 +82,12 @@ class Follower:
         """Kills it if it is at work, which then fails where it was asked for; one that waits is left alone."""
         with self._lock:
             if self._asked:
+                self._stopped = True
                 self._forks.kill(self._pid)
 
     def kill(self) -> None:
         with self._lock:
-            self._dead = True
+            self._dead = self._stopped = True
             self._forks.kill(self._pid)
 
     def close(self) -> None:
@@ -96,17 +101,33 @@ class Follower:
             self._asked = True
         try:
             yield
-        except (EOFError, OSError):  # it was killed: by a limit, by stop(), or here for taking too long
+        except TimeoutError:  # it hangs
             self._forks.kill(self._pid)
             self.close()
-            raise RequestError(
-                f"{self._what} went beyond its limits of time ({self._limits.compile_s:g} s to compile it) "
-                f"or memory ({self._limits.max_bytes >> 20} MiB).",
-                "Simplify it.",
-            ) from None
+            raise self._beyond_limits() from None
+        except (EOFError, OSError):
+            self.close()
+            raise self._ended() from None
         finally:
             with self._lock:
                 self._asked = False
+
+    def _ended(self) -> RequestError | ResourceError:
+        """Why it has ended: by a limit or a fault of its own, by stop(), or because something else killed it."""
+        ended_by = 0 if self._stopped else self._forks.ended_by(self._pid)
+        if ended_by not in _FROM_OUTSIDE:
+            return self._beyond_limits()
+        return ResourceError(
+            f"The process that followed the grammar was killed from outside ({signal.Signals(ended_by).name}).",
+            "Try again; the machine may be short of memory.",
+        )
+
+    def _beyond_limits(self) -> RequestError:
+        return RequestError(
+            f"{self._what} went beyond its limits of time ({self._limits.compile_s:g} s to compile it) "
+            f"or memory ({self._limits.max_bytes >> 20} MiB).",
+            "Simplify it.",
+        )
 
 
 class ForkServer:
@@ -116,42 +137,78 @@ class ForkServer:
         self._where = {"source": source, "engine": {**engine, "progress": False}, "limits": asdict(limits)}
         self._limits = limits
         self._table: dict[str, Any] = {}
-        self._lock = threading.Lock()
+        self._starting = threading.Lock()  # held for as long as a vocabulary takes to load
+        self._orders = threading.Lock()  # held for a moment, so that to kill a follower never takes long
+        self._ready = False  # to take orders
         self._start()
 
     def prepare(self, vocab: int, eos_ids: Sequence[int]) -> None:
         """Waits until the vocabulary is ready for grammars."""
         self._table = {"vocab": vocab, "eos_ids": list(eos_ids)}
-        with self._lock:
+        with self._starting:
             self._finish_start()
 
     def fork(self) -> Follower:
         """A process for a new grammar."""
+        why = ""
         for _ in range(2):
-            here, there = socket.socketpair()
-            with there, self._lock:
-                if self._process.poll() is not None:
-                    self._control.close()
-                    self._start()
-                    self._finish_start()
-                with contextlib.suppress(OSError):
-                    socket.send_fds(self._control, [wire.ORDER.pack(b"F", 0)], [there.fileno()])
             try:
-                return Follower(here, self, self._limits)
-            except (EOFError, OSError):
-                here.close()
+                return self._fork()
+            except (EOFError, OSError) as error:
+                why = f": {error}" if str(error) else ""
         raise ResourceError(
-            "No process could be started to follow the grammar.", "The machine may be out of memory."
+            f"No process could be started to follow the grammar{why}.",
+            "Try again; the machine may be out of memory, processes or open files.",
         )
 
+    def _fork(self) -> Follower:
+        here, there = socket.socketpair()
+        try:
+            with there:
+                with self._starting:
+                    if self._process.poll() is not None:
+                        self._start_again()
+                self._order(b"F", 0, there)
+            return Follower(here, self, self._limits)
+        except BaseException:
+            here.close()
+            raise
+
+    def ended_by(self, pid: int) -> int:
+        """The signal that has ended a follower, 0 for none. It ends with the process that forks, of SIGKILL."""
+        try:
+            here, there = socket.socketpair()
+            with here:
+                here.settimeout(self._limits.wall_s)
+                with there:
+                    self._order(b"E", pid, there)
+                return wire.receive(here, wire.Ended).signal
+        except (EOFError, OSError):
+            return signal.SIGKILL
+
     def kill(self, pid: int) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            self._control.sendall(wire.ORDER.pack(b"K", pid))
+        """Does nothing while the process that forks is started again: its followers have ended with the last one."""
+        self._order(b"K", pid)
 
     def close(self) -> None:
-        with self._lock:
+        with self._starting, self._orders:
+            self._ready = False
             self._control.close()
             self._process.wait()
+
+    def _order(self, name: bytes, pid: int, *answers: socket.socket) -> None:
+        """Sends an order. Where nothing is there to take it, the socket for the answer closes unanswered."""
+        with self._orders, contextlib.suppress(OSError):
+            if self._ready:
+                descriptors = [answer.fileno() for answer in answers]
+                socket.send_fds(self._control, [wire.ORDER.pack(name, pid)], descriptors)
+
+    def _start_again(self) -> None:
+        with self._orders:
+            self._ready = False
+            self._control.close()
+        self._start()
+        self._finish_start()
 
     def _start(self) -> None:
         self._control, there = socket.socketpair()
@@ -169,6 +226,8 @@ class ForkServer:
             loaded = self._control.recv(1)
             self._control.sendall(json.dumps(self._table).encode() + b"\n")
             if loaded + self._control.recv(1) == wire.READY * 2:
+                with self._orders:
+                    self._ready = True
                 return
         except OSError:
             pass

@@ -5,8 +5,9 @@ panics that are sometimes aborts. So each has a process of its own, with limits,
 processes share the vocabulary, which takes seconds to prepare; to kill one costs nothing.
 
 Started by `spawn` with FD as its argument. On the socket FD come two lines of JSON, where the tokenizer
-is and then the size of the model's table; after that orders of five bytes: b"F" with the socket of a grammar, or b"K"
-with the id of a process to kill. It ends when the other end does.
+is and then the size of the model's table; after that orders of five bytes: b"F" with the socket of a grammar, b"K"
+with the id of a process to kill, or b"E" with the id of one that has ended and a socket on which to say of which
+signal. It ends when the other end does.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from monotape.server.grammar.definition import Grammar
 from monotape.server.grammar.matcher import Matcher, prepared
 
 _REAP_S = 1.0
+_REMEMBERED = 256  # deaths that the engine may ask about
 
 
 class _Budget:
@@ -126,6 +128,7 @@ class Forks:
     def __init__(self, vocabulary: Any, limits: wire.GrammarLimits) -> None:
         self._vocabulary, self._limits = vocabulary, limits
         self._alive: set[int] = set()
+        self._ended_by: dict[int, int] = {}  # the signals of those that were killed, oldest first
 
     def fork(self, control: socket.socket, descriptor: int) -> None:
         with socket.socket(fileno=descriptor) as connection:
@@ -136,6 +139,7 @@ class Forks:
                 control.close()
                 _forked(connection, self._vocabulary, self._limits)
             self._alive.add(pid)
+            self._ended_by.pop(pid, None)  # of an earlier process with this number
 
     def kill(self, pid: int) -> None:
         if pid in self._alive:  # not reaped yet, so the number is still its own
@@ -143,10 +147,24 @@ class Forks:
 
     def reap(self) -> None:
         while self._alive:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            self._alive.discard(pid)
+            self._bury(pid, status)
+
+    def tell_end(self, pid: int, descriptor: int) -> None:
+        """Says of which signal a process has died, or dies now. One that is unknown was another process's."""
+        with socket.socket(fileno=descriptor) as connection:
+            if pid in self._alive:
+                self.kill(pid)  # changes nothing about one that is ending, which may take it a moment
+                self._bury(*os.waitpid(pid, 0))
+            wire.send(connection, wire.Ended(self._ended_by.get(pid, signal.SIGKILL)))
+
+    def _bury(self, pid: int, status: int) -> None:
+        self._alive.discard(pid)
+        self._ended_by[pid] = max(0, -os.waitstatus_to_exitcode(status))
+        while len(self._ended_by) > _REMEMBERED:
+            del self._ended_by[next(iter(self._ended_by))]
 
     def close(self) -> None:
         for pid in self._alive:
@@ -166,8 +184,13 @@ def obey(control: socket.socket, forks: Forks) -> None:
         if name == b"K":
             forks.kill(pid)
             continue
+        if not descriptors:  # too many open files: the engine sees its socket closed
+            continue
         try:
-            forks.fork(control, descriptors[0])
+            if name == b"E":
+                forks.tell_end(pid, descriptors[0])
+            else:
+                forks.fork(control, descriptors[0])
         except OSError:  # no process or memory left: the engine sees its socket closed
             continue
 

@@ -12,7 +12,8 @@ import msgspec
 from monotape.server.frames import HEADER, frame
 
 T = TypeVar("T")
-#: To the process that forks: b"F" comes with the socket of a new grammar, b"K" with the id of a process to kill.
+#: To the process that forks: b"F" comes with the socket of a new grammar, b"K" with the id of a process to kill,
+#: b"E" with the id of one that has ended and a socket for the answer, an Ended.
 ORDER = struct.Struct(">cI")
 READY = b"R"
 
@@ -21,20 +22,33 @@ READY = b"R"
 class GrammarLimits:
     """What one grammar may use. Ordinary ones compile in milliseconds and follow a token in a tenth of one.
 
-    Times are CPU seconds of its process, so that a busy machine refuses nothing; `wall_s` ends a process that hangs.
+    Times are CPU seconds of its process, so that a busy machine refuses nothing; those of the clock end a process that
+    hangs. A GPU waits 60 s for a mask (kHostDeadlines in mask.h), and the server as long for a token (engine_timeout):
+    then the engine is started again. Forced tokens and the mask after them, each within `wall_s`, come before that.
     """
 
     compile_s: float = 3.0
     burst_s: float = 1.0  # for one token at most, beyond what was saved up
     token_s: float = 0.02  # for a token on average
-    wall_s: float = 30.0
+    wall_s: float = 20.0  # on the clock, for each answer about a token
     max_bytes: int = 256 << 20  # on top of the vocabulary, which all grammars share
+
+    @property
+    def compile_wall_s(self) -> float:
+        """On the clock, to be started and to compile: nothing but its own request waits for that."""
+        return max(30.0, 10.0 * self.compile_s)
 
 
 class Started(msgspec.Struct, array_like=True):
     """The process that will follow the grammar is there."""
 
     pid: int
+
+
+class Ended(msgspec.Struct, array_like=True):
+    """The signal of which a follower has died, or 0."""
+
+    signal: int
 
 
 class Compiled(msgspec.Struct, array_like=True):

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from monotape.server.api_error import ApiError, from_validation
+from monotape.server.api_error import ApiError, from_validation, too_deep
 from monotape.server.http.access_log import note_error, printable
 from monotape.server.http.bodies import Bodies, Body
 from monotape.server.http.leaving import attend
 from monotape.server.http.replies import send_body, send_json, send_part
+from monotape.server.service.clock import Clock
 from monotape.server.service.failures import as_api_error
-from monotape.server.service.gate import Turn
 from monotape.server.service.service import Service
 
 PING_S = 10.0
@@ -31,14 +31,10 @@ _STREAM_HEADERS = [
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An answer in server-sent events. `failure` makes the event that ends it when something goes wrong.
-
-    The turn is left even if the client is gone before the first event was asked for.
-    """
+    """An answer in server-sent events. `failure` makes the event that ends it when something goes wrong."""
 
     events: AsyncGenerator[bytes, None]
     failure: Callable[[ApiError], bytes]
-    turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +89,16 @@ class Endpoint:
             return request
         except msgspec.ValidationError as error:
             raise from_validation(str(error)) from None
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except RecursionError:
+            raise too_deep() from None
+        except (msgspec.MsgspecError, ValueError) as error:
             raise ApiError(400, f"The body is not JSON: {error}.", code="invalid_json") from None
 
     async def _answer(self, request: Any, scope: Scope, send: Send) -> None:
         try:
             answer = await self._route.handler(self._service, request, scope)
             if isinstance(answer, Stream):
-                try:
-                    await self._send_stream(send, answer, scope)
-                finally:
-                    answer.turn.leave()
+                await self._send_stream(send, answer, scope)
             elif isinstance(answer, Plain):
                 await send_body(send, 200, answer.body, answer.content_type, answer.headers)
             else:
@@ -114,6 +109,10 @@ class Endpoint:
             raise
         except Exception as error:
             raise as_api_error(error, f"A request to {printable(scope['path'])}") from None
+        finally:
+            clock: Clock | None = scope["state"].get("clock")
+            if clock is not None:
+                clock.leave()
 
     async def _send_stream(self, send: Send, stream: Stream, scope: Scope) -> None:
         """Sends events as they come, and a comment when nothing has come for a while."""

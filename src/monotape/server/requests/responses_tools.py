@@ -56,7 +56,7 @@ def text_in(arguments: str) -> str:
     """The text of a custom call. Arguments that were cut off, or have another shape, are given as they are."""
     try:
         found = json.loads(arguments)["input"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return arguments
     return found if isinstance(found, str) else arguments
 

@@ -1,4 +1,7 @@
-"""What a request cost, under the names that vLLM and llama.cpp give it; info.py documents both objects."""
+"""A request under way: its place in the queue, and what it cost under the names that vLLM and llama.cpp give it.
+
+info.py documents the objects.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monotape.server.engine import wire
+from monotape.server.service.gate import Turn
 
 
 @dataclass(slots=True)
@@ -24,12 +28,18 @@ class Clock:
     miss: str | None = None  # why nothing of the prompt was cached, or next to nothing
     changed: tuple[int, int] | None = None  # engine/changed_prefix.py: at, again
     done: list[wire.Stats] = field(default_factory=list)
+    turn: Turn | None = None  # its place in the queue, once it has one
     on_start: Callable[[], None] = lambda: None  # called when the engine begins with its first completion
 
     def started(self, time_ns: int) -> None:
         if not self.started_ns:
             self.started_ns = time_ns
             self.on_start()
+
+    def leave(self) -> None:
+        """The request has ended, in whatever way: its place is free."""
+        if self.turn is not None:
+            self.turn.leave()
 
     def reserved(self) -> None:
         self.reserved_ns = time.monotonic_ns()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from monotape.errors import RequestError
-from monotape.server.api_error import ApiError, from_engine_error
+from monotape.server.api_error import ApiError, from_engine_error, too_deep
 from monotape.server.engine.client import EngineFault
 
 LOG = logging.getLogger("monotape.server")
@@ -19,6 +19,8 @@ def as_api_error(error: Exception, what: str) -> ApiError:
         return from_engine_error(error)
     if isinstance(error, EngineFault):
         return _from_fault(error)
+    if isinstance(error, RecursionError):  # only over what a client has nested is anything recursive
+        return too_deep()
     LOG.error("%s failed.", what, exc_info=error)
     return ApiError(500, "The server made a mistake; its log says which.", code="internal_error")
 
@@ -27,6 +29,8 @@ def _from_fault(error: EngineFault) -> ApiError:
     """A completion that the engine could not finish."""
     if error.kind == "request":
         return ApiError(400, error.message, code="invalid_value")
+    if error.kind == "internal":
+        return ApiError(500, "The server made a mistake; its log says which.", code="internal_error")
     if error.kind == "model":
         return ApiError(500, error.message, code="model_fault")
     if error.kind == "memory":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import math
 import time
 
@@ -67,8 +68,9 @@ class Gate:
 
     def leave(self, place: asyncio.Future[None] | None, took_s: float | None) -> None:
         """Gives a place back. `took_s` is None for one whose turn had not come."""
-        if place in self._waiting:
-            self._waiting.remove(place)  # type: ignore[arg-type]
+        if place is not None and (place.cancelled() or not place.done()):
+            with contextlib.suppress(ValueError):  # _next skips a place as soon as it is cancelled
+                self._waiting.remove(place)
             return
         if took_s is not None:
             self._mean_s += _MEMORY * (took_s - self._mean_s)

@@ -26,13 +26,20 @@ class Metrics:
             "monotape_http_requests", "Answers by route and status.", ["route", "status"], registry=registry
         )
         self.finished = Counter(
-            "vllm:request_success", "Completions by the reason for which they ended.", ["finished_reason"],
+            "vllm:request_success", "Whole completions by the reason for which they ended. Of those whose client left, "
+            "only the tokens are counted.", ["finished_reason"], registry=registry,
+        )  # fmt: skip
+        self.prompt_tokens = Counter(
+            "vllm:prompt_tokens", "Tokens of the prompts that the engine began, even if the client left.",
             registry=registry,
         )  # fmt: skip
-        self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts.", registry=registry)
-        self.new_tokens = Counter("vllm:generation_tokens", "Tokens made.", registry=registry)
+        self.new_tokens = Counter(
+            "vllm:generation_tokens", "Tokens made, even if the client left.", registry=registry
+        )
         self.cached_tokens = Counter(
-            "vllm:prefix_cache_hits", "Prompt tokens found in the KV of earlier requests.", registry=registry
+            "vllm:prefix_cache_hits",
+            "Those of vllm:prompt_tokens found in the KV of earlier requests.",
+            registry=registry,
         )
         self.misses = Counter(
             "monotape_prefix_cache_misses",
@@ -80,7 +87,12 @@ class Metrics:
             Gauge(name, text, registry=self.registry).set_function(read)
 
     def completed(self, stats: wire.Stats, reason: str) -> None:
+        """A whole completion has been given to its client."""
         self.finished.labels(reason).inc()
+        self.computed(stats)
+
+    def computed(self, stats: wire.Stats) -> None:
+        """What the engine has done for a completion, whether or not its client is still there."""
         self.prompt_tokens.inc(stats.prompt_tokens)
         self.cached_tokens.inc(stats.cached_tokens)
         self.new_tokens.inc(stats.new_tokens)

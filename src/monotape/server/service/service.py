@@ -129,17 +129,15 @@ class Service:
     def lining_up(self, clock: Clock) -> Iterator[Turn]:
         """Lines up a request that is prepared inside the block; 429 when the queue is full. It takes its place first:
         rendering, tokenising and compiling for requests without a place would slow down those that have one.
+
+        The endpoint gives the place back when the request has ended (Clock.leave).
         """
         self.require_ready()
         with self._refusing():
-            turn = self.gate.admit()
-        try:
-            yield turn
-            clock.reserved()
-            turn.line_up()
-        except BaseException:
-            turn.leave()
-            raise
+            clock.turn = turn = self.gate.admit()
+        yield turn
+        clock.reserved()
+        turn.line_up()
 
     async def compile(self, grammar: Grammar, param: str) -> None:
         """Has a grammar compiled that the field `param` asks for: one that cannot be used is refused before the
@@ -188,19 +186,24 @@ class Service:
             work.special_mark,
             work.prediction,
         )
+        counted = False
         try:
             async for message in run:
                 if isinstance(message, wire.Started):
                     self._started(message, clock)
                     continue
                 if isinstance(message, wire.Done):
+                    counted = True
                     clock.done.append(message.stats)
                     self.metrics.completed(message.stats, message.finish_reason)
                 yield message
         finally:
-            await _to_the_end(run.close())
-            if run.done is not None and run.done.finish_reason == "abort":  # its client has left
-                clock.done.append(run.done.stats)
+            try:
+                await _to_the_end(run.close())
+            finally:
+                if run.done is not None and not counted:  # its client has left
+                    clock.done.append(run.done.stats)
+                    self.metrics.computed(run.done.stats)
 
     def _started(self, message: wire.Started, clock: Clock) -> None:
         clock.started(message.time_ns)
