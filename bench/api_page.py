@@ -38,7 +38,7 @@ A schema, pattern or grammar has at most {characters} characters, a list at most
 process of its own, which may take `--grammar-timeout` seconds of CPU time and {megabytes} MiB; for each token it then
 has {token_ms:g} ms on average and {burst_ms:g} ms at once
 ([limits](../src/monotape/server/grammar/wire.py#GrammarLimits:token_s,burst_s)). A grammar that takes longer is refused
-with status 400, and a client that leaves ends its grammar.
+with status 400, one whose process was killed from outside with 503, and a client that leaves ends its grammar.
 """
 
 

@@ -13,6 +13,7 @@ from backends.cpu_cases import cpu, ids, reference
 from backends.fake_cuda import FakeCuda, fake_gpu
 from families import Case, make_checkpoint
 from monotape.backends.cpu.sequence import RankKv
+from monotape.backends.cuda.ranked import RankedSequence
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import Backend, Job
 from monotape.errors import ResourceError
@@ -96,6 +97,17 @@ def test_a_sequence_of_a_gpu_shrinks_to_the_units_that_it_uses() -> None:
         assert not again[:, 3 * kv.unit_bytes :].any()
         sequence.length = 1000
         assert not sequence.shrink()  # half of it is used
+
+
+def test_sequences_of_several_gpus_shrink_together() -> None:
+    kv = KvUnits(layers=2, kv_heads=3, head_dim=16, format=Format.BF16, units_per_split=1, splits=1)
+    with fake_gpu(FakeCuda()):
+        sequence = RankedSequence([CudaSequence(kv, 8192) for _ in range(2)])
+        sequence.reserve(8000)
+        for part in sequence.parts:
+            part.length = 70
+        assert sequence.shrink() and not sequence.shrink()
+        assert [part.units for part in sequence.parts] == [3, 3]
 
 
 @pytest.mark.parametrize("tp", [None, 2])

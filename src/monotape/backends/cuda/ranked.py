@@ -54,6 +54,9 @@ class RankedSequence:
         for part in self.parts:
             part.reserve(positions)
 
+    def shrink(self) -> bool:
+        return any([part.shrink() for part in self.parts])  # every rank, not only up to the first that did
+
     def copy_from(self, other: KvSequence, length: int) -> None:
         assert isinstance(other, RankedSequence)
         for part, theirs in zip(self.parts, other.parts, strict=True):
