@@ -55,7 +55,8 @@ class RankedSequence:
             part.reserve(positions)
 
     def shrink(self) -> bool:
-        return any([part.shrink() for part in self.parts])  # every rank, not only up to the first that did
+        shrunk = [part.shrink() for part in self.parts]  # of all ranks, not only up to the first that did
+        return any(shrunk)
 
     def copy_from(self, other: KvSequence, length: int) -> None:
         assert isinstance(other, RankedSequence)
