@@ -139,7 +139,7 @@ def test_lanes(tmp_path: Path, name: str) -> None:
 
 
 def looks_of(backend: CpuBackend, tokens: int, *, forced: bool) -> int:
-    """Of a job whose tokens are forced, told at once before the prompt has been read, or chosen among two each."""
+    """Of a job whose tokens are forced, told at once before the first is, or chosen among two each."""
     generation = backend.start_masked(Job(PROMPT, 0, tokens, drafts=False), backend.new_sequence())
     ids = [3 + number for number in range(tokens)]
     if forced:
@@ -157,8 +157,7 @@ def test_forced_tokens_share_a_pass(checkpoint: Checkpoint) -> None:
     with cpu(checkpoint("llama"), workers=1) as backend:
         prompt = looks_of(backend, 1, forced=True)
         one_by_one = looks_of(backend, TOKENS, forced=False) - prompt
-        # On a busy machine the prompt may have been read before the tokens are told.
-        together = min(looks_of(backend, TOKENS, forced=True) for _ in range(9)) - prompt
+        together = looks_of(backend, TOKENS, forced=True) - prompt
         assert 0 < together < one_by_one / 8
 
 
@@ -235,7 +234,7 @@ def test_cancelled_anywhere_it_keeps_the_tokens_told(checkpoint: Checkpoint) -> 
 
 def test_a_mask_that_never_comes_is_named_and_the_next_request_served(checkpoint: Checkpoint) -> None:
     with cpu(checkpoint("llama")) as backend:
-        backend.wait_for_masks(50_000)
+        backend.wait_for_masks(500_000)
         generation = backend.start_masked(Job(PROMPT[:9], 0, 9), backend.new_sequence())
         assert isinstance(generation, MaskedCpuGeneration)
         generation.allow(only(5, VOCAB))

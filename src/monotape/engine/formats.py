@@ -2,8 +2,8 @@
 
 A stage is several tensors of all layers, and has one format. Of the formats that hold all of them exactly and that the
 backend's kernels read, the smallest is taken. Where no format of codes holds them, a GPU takes 16-bit floats, and a CPU
-takes q8 or, where some of the tensors are floats, the float format that holds all of them. A note names the weights
-that are rounded, and those that take more memory than in the file.
+takes q8 or, where some of the tensors are floats, the float format that holds all of them, if it has 16 bits. A note
+names the weights that are rounded, and those that take more memory than in the file.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def cpu_formats(
     else:
         default = _table_format(spec, checkpoint) if mixes("cpu") else Format.Q8
     found = {name: part.smallest("cpu", _cuts(spec, name, ranks)) for name, part in stored.items()}
-    others = {name: part.exact_float if part.has_floats else Format.Q8 for name, part in stored.items()}
+    others = {name: part.on_cores for name, part in stored.items()}
     if not mixes("cpu"):
         others = dict.fromkeys(stored, default)
         found = {name: fmt if fmt is default else None for name, fmt in found.items()}
@@ -181,8 +181,18 @@ class _Stored:
             floats.add(Format.BF16 if all(_has_powers(matrix) for matrix in codes) else Format.F32)
         return floats.pop() if len(floats) == 1 else Format.F32
 
+    @property
+    def on_cores(self) -> Format:
+        """The format where none of codes holds them: exact, unless codes would take 32 bits for that."""
+        if not self.has_floats:
+            return Format.Q8
+        exact = self.exact_float
+        return Format.Q8 if self.has_codes and exact is Format.F32 else exact
+
     def changes(self, fmt: Format) -> bool:
         """Does the format round a number in a few rows of each matrix? It is one of floats, or q8."""
+        if fmt is Format.F32:
+            return False
         names = [name for name in self.names if self._checkpoint.stored_as(name) != fmt.value]
         each = max(1, min(_SAMPLED_ROWS, _ALL_SAMPLED_ROWS // max(1, len(names))))
         for name in names:

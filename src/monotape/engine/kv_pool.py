@@ -131,7 +131,10 @@ class KvPool:
             older.shared = min(older.shared, kept.shared)
         del self._kept[at]
         kept.sequence.truncate(cached)
-        if cached < len(kept.tokens):
+        again = reason == _ANSWERED_AGAIN and any(
+            why == reason and common_prefix(tokens, kept.tokens) > cached for tokens, why in self._dropped
+        )
+        if cached < len(kept.tokens) and not again:  # one entry for a prompt that is answered many times
             self._dropped.append((kept.tokens, reason))
 
     def give_back(self, lease: Lease, tokens: Sequence[int]) -> None:
@@ -151,8 +154,8 @@ class KvPool:
     def _shrink(self) -> bool:
         """Gives back memory that a kept conversation does not use, the least recent one's first.
 
-        A request reserves room for its longest answer. What is left of it is given back only when others need it: the
-        next turn of the conversation would have to reserve it again.
+        A request reserves room for its longest answer. The rest of that room is given back only when others need it:
+        the next turn of the conversation would have to reserve it again.
         """
         for kept in self._kept:
             if isinstance(kept.sequence, Shrinks):

@@ -45,7 +45,7 @@ class GenerationStats:
     bytes_per_token: (
         int  # what a decoded token of the job reads, at its mean context; an accepted draft, nothing
     )
-    drafted_tokens: int = 0  # drafts that passes checked; both counts are known when the request has ended
+    drafted_tokens: int = 0  # accepted and rejected drafts; both counts are known when the request has ended
     accepted_tokens: int = 0  # drafts that are surely tokens of the completion: each saved a pass
     decoded_tokens: int = 0  # of the job, its first aside
 
@@ -133,6 +133,8 @@ def measured(
     job_s = _seconds(times_ns or unsaid_ns, unsaid_ns or times_ns)
     pass_bytes = plan.token_bytes(prompt_tokens + decoded // 2)
     passes = max(0, decoded - accepted)
+    # Backends count, and do not say which: any token after the completion may have been a draft.
+    said = max(0, min(accepted - len(unsaid_ns), len(times_ns) - 1))
     return GenerationStats(
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
@@ -141,9 +143,8 @@ def measured(
         decode_s=_seconds(times_ns, times_ns),
         decode_tokens_per_second=decoded / job_s if decoded > 0 and job_s > 0 else None,
         bytes_per_token=pass_bytes * passes // decoded if accepted and decoded else pass_bytes,
-        drafted_tokens=drafted,
-        # Backends count, and do not say which: any token after the completion may have been a draft.
-        accepted_tokens=max(0, min(accepted - len(unsaid_ns), len(times_ns) - 1)),
+        drafted_tokens=drafted - accepted + said,
+        accepted_tokens=said,
         decoded_tokens=decoded,
     )
 

@@ -22,7 +22,8 @@ def openai_usage(done: Sequence[wire.Stats]) -> dict[str, Any]:
         "completion_tokens": made,
         "total_tokens": prompt + made,
         "prompt_tokens_details": {"cached_tokens": cached},
-        # Of drafts from a client's prediction, from the prompt and from the answer itself: they are checked alike.
+        # Of drafts from a client's prediction, from the prompt and from the answer itself, which are checked alike,
+        # and of tokens that a grammar forced.
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": rejected,

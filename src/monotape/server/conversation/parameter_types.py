@@ -69,7 +69,7 @@ def _referred(reference: Any, root: Any) -> Any:
     found = root
     for name in reference[1:].split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+        if isinstance(found, list) and name.isdecimal() and len(name) < 10 and int(name) < len(found):
             found = found[int(name)]
         else:
             found = found.get(name) if isinstance(found, Mapping) else None

@@ -20,6 +20,7 @@ from monotape.server.grammar import wire
 from monotape.server.grammar.definition import NAMES, Grammar
 
 _LOADING_S = 600.0  # for a large vocabulary on a busy machine
+_END_S = 2.0  # to be told what has ended a follower; a request waits for it
 _MODULE = "monotape.server.grammar.process"
 #: Threads do not outlive a fork, so libraries must not count on any.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -179,7 +180,7 @@ class ForkServer:
         try:
             here, there = socket.socketpair()
             with here:
-                here.settimeout(self._limits.wall_s)
+                here.settimeout(_END_S)
                 with there:
                     self._order(b"E", pid, there)
                 return wire.receive(here, wire.Ended).signal

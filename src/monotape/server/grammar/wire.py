@@ -23,8 +23,9 @@ class GrammarLimits:
     """What one grammar may use. Ordinary ones compile in milliseconds and follow a token in a tenth of one.
 
     Times are CPU seconds of its process, so that a busy machine refuses nothing; those of the clock end a process that
-    hangs. A GPU waits 60 s for a mask (kHostDeadlines in mask.h), and the server as long for a token (engine_timeout):
-    then the engine is started again. Forced tokens and the mask after them, each within `wall_s`, come before that.
+    hangs. A CPU waits 45 s for a mask (buffers.cpp), a GPU 60 s (kHostDeadlines in mask.h), and the server as long for
+    a token (engine_timeout): then the engine is started again. Forced tokens and the mask after them, each within
+    `wall_s`, come before that.
     """
 
     compile_s: float = 3.0

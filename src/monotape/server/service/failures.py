@@ -20,6 +20,7 @@ def as_api_error(error: Exception, what: str) -> ApiError:
     if isinstance(error, EngineFault):
         return _from_fault(error)
     if isinstance(error, RecursionError):  # only over what a client has nested is anything recursive
+        LOG.warning("%s was nested too deeply.", what, exc_info=error)
         return too_deep()
     LOG.error("%s failed.", what, exc_info=error)
     return ApiError(500, "The server made a mistake; its log says which.", code="internal_error")
