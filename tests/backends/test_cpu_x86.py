@@ -19,7 +19,11 @@ ROWS, K = 5, 300
 NATIVE = platform.machine() == "x86_64"
 COMPILER = "g++" if NATIVE else "x86_64-linux-gnu-g++"
 EMULATOR = [] if NATIVE else ["qemu-x86_64", "-cpu", "max"]
-_FILES = (*(source.name for source in sorted(SOURCES.glob("kernels*.cpp"))), "products.cpp")
+_FILES = (
+    *(source.name for source in sorted(SOURCES.glob("kernels*.cpp"))),
+    "features_x86.cpp",
+    "products.cpp",
+)
 
 pytestmark = [
     pytest.mark.slow,

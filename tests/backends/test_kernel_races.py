@@ -90,7 +90,10 @@ RACES = {
         "two workers",
         slice(0, 5),
         tuple(Schedule(seed, stalls_per_million=2000, stall_steps=100_000) for seed in (1, 2, 3)),
-        Line("token/attention.h", "    warp_meets();  // the part is complete\n"),
+        Line(
+            "token/attention.h",
+            "    warp_meets();  // the part is complete, and lane 0 has awaited the resets: exchange/janitor.h, (2)b\n",
+        ),
     ),
     # The other warps wait for it all the same: their next input lies over the part, and one of them stores the key.
     "an input over a lone part": Race(

@@ -39,7 +39,7 @@ def read_per_pass(stats: GenerationStats) -> float:
         ([0, 1, 1, 1, 1, 2], [], (6, 3), 3),
         ([0, 1], [1, 1, 1], (3, 3), 0),  # the stop string came with the first token of a pass of four
         ([0, 1, 1, 1], [1], (3, 3), 2),
-        ([0, 1, 1, 1, 1, 2], [3, 4, 5], (6, 3), 0),  # maybe the job's last tokens: nobody can tell
+        ([0, 1, 1, 1, 1, 2], [3, 4, 5], (6, 3), 0),  # maybe the job's last tokens
         ([0, 1, 2], [3, 4, 5], (0, 0), 0),
         ([0], [1, 1, 1], (2, 2), 0),
         ([], [0, 1, 1], (2, 1), 0),

@@ -160,7 +160,11 @@ def test_two_tabs_do_not_write_over_each_other(visit: Open) -> None:
     )
     said = {text for conversation in found for text in conversation}
     assert {"From the first tab", "Slowly", "Quickly"} <= said
-    assert len([text for conversation in found for text in conversation if text == STORY]) >= 3
+    first.wait_for_function(  # an answer is kept a moment after it has come
+        "story => Object.keys(localStorage).filter(k => k.startsWith('monotape.conversation.'))"
+        ".flatMap(k => JSON.parse(localStorage[k]).nodes).filter(n => n.content === story).length >= 3",
+        arg=STORY,
+    )
 
 
 @needs_browser

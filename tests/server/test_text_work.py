@@ -22,7 +22,6 @@ from monotape.server.http import endpoint as http
 from monotape.server.http.bodies import Bodies
 from monotape.server.http.replies import encode
 from monotape.server.service import template_channel
-from monotape.server.service.gate import Gate
 from monotape.server.service.template_channel import TemplateChannel
 from monotape.server.service.text_work import FILL_IN_MARKS, TextWork, Written
 
@@ -237,10 +236,8 @@ def test_a_stream_that_waits_says_that_it_is_alive(monkeypatch: pytest.MonkeyPat
     scope: dict[str, Any] = {"state": {}}
 
     async def play() -> None:
-        turn = Gate(0).admit()
-        turn.line_up()
         service: Any = SimpleNamespace(closing=asyncio.Event())
-        stream = http.Stream(events(), lambda error: error.message.encode(), turn)
+        stream = http.Stream(events(), lambda error: error.message.encode())
         route = http.Route("GET", "/", no_handler)
         await http.Endpoint(service, route, Bodies(1024))._send_stream(send, stream, scope)
 

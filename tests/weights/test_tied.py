@@ -104,7 +104,7 @@ def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
 def test_a_tensor_that_no_family_reads_is_refused_by_name(tmp_path: Path, name: str) -> None:
     """transformers drops such tensors with a warning; whether the result is then right it does not know either."""
     tensors = _tensors(_spec()) | {name: ("F32", np.ones(WIDTH, np.float32))}
-    opened = open_checkpoint(write_folder(tmp_path, tensors))
+    folder = write_folder(tmp_path, tensors)
     with pytest.raises(CheckpointError) as caught:
-        check_tensors(_spec(), opened)
+        check_tensors(_spec(), open_checkpoint(folder))
     assert name in caught.value.message

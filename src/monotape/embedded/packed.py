@@ -138,7 +138,7 @@ def unpacked(path: Path, cache: Path) -> Path:
         return folder
     model = read(path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".embedded-", dir=cache))
         try:
             for name, text in model.texts.items():
@@ -146,6 +146,7 @@ def unpacked(path: Path, cache: Path) -> Path:
             _write_bf16(scratch / WEIGHTS, model.tensors)
             # File by file, and nothing is removed: another process may be reading here, or doing the same. The bytes
             # are the same from every process.
+            folder.mkdir(exist_ok=True)
             for file in list(scratch.iterdir()):
                 os.replace(file, folder / file.name)
         finally:

@@ -50,8 +50,8 @@ def load_backend(
     """Loads the model onto the named backend; "auto" takes the fastest one this machine has.
 
     `tp`: ranks; None takes as many as the model has lanes, else one. `emulate_ranks` lets ranks share a GPU; on a CPU
-    they always share the machine. `least_context`: positions for which a CPU's memory must suffice, where nobody asked
-    for the whole context. `speculation`: a pass may check drafts, where backend and model can do that. The dtypes:
+    they always share the machine. `least_context`: positions for which a CPU's memory must suffice, where the
+    context is a default. `speculation`: a pass may check drafts, where backend and model can do that. The dtypes:
     formats.py and rounded.py say what each does.
     """
     ranks = lanes_for(spec, tp).count
