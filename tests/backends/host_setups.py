@@ -102,10 +102,12 @@ def make_checkpoints(folder: Path) -> Path:
 
 
 def on_machines(
-    names: str = "", cases: Sequence[Any] = ((),), *, hip: Sequence[int] = (0,), fixture: str = "load"
-) -> pytest.MarkDecorator:
+    names: str = "", cases: Sequence[Any] = ((),), *, hip: Sequence[int] = (0,), fixture: str = "load",
+    amd: Sequence[pytest.MarkDecorator] = (pytest.mark.long, pytest.mark.wide),
+) -> pytest.MarkDecorator:  # fmt: skip
     """Every case with NVIDIA's fragments, warps and ring; those numbered in `hip` also with AMD's fragments, waves,
-    dies and no ring. The machine goes to the fixture `load`, or to the argument of another name."""
+    dies and no ring, and with the marks `amd`. The machine goes to the fixture `load`, or to the argument of another
+    name."""
     argnames = (fixture, *(name.strip() for name in names.split(",") if name.strip()))
 
     def values(case: Any) -> tuple[Any, ...]:
@@ -113,7 +115,7 @@ def on_machines(
         return given if isinstance(given, tuple) and len(given) == len(argnames) - 1 else (given,)
 
     both = [pytest.param("cuda", *values(case), marks=getattr(case, "marks", ())) for case in cases]
-    both += [pytest.param("hip", *values(cases[number]), marks=pytest.mark.long) for number in hip]
+    both += [pytest.param("hip", *values(cases[number]), marks=amd) for number in hip]
     return pytest.mark.parametrize(argnames, both, indirect=[fixture] if fixture == "load" else False)
 
 

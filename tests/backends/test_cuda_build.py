@@ -109,8 +109,8 @@ def cubins(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[bytes]]]
 #: Their kernels differ from others only in numbers, or are a part of others.
 ALIKE = {
     *(f"decode path of {name}" for name in FAMILIES if name not in ("llama-3.1-8b", *WHOLE)),
-    "experiments with slow links",
-}
+    *(f"all of {name}" for name in ("dense-2b", "qwen3-0.6b")), "experiments with slow links",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,7 @@ def answer_in(order: Schedule, backend: CudaBackend, race: Race, expected: Answe
 DIFFERENT = list({replace(race, line=Line("", "")): name for name, race in RACES.items()}.values())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_every_order_gives_the_same_tokens(
     load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str

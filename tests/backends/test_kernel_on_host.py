@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ from monotape.errors import DeadlineFault, NumericalFault
 from monotape.plan.gpu import BATCH_TILES
 
 pytestmark = pytest.mark.slow
+on_both = partial(
+    on_machines, amd=[pytest.mark.long]
+)  # of AMD's machine, CI runs these and test_kernel_dies.py
 
 SCHEDULES = (
     Schedule(seed=1),
@@ -57,7 +61,7 @@ def load(place: Path, request: pytest.FixtureRequest) -> Iterator[Load]:
         yield load
 
 
-@on_machines(
+@on_both(
     "setup, ahead, count, schedules",  # ahead: positions that the prefill takes first
     [
         ("two workers", 0, 38, 1),
@@ -86,7 +90,7 @@ def test_token_by_token_in_any_order(
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-@on_machines()
+@on_both()
 def test_tiles_that_take_several_pages(load: Load, place: Path) -> None:
     backend, want = load("long tiles", 16), reference(place / "long", CONTEXT)
     exact = want.logits(TOKENS[:4], want.new_sequence())
@@ -98,7 +102,7 @@ def test_tiles_that_take_several_pages(load: Load, place: Path) -> None:
     assert np.array_equal(*seen)
 
 
-@on_machines(
+@on_both(
     "size, batch",
     [
         (24, 12),
@@ -123,7 +127,7 @@ def test_batches_of_any_length(load: Load, place: Path, size: int, batch: int) -
     assert np.array_equal(*seen)
 
 
-@on_machines(
+@on_both(
     "setup, ends",  # of turns: the second begins in the middle of a unit
     [
         ("two workers", (41, 70)),
@@ -150,7 +154,7 @@ def test_rows_in_any_order(load: Load, place: Path, setup: str, ends: tuple[int,
     assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
-@on_machines("setup", ["two workers", "odd heads", "splits"])
+@on_both("setup", ["two workers", "odd heads", "splits"])
 def test_greedy_tokens_in_any_order(load: Load, place: Path, setup: str) -> None:
     """A prompt by rows, then decoding over the edge of a unit; each token is the best, or as good as that."""
     backend, want = load(setup), reference(place / SETUPS[setup][0], CONTEXT)
@@ -166,7 +170,7 @@ def test_greedy_tokens_in_any_order(load: Load, place: Path, setup: str) -> None
     assert (behind <= TOLERANCE * np.linalg.norm(logits, axis=1)).all()
 
 
-@on_machines(
+@on_both(
     "setup, settings",
     [
         ("two workers", {"temperature": 0.9, "top_k": 7, "top_p": 0.9}),
@@ -186,7 +190,7 @@ def test_sampling_in_any_order(load: Load, setup: str, settings: dict[str, Any])
     check_sampling_in_any_order(load(setup), job, SCHEDULES)
 
 
-@on_machines(
+@on_both(
     "setup, settings",
     [
         ("two workers", {"temperature": 0.9, "top_k": 7, "top_p": 0.9}),
@@ -204,7 +208,7 @@ def test_tokens_that_everybody_knows_without_an_election(
         assert len(tokens) == 12
 
 
-@on_machines()
+@on_both()
 def test_some_tokens_need_an_election_and_others_do_not(load: Load, request: pytest.FixtureRequest) -> None:
     """Of the request above: else it would not show that both kinds can follow each other."""
     setup, settings = SOME_ELECTED[request.node.callspec.params["load"]]
@@ -223,7 +227,7 @@ def ended_with_an_election(backend: CudaBackend) -> bool:
     return bool((words[buffer.start : buffer.start + buffer.copies * buffer.words] != 0xFFFFFFFF).any())
 
 
-@on_machines("path, sampled", [(path, sampled) for path in PATHS for sampled in (False, True)], hip=(3,))
+@on_both("path, sampled", [(path, sampled) for path in PATHS for sampled in (False, True)], hip=(3,))
 def test_cancel(load: Load, path: str, sampled: bool) -> None:
     """At any time: the kernel ends, and what it says fits."""
     sampling = Sampling(temperature=1.0, top_k=5) if sampled else Sampling()
@@ -243,7 +247,7 @@ def test_cancel(load: Load, path: str, sampled: bool) -> None:
     assert reasons[:3] == ["cancelled"] * 3
 
 
-@on_machines("cached", [0, 7], hip=(1,))
+@on_both("cached", [0, 7], hip=(1,))
 def test_a_cancelled_prefill_keeps_whole_chunks(load: Load, cached: int) -> None:
     """A retry continues there, and the answer is that of a job that was never cancelled, bit for bit."""
     backend, prompt, chunk = load("two workers"), TOKENS[:60], 16
@@ -273,7 +277,7 @@ def test_a_cancelled_prefill_keeps_whole_chunks(load: Load, cached: int) -> None
     assert min(kept) == cached < max(kept)
 
 
-@on_machines("path, stage", [(path, stage) for path in PATHS for stage in ("qkv", "gate_up")], hip=(0, 3))
+@on_both("path, stage", [(path, stage) for path in PATHS for stage in ("qkv", "gate_up")], hip=(0, 3))
 def test_a_missing_word_ends_in_a_deadline(load: Load, path: str, stage: str) -> None:
     """Of the path of decoding: a prefill does not look at the spans of the stages."""
     backend = load("two workers")
@@ -286,7 +290,7 @@ def test_a_missing_word_ends_in_a_deadline(load: Load, path: str, stage: str) ->
         list(CudaGeneration(backend, Job(TOKENS[:5], 0, 5), backend.new_sequence(), PATHS[path]))
 
 
-@on_machines("stage, layer", [("down", 1), ("head", 2)])
+@on_both("stage, layer", [("down", 1), ("head", 2)])
 def test_a_nan_in_the_weights_is_a_fault_that_says_where(load: Load, stage: str, layer: int) -> None:
     backend = load("odd heads")
     places, first = place_table(backend.plan)
@@ -302,7 +306,7 @@ def test_a_nan_in_the_weights_is_a_fault_that_says_where(load: Load, stage: str,
     assert sequence.length == 0
 
 
-@on_machines()
+@on_both()
 def test_a_run_that_does_not_end_is_called_off(load: Load) -> None:
     """And the message says what every fiber was doing."""
     backend = load("two workers")

@@ -187,6 +187,7 @@ def logits_in(order: Schedule, backend: CudaBackend, tokens: slice) -> Logits:
 ON_AMD = (6, 8)
 
 
+@pytest.mark.wide
 @on_machines("name", list(RACES), hip=ON_AMD)
 def test_every_order_gives_the_same_bits(
     load: Load, place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str

@@ -60,7 +60,14 @@ def in_two_turns(backend: RankedCudaBackend, chunk: int | None) -> Logits:
     return np.concatenate([backend.logits(part, sequence, chunk) for part in (TOKENS[:7], TOKENS[7:COUNT])])
 
 
-@on_machines("name, tp, workers", MODELS, hip=(6, 7))
+@on_machines(
+    "name, tp, workers",
+    [
+        case if number < 8 else pytest.param(*case, marks=pytest.mark.wide)
+        for number, case in enumerate(MODELS)
+    ],
+    hip=(6, 7),
+)
 def test_logits_of_all_rows_in_any_order(
     load: Load, place: Path, name: str, tp: int | None, workers: int
 ) -> None:
