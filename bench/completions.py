@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -79,22 +80,44 @@ def monotape_engine(
     return Engine(name, complete, llm.close, tuple(kernels))
 
 
-def transformers_engine(model: Path, max_tokens: int, device: str) -> Engine:
-    """The same weights in transformers: float32 on the CPU, bfloat16 on a GPU."""
+def transformers_engine(
+    model: Path, max_tokens: int, device: str, together: Sequence[Sequence[int]] = ()
+) -> Engine:
+    """The same weights in transformers: float32 on the CPU, bfloat16 on a GPU.
+
+    Prompts given as `together` are rows of one batch, in float32. Each is said to have taken its share of the time.
+    """
     from transformers_reference import TransformersModel
 
     checkpoint = open_checkpoint(model)
     tokenizer = tokenizer_of(model)
     ends = end_of_text_ids(spec_from_config(checkpoint.config), checkpoint.generation_config, tokenizer)
-    dtype = "float32" if device == "cpu" else "bfloat16"
+    dtype = "float32" if device == "cpu" or together else "bfloat16"
     reference = TransformersModel(checkpoint, device, dtype)
 
-    def complete(prompt: Sequence[int]) -> Completion:
+    def one(prompt: Sequence[int]) -> Completion:
         start = time.perf_counter()
         tokens, text, end = stopped(reference.greedy(prompt), tokenizer.decode, ends, max_tokens)
         return Completion(text, tokens, time.perf_counter() - start, end)
 
-    return Engine(f"transformers {device} {'f32' if device == 'cpu' else 'bf16'}", complete)
+    @cache
+    def batch() -> dict[tuple[int, ...], Completion]:
+        start = time.perf_counter()
+
+        def done(tokens: Sequence[int]) -> bool:
+            text = tokenizer.decode(list(tokens))
+            return tokens[-1] in ends or any(stop in text for stop in STOPS)
+
+        rows = reference.greedy_together(together, done, max_tokens)
+        share = (time.perf_counter() - start) / len(together)
+        found = {}
+        for prompt, row in zip(together, rows, strict=True):
+            tokens, text, end = stopped(row, tokenizer.decode, ends, max_tokens)
+            found[tuple(prompt)] = Completion(text, tokens, share, end)
+        return found
+
+    name = f"transformers {device} {'f32' if dtype == 'float32' else 'bf16'}" + ", together" * bool(together)
+    return Engine(name, (lambda prompt: batch()[tuple(prompt)]) if together else one)
 
 
 def stopped(

@@ -130,7 +130,9 @@ def find_model(name: str) -> Path:
     return cached if Path(file).name == file and cached.is_file() else resolve(name)
 
 
-def engines(arguments: argparse.Namespace, model: Path, context: int) -> Iterator[Callable[[], Engine]]:
+def engines(
+    arguments: argparse.Namespace, model: Path, context: int, prompts: Sequence[Sequence[int]]
+) -> Iterator[Callable[[], Engine]]:
     """What loads each engine that was asked for, to be called when the one before it is gone."""
     if arguments.engine in ("monotape", "both"):
         for dtype in arguments.dtype:
@@ -139,7 +141,10 @@ def engines(arguments: argparse.Namespace, model: Path, context: int) -> Iterato
             if arguments.both_ways:
                 yield partial(load, speculation=False)
     if arguments.engine in ("transformers", "both"):
-        yield partial(transformers_engine, model, arguments.max_tokens, arguments.transformers_device)
+        together = prompts if arguments.transformers_together else ()
+        yield partial(
+            transformers_engine, model, arguments.max_tokens, arguments.transformers_device, together
+        )
 
 
 def all_sources() -> list[str]:
@@ -154,7 +159,7 @@ def measure(arguments: argparse.Namespace) -> None:
     context = max(map(len, prompts)) + arguments.max_tokens
     runs: list[Run] = []
     recipes: list[Recipe] = []
-    for load in engines(arguments, model, context):
+    for load in engines(arguments, model, context, prompts):
         engine = load()
         try:
             runs.append(run_engine(engine, problems, prompts))
@@ -204,6 +209,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--max-tokens", type=int, default=320, help="a completion (default: %(default)s)")
     made.add_argument("--engine", choices=("monotape", "transformers", "both"), default="monotape")
     made.add_argument("--transformers-device", default="cpu", help="cpu in float32, or cuda in bfloat16")
+    made.add_argument(
+        "--transformers-together", action="store_true", help="all problems as one batch, in float32"
+    )
     made.add_argument("--save", action="store_true", help="keep the results under reports/")
     return made
 

@@ -2,7 +2,7 @@
 
     python bench/startup.py --backend cuda --model llama-3.2-1b --save
 
-A named shape is written as a checkpoint first, so its weights are in the page cache; a folder is read once for that.
+A named shape is written as a checkpoint first, so its weights are in the page cache; other models are read once for that.
 The ceiling of loading is the bytes of the weights at the measured speed of copying host memory to the GPU.
 """
 
@@ -60,10 +60,10 @@ def durations(phases: Phases) -> dict[str, float]:
     return {name: ended - ends[index] for index, (name, ended) in enumerate(phases)}
 
 
-def read_once(folder: Path) -> int:
-    """Brings the weights into the page cache; returns their bytes."""
+def read_once(model: Path) -> int:
+    """Brings the weights, a folder's or one file's, into the page cache; returns their bytes."""
     total = 0
-    for file in folder.glob("*.safetensors"):
+    for file in [model] if model.is_file() else model.glob("*.safetensors"):
         with file.open("rb") as opened:
             while chunk := opened.read(1 << 24):
                 total += len(chunk)
@@ -123,11 +123,12 @@ def main() -> None:
     name, copy = copy_bandwidth() if options.backend == "cuda" else ("", None)
     print_table(found, weight_bytes, copy)
     facts = {"gpu": short_name(name)} if name else {}
+    model = options.model if shape else folder.name.removesuffix(".gguf")
     publish(
-        f"startup-{facts.get('gpu', options.backend)}-{folder.name if not shape else options.model}".lower(),
+        f"startup-{facts.get('gpu', options.backend)}-{model}".lower(),
         {
-            **facts, "model": options.model, "backend": options.backend, "weight_bytes": weight_bytes,
-            "copy_bandwidth": copy, "ceiling_s": weight_bytes / copy if copy else None, **found,
+            **facts, "model": options.model if shape else folder.name, "backend": options.backend,
+            "weight_bytes": weight_bytes, "copy_bandwidth": copy, "ceiling_s": weight_bytes / copy if copy else None, **found,
         },
         save=options.save,
     )  # fmt: skip

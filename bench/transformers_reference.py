@@ -6,7 +6,7 @@ same numbers; everything after that (architecture, positions, attention, KV) is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,37 @@ class TransformersModel:
                 output = self._run([new], past_key_values=past, use_cache=True, logits_to_keep=1)
             past, new = output.past_key_values, [int(output.logits[0, -1].argmax())]
             yield new[0]
+
+    def greedy_together(
+        self, prompts: Sequence[Sequence[int]], done: Callable[[Sequence[int]], bool], most: int
+    ) -> list[list[int]]:
+        """The most likely tokens of all prompts at once: of each until it is done, or as many as `most`.
+
+        Shorter prompts are padded on the left; what stands there is masked, and has no position.
+        """
+        import torch
+
+        longest = max(map(len, prompts))
+        padding = [longest - len(prompt) for prompt in prompts]
+        new = torch.tensor([[0] * pad + [*prompt] for pad, prompt in zip(padding, prompts, strict=True)])
+        mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding], device=self._device)
+        new, past = new.to(self._device), None
+        texts: list[list[int]] = [[] for _ in prompts]
+        open_rows = set(range(len(prompts)))
+        while open_rows:
+            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :]
+            with torch.inference_mode():
+                output = self.model(
+                    new, attention_mask=mask, position_ids=positions, past_key_values=past, use_cache=True,
+                    logits_to_keep=1,
+                )  # fmt: skip
+                new = output.logits[:, -1].argmax(-1, keepdim=True)
+            past, mask = output.past_key_values, torch.cat([mask, torch.ones_like(new)], 1)
+            for row, token in enumerate(new[:, 0].tolist()):
+                if row in open_rows:
+                    texts[row].append(token)
+            open_rows = {row for row in open_rows if len(texts[row]) < most and not done(texts[row])}
+        return texts
 
 
 def _transformers_config(checkpoint: Checkpoint) -> Any:
