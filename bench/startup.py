@@ -2,8 +2,8 @@
 
     python bench/startup.py --backend cuda --model llama-3.2-1b --save
 
-A named shape is written as a checkpoint first, so its weights are in the page cache; other models are read once for that.
-The ceiling of loading is the bytes of the weights at the measured speed of copying host memory to the GPU.
+A named shape is written as a checkpoint first, so its weights are in the page cache; other models are read once for
+that. The ceiling of loading is the bytes of the weights at the measured speed of copying host memory to the GPU.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def main() -> None:
         f"startup-{facts.get('gpu', options.backend)}-{model}".lower(),
         {
             **facts, "model": options.model if shape else folder.name, "backend": options.backend,
-            "weight_bytes": weight_bytes, "copy_bandwidth": copy, "ceiling_s": weight_bytes / copy if copy else None, **found,
+            "weight_bytes": weight_bytes, "copy_bandwidth": copy,
+            "ceiling_s": weight_bytes / copy if copy else None, **found,
         },
         save=options.save,
     )  # fmt: skip
