@@ -10,7 +10,7 @@ from monotape.backends.cuda.bandwidth import HEADER as BANDWIDTH_HEADER
 from monotape.backends.cuda.collective import header as collective_header
 from monotape.backends.cuda.compilation import KERNEL_FILE
 from monotape.backends.cuda.header import Variant, plan_header
-from monotape.compiler.gpu import Tuning, gpu_plan
+from monotape.compiler.gpu import Tuning, drafting_plan, gpu_plan
 from monotape.models.lanes import Lanes
 from monotape.models.registry import spec_from_config
 from monotape.models.spec import ModelSpec
@@ -65,17 +65,15 @@ class Recipe:
     def plan(self) -> GpuPlan:
         ranks, tuning = self.ranks if self.ranks > 1 else None, Tuning(link_delay=self.link_delay)
         formats = {name: Format(fmt) for name, fmt in self.formats.items()}
-        return gpu_plan(
-            self.spec(),
-            self.workers,
-            self.context,
-            Format(self.dtype),
-            ranks,
-            tuning=tuning,
-            stage_formats=formats,
-            drafts=self.drafts,
+        alone = gpu_plan(
+            self.spec(), self.workers, self.context, Format(self.dtype), ranks, tuning=tuning, stage_formats=formats,
             kv_format=Format(self.kv) if self.kv else None,
-        )
+        )  # fmt: skip
+        if not self.drafts:
+            return alone
+        plan = drafting_plan(self.spec(), alone)
+        assert plan is not None, f"{self.label} has no kernel for drafts"
+        return plan
 
     def header(self) -> str:
         if self.source == BANDWIDTH_FILE:
@@ -111,7 +109,12 @@ def recipe_of(facts: Mapping[str, Any]) -> Recipe:
 
 def recipes_of(backend: Any, model: str, config: Mapping[str, Any]) -> list[Recipe]:
     """The kernels of a loaded backend of GPUs. Ranks whose kernels are the same count once."""
-    lowered: GpuPlan = backend.gpu_plan
+    drafting = getattr(backend, "drafting", None)
+    kernels = [backend.gpu_plan, *([drafting.gpu_plan] if drafting is not None else [])]
+    return [recipe for lowered in kernels for recipe in _recipes_of_kernel(lowered, model, config)]
+
+
+def _recipes_of_kernel(lowered: GpuPlan, model: str, config: Mapping[str, Any]) -> list[Recipe]:
     plan = lowered.plan
     own = {} if model in all_shapes() else dict(config)
     recipe = Recipe(

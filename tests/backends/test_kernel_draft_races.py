@@ -181,6 +181,12 @@ RACES = {
         orders(QUIET, 1, 2, 3),
         wrong=0,
     ),
+    # The loops over passes take turns: one leaves what it carries to the other.
+    "what a loop leaves off": Race(
+        "two workers",
+        Line("monotape.cu", "  if (!c.meet()) return false;  // thread 0 has written it\n"),
+        orders(QUIET, 1, 2, 3),
+    ),
     # Where the next pass begins is known when its drafts have been judged.
     "a position that is not known": Race(
         "two workers",

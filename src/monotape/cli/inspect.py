@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    from monotape.compiler.gpu import drafting_plan
     from monotape.engine.loading import planned
     from monotape.engine.startup import context_for
     from monotape.models.registry import spec_from_config
@@ -52,9 +53,10 @@ def main(options: argparse.Namespace) -> int:
     plan = planned(
         options.backend, spec, checkpoint,
         dtype=options.dtype, head_dtype=options.head_dtype, kv_dtype=options.kv_dtype, context=context,
-        workers=options.workers, tp=options.tp, speculation=options.speculation,
+        workers=options.workers, tp=options.tp,
     )  # fmt: skip
-    memory = _memory(plan)
+    drafting = drafting_plan(spec, plan) if options.speculation and isinstance(plan, GpuPlan) else None
+    memory = _memory(plan, drafting)
     if options.json:
         facts = {
             "model": {**_facts(spec), "stored_as": stored_formats(checkpoint)},
@@ -68,12 +70,15 @@ def main(options: argparse.Namespace) -> int:
     print(f"{'stored as':<16} {', '.join(shares)}")
     print()
     print(dump_gpu(plan) if isinstance(plan, GpuPlan) else dump(plan), end="")
+    if drafting:
+        rows = drafting.ranks[0].rows_a_pass
+        print(f"\nDrafts           a second kernel for the same tapes, with passes of up to {rows} rows")
     if memory:
         print(f"\nGPU memory       {memory}" + (" (a rank)" if len(plan.ranks) > 1 else ""))
     return 0
 
 
-def _memory(plan: Any) -> Any:
+def _memory(plan: Any, drafting: Any) -> Any:
     """What the GPU of the first rank must have; None for other machines, which need the weights and little else."""
     from monotape.plan.gpu import GpuPlan
 
@@ -81,7 +86,7 @@ def _memory(plan: Any) -> Any:
         return None
     from monotape.backends.cuda.memory import memory_plan
 
-    return memory_plan(plan)
+    return memory_plan(plan, drafting=drafting)
 
 
 def _facts(spec: Any) -> dict[str, Any]:

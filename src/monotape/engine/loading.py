@@ -10,7 +10,7 @@ from pathlib import Path
 
 from monotape.backends.protocol import Backend
 from monotape.compiler.compile import compile_plan
-from monotape.compiler.gpu import gpu_plan
+from monotape.compiler.gpu import drafting_plan, gpu_plan
 from monotape.compiler.split import lanes_for
 from monotape.engine.asked import Asked, dtype_format, formats_for, packed_on_cores, require_kernels
 from monotape.engine.config import may_use_gpu
@@ -67,9 +67,7 @@ def load_backend(
                 raise
             _note(f"{error.message} Using the CPU.")
     if chosen == "hip":
-        return _load_hip(
-            spec, checkpoint, asked, context, workers, progress, ranks, emulate_ranks, speculation
-        )
+        return _load_hip(spec, checkpoint, asked, context, workers, progress, ranks, emulate_ranks)
     if chosen != "reference":
         try:
             return _load_cpu(spec, checkpoint, asked, context, least_context, workers, tp, progress)
@@ -107,7 +105,7 @@ def choose_backend(
 
 def planned(
     name: str, spec: ModelSpec, checkpoint: Checkpoint, *, dtype: str = "auto", head_dtype: str = "auto",
-    kv_dtype: str = "auto", context: int, workers: int | None, tp: int | None = None, speculation: bool = True,
+    kv_dtype: str = "auto", context: int, workers: int | None, tp: int | None = None,
 ) -> Plan | GpuPlan:  # fmt: skip
     """The plan that the named backend would run. With a number of workers it needs no GPU to be there."""
     asked = Asked(dtype, head_dtype, kv_dtype)
@@ -119,7 +117,7 @@ def planned(
     workers = _processors(backend) if workers is None else workers
     return gpu_plan(
         spec, workers, context, formats.default, tp, stage_formats=formats.of_stages, backend=backend,
-        drafts=speculation, kv_format=formats.kv,
+        kv_format=formats.kv,
     )  # fmt: skip
 
 
@@ -213,8 +211,7 @@ def _load_cuda(
 
     workers = processors() // (ranks if emulated else 1)
     plan = gpu_plan(
-        spec, workers, context, formats.default, ranks, stage_formats=formats.of_stages, drafts=speculation,
-        kv_format=formats.kv,
+        spec, workers, context, formats.default, ranks, stage_formats=formats.of_stages, kv_format=formats.kv
     )  # fmt: skip
     _say(formats.notes)
     backend: Backend
@@ -223,6 +220,10 @@ def _load_cuda(
 
         devices = [0] * ranks if emulated else list(range(ranks))
         backend = RankedCudaBackend.load(spec, plan, source, progress, devices=devices)
+    elif speculation and (drafting := drafting_plan(spec, plan)):
+        from monotape.backends.cuda.drafting import DraftingBackend
+
+        backend = DraftingBackend.load_both(spec, plan, drafting, source, progress)
     else:
         from monotape.backends.cuda.backend import CudaBackend
 
@@ -234,7 +235,7 @@ def _load_cuda(
 
 def _load_hip(
     spec: ModelSpec, checkpoint: Checkpoint, asked: Asked, context: int, workers: int | None,
-    progress: Progress | None, ranks: int, emulated: bool, speculation: bool,
+    progress: Progress | None, ranks: int, emulated: bool,
 ) -> Backend:  # fmt: skip
     if ranks > 1 and emulated:
         raise UsageError(
@@ -258,7 +259,6 @@ def _load_hip(
         ranks,
         stage_formats=formats.of_stages,
         backend="hip",
-        drafts=speculation,
     )
     _say((*formats.notes, f"The HIP backend is {NEVER_RUN}: please send us what `make test-hip` reports."))
     backend: Backend

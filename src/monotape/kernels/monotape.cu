@@ -88,74 +88,104 @@ __device__ __forceinline__ int play_rows(Consumer& c, int position, int& token) 
   return 0;
 }
 
-// Passes with drafts, as long as there are any. Not inlined, as `decode` is not: registers and instruction order of a token alone
-// are chosen without regard to them.
-struct Played {
-  Carried state;
-  int position, token;  // of the next pass; position 0: the request has ended
-};
+// What the loops over passes leave to each other: all consumers of a worker have the same.
+__device__ __forceinline__ void leave_off(Consumer& c, int position, int token) {
+  if (c.thread == 0) c.shared.drafts.left = {c.carried(), position, token};
+}
+__device__ __forceinline__ bool go_on(Consumer& c, int& position, int& token) {
+  if (!c.meet()) return false;  // thread 0 has written it
+  const Left left = c.shared.drafts.left;
+  c.go_on(left.state);
+  position = left.position, token = left.token;
+  return true;
+}
+
+// Passes with drafts, as long as there are any. False: the request has ended.
 template <int Rows>
-__device__ __noinline__ Played play_drafts(Shared& shared, Carried state, int position) {
+__device__ __noinline__ bool play_drafts(Shared& shared) {
   Consumer c(changeable(request), kept(shared, ~0u));
   const Params& p = c.params;
-  c.go_on(state);
-  int token = 0;
+  int position, token;
+  if (!go_on(c, position, token)) return false;
 #pragma unroll 1
   for (int rows = c.shared.drafts.rows; rows != 1;) {
     const int told = rows == 0 ? 0 : play_rows<Rows>(c, position, token);
-    if (told == 0) return {c.carried(), 0, 0};
+    if (told == 0) return false;
     position += told;
     rows = plan_rows(c, token, position, p.prompt_length + p.max_tokens - position, told == rows);
   }
-  return {c.carried(), position, token};
+  leave_off(c, position, token);
+  return true;
 }
 
-// All tokens after the prompt; without rows, the prompt's tokens too, one by one. Not inlined: registers and instruction
-// order are then chosen for this loop alone, as if there were no prefill.
-__device__ __noinline__ void decode(Shared& shared) {
+// All tokens after the prompt, one a pass; without rows, the prompt's tokens too. Where passes may have drafts this loop ends
+// before the first that has, returns true, and goes on from there when it is called again. It does not call the other loop,
+// because a loop that calls something keeps its values where the call leaves them alone. Nor is it inlined: registers and
+// instruction order are chosen for this loop alone, as if there were neither prefill nor drafts.
+template <int Rows>
+using Going = Chosen<(Rows > 1), bool, void>;
+template <int Rows>
+__device__ __noinline__ Going<Rows> decode(Shared& shared) {
   Consumer c(changeable(request), kept(shared, ~0u));
   const Params& p = c.params;
-  const bool in_rows = has_rows(p);
-  // Rows used ordinary accesses; bulk copies follow.
-  fence_copies();
-  if (!c.meet()) return;
+  bool head_first = false;
+  int position, token;
+  if (Rows > 1 && shared.drafts.left.position > 0) {
+    if (!go_on(c, position, token)) return Going<Rows>();
+  } else {
+    const bool in_rows = has_rows(p);
+    // Rows used ordinary accesses; bulk copies follow.
+    fence_copies();
+    if (!c.meet()) return Going<Rows>();
 #ifdef MONOTAPE_DIE_COPIES
-  if (!find_die(c)) return;
+    if (!find_die(c)) return Going<Rows>();
 #endif
-  if (p.sampling.active && !begin_drawing(c, p.sampling, c.shared.select, c.shared.sampler, p.sampler_words)) return;
-  int position = in_rows ? p.prompt_length : p.cached;
-  begin_playing(c, position, in_rows);
-  int token = in_rows ? 0 : p.prompt[p.cached];
-  c.turn = in_rows ? kLayers : 0;  // as if the rows had been a token
+    if (p.sampling.active && !begin_drawing(c, p.sampling, c.shared.select, c.shared.sampler, p.sampler_words)) return Going<Rows>();
+    position = in_rows ? p.prompt_length : p.cached;
+    begin_playing(c, position, in_rows);
+    token = in_rows ? 0 : p.prompt[p.cached];
+    c.turn = in_rows ? kLayers : 0;  // as if the rows had been a token
+    head_first = in_rows;
+  }
 #pragma unroll 1
-  for (bool head_only = in_rows;; head_only = false) {
+  for (bool head_only = head_first;; head_only = false) {
     const int produced = position + (head_only ? 0 : 1) - p.prompt_length;
     c.trace.start_token(p, produced);
-    if (!forward<1>(c, token, position, head_only)) return;
-    if constexpr (kRows > 1) hear_offer(c);
-    if (!choose_next(c, produced)) return;
+    if (!forward<1>(c, token, position, head_only)) return Going<Rows>();
+    if constexpr (Rows > 1) hear_offer(c);
+    if (!choose_next(c, produced)) return Going<Rows>();
     if (!head_only) position++;
     if (p.logits_out) keep_token_logits(c, position - 1 - p.cached);
-    if (produced < 0 && c.shared.stopping) return end_with(c, Finish::cancelled);
+    if (produced < 0 && c.shared.stopping) {
+      end_with(c, Finish::cancelled);
+      return Going<Rows>();
+    }
     if (produced < 0) {
       token = p.prompt[position];
     } else {
       if (p.logits_out) end_with(c, Finish::length);
-      if (p.logits_out || tell(c, produced, c.shared.next_token) != Finish::running) return;
+      if (p.logits_out || tell(c, produced, c.shared.next_token) != Finish::running) return Going<Rows>();
       token = c.shared.next_token;
     }
-    if constexpr (kRows > 1) {
+    if constexpr (Rows > 1) {
       const int rows = plan_rows(c, token, position, p.max_tokens - produced - 1, produced >= 0);
-      if (rows == 0) return;
+      if (rows == 0) return Going<Rows>();
       if (rows > 1) {
-        const Played played = play_drafts<kRows>(shared, c.carried(), position);
-        if (played.position == 0) return;
-        c.go_on(played.state);
-        position = played.position, token = played.token;
+        leave_off(c, position, token);
+        return true;
       }
     } else {
       if (c.thread == 0) c.shared.position = position;
     }
+  }
+}
+
+template <int Rows>
+__device__ __forceinline__ void decode_all(Shared& shared) {
+  if constexpr (Rows > 1) {
+    while (decode<Rows>(shared) && play_drafts<Rows>(shared)) {}
+  } else {
+    decode<Rows>(shared);
   }
 }
 
@@ -169,7 +199,7 @@ __device__ __forceinline__ void run(Shared& shared) {
       if (prefilled != Prefilled::done || request.logits_out) return;
     }
   }
-  decode(shared);
+  decode_all<kRows>(shared);
 }
 
 // The clerk's warp where passes have several rows: lane 0 is the clerk, and all lanes of worker 0's are the drafter.
@@ -210,6 +240,7 @@ extern "C" __global__ void __launch_bounds__(monotape::kThreads, 1) monotape_req
       Drafts& drafts = shared.drafts;
       drafts.rows = 1;
       for (int i = 0; i < 4; i++) drafts.rows_of[i] = 1;
+      drafts.left.position = 0;
       drafts.row = drafts.pass = drafts.drafted = drafts.accepted = 0;
       drafts.offer_of = -1;
     }

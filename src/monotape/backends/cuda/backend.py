@@ -5,7 +5,6 @@ Of several ranks (see ranked.py) each is a backend of this kind.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,7 +24,7 @@ from monotape.backends.cuda.driver import (
 )
 from monotape.backends.cuda.generation import CudaGeneration, MaskedCudaGeneration
 from monotape.backends.cuda.header import Variant, plan_header
-from monotape.backends.cuda.launch import Launch, require_idle
+from monotape.backends.cuda.launch import Latest, Launch, require_idle
 from monotape.backends.cuda.links import InboxMemory, Numbers, step_table
 from monotape.backends.cuda.loading import LoadedModel, load_model
 from monotape.backends.cuda.masks import MaskTable, MaskWriter, masks_for
@@ -62,18 +61,20 @@ class CudaBackend:
     name = "cuda"
 
     def __init__(
-        self, spec: ModelSpec, gpu_plan: GpuPlan, model: LoadedModel, cubin: bytes, *, rank: int = 0
-    ) -> None:
+        self, spec: ModelSpec, gpu_plan: GpuPlan, model: LoadedModel, cubin: bytes, *, rank: int = 0,
+        beside: CudaBackend | None = None,
+    ) -> None:  # fmt: skip
+        """`beside`: another kernel for the same model and KV, of which one runs at a time. This one uses its memory for
+        what only lasts a request."""
         self.spec, self.gpu_plan, self.rank, self.device = spec, gpu_plan, rank, device_index()
         self.plan, self.gpu_rank = gpu_plan.plan, gpu_plan.ranks[rank]
         plan, own, workers = self.plan, self.gpu_rank, gpu_plan.workers
-        self._own_plan = rank_plan(plan, rank)
+        self._own_plan, self.model = rank_plan(plan, rank), model
         self.kernel = Kernel(cubin, KERNEL_NAME, gpu_plan.machine.shared_memory, TOLD)
         self.request_memory = RequestMemory(plan.context)
         self.masks = MaskTable(spec.vocab, masks_for(own.rows_a_pass))
         self._trace_kernel: Kernel | None = None
-        self._launch: Launch | None = None
-        self._lock = threading.RLock()
+        self._latest: Latest = beside._latest if beside else Latest()
         places, first_places = place_table(self._own_plan)
         self._memories = {
             **model.memories,
@@ -91,10 +92,18 @@ class CudaBackend:
                 self._params.vectors[own.vectors.index(name)] = memory.pointer
             else:
                 setattr(self._params, name, memory.pointer)
-        self._adjusted, self._counts = DeviceMemory(4 * spec.vocab), DeviceMemory(4 * spec.vocab)
-        self._logits_out = DeviceMemory(4 * _KEPT_LOGITS * spec.vocab)
         self._params.chunk = own.prefill.chunk
-        self._params.rows, self._row_memories = rows.allocate(own.prefill)
+        self._row_memories: list[DeviceMemory] = []
+        self._borrowed = list(model.memories.values()) if beside else []
+        if beside is None:
+            self._adjusted, self._counts = DeviceMemory(4 * spec.vocab), DeviceMemory(4 * spec.vocab)
+            self._logits_out = DeviceMemory(4 * _KEPT_LOGITS * spec.vocab)
+            self._params.rows, self._row_memories = rows.allocate(own.prefill)
+        else:
+            assert own.prefill == beside.gpu_rank.prefill and own.kv == beside.gpu_rank.kv
+            self._adjusted, self._counts = beside._adjusted, beside._counts
+            self._logits_out, self._params.rows = beside._logits_out, beside._params.rows
+            self._borrowed += [self._adjusted, self._counts, self._logits_out]
         self._params.first_place[: len(first_places)] = first_places
         if own.rows_a_pass > 1:
             self._chains = DeviceMemory(own.chain_bytes * workers)
@@ -187,8 +196,8 @@ class CudaBackend:
         """
         assert self._memories, "a closed backend"
         assert job.cached <= sequence.length and job.cached < len(job.prompt)
-        with self._lock:
-            require_idle(self._launch)
+        with self._latest.lock:
+            require_idle(self._latest.launch)
             device()  # this may be another thread than the latest request's
             kernel, own = kernel or self.kernel, self.gpu_rank
             sequence.truncate(job.cached)
@@ -217,9 +226,9 @@ class CudaBackend:
             return Launch(self, kernel, job, sequence, sampling, writer), params
 
     def launch(self, launch: Launch, params: ParamsStruct) -> Launch:
-        with self._lock:
+        with self._latest.lock:
             launch.kernel.launch(self.plan.machine.workers, self.gpu_plan.machine.threads, params)
-            self._launch = launch
+            self._latest.launch = launch
             return launch
 
     def _take_numbers(self, params: ParamsStruct) -> None:
@@ -289,12 +298,13 @@ class CudaBackend:
 
     def close(self) -> None:
         """Ends what still runs, and gives all memory back."""
-        with self._lock:
-            if self._launch is not None:
-                self._launch.abandon()
+        with self._latest.lock:
+            if self._latest.launch is not None:
+                self._latest.launch.abandon()
             own = (*self._row_memories, self._adjusted, self._counts, self._logits_out)
             for memory in (*self._memories.values(), *own):
-                memory.close()
+                if memory not in self._borrowed:
+                    memory.close()
             self._memories.clear()
             self.request_memory.close()
             self.masks.close()

@@ -92,6 +92,14 @@ def require_idle(running: Running | None) -> None:
         )
 
 
+class Latest:
+    """The latest launch of the kernels that share a model: one of them runs at a time."""
+
+    def __init__(self) -> None:
+        self.launch: Launch | None = None
+        self.lock = threading.RLock()
+
+
 class Launcher(Protocol):
     """What a launch asks its backend."""
 

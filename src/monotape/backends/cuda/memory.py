@@ -34,15 +34,26 @@ class MemoryPlan:
         )
 
 
-def memory_plan(plan: GpuPlan, rank: int = 0) -> MemoryPlan:
-    """For one conversation that fills the context, on the GPU of one rank."""
+def memory_plan(plan: GpuPlan, rank: int = 0, drafting: GpuPlan | None = None) -> MemoryPlan:
+    """For one conversation that fills the context, on the GPU of one rank. `drafting`: a second kernel, for drafts."""
     own, context = plan.ranks[rank], plan.plan.context
-    words = exchange_bytes(own, plan.workers) + die_bytes(plan.machine, own, plan.workers)
+    words, other = _kernel_bytes(plan, rank)
+    if drafting is not None:
+        more_words, more = _kernel_bytes(drafting, rank)
+        words, other = words + more_words, other + more
     exchange = words + own.prefill.bytes + own.links.inbox_bytes
-    other = _OTHER_BYTES + 4 * own.rows_a_pass * own.dimensions.all_vocab
+    other += _OTHER_BYTES
     weights = rank_plan(plan.plan, rank).weight_bytes
     position = own.kv.bytes(UNIT_POSITIONS) // UNIT_POSITIONS
     return MemoryPlan(weights, position, own.kv.bytes(context), context, exchange, other)
+
+
+def _kernel_bytes(plan: GpuPlan, rank: int) -> tuple[int, int]:
+    """What a kernel has for itself: words between workers, and what rows of drafts take."""
+    own = plan.ranks[rank]
+    words = exchange_bytes(own, plan.workers) + die_bytes(plan.machine, own, plan.workers)
+    chains = own.chain_bytes * plan.workers if own.rows_a_pass > 1 else 0
+    return words, 4 * own.rows_a_pass * own.dimensions.all_vocab + chains
 
 
 def require_memory(needed: MemoryPlan, free: int) -> None:

@@ -32,6 +32,7 @@ from monotape.compiler.gpu.pages import (
     with_row_batch,
 )
 from monotape.compiler.gpu.rows import chunk_for, row_plan
+from monotape.errors import UnsupportedModel
 from monotape.models.experts import SILU, Softmax
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS, Format
@@ -45,17 +46,16 @@ from monotape.plan.gpu import (
     KvUnits,
     LayerKind,
     MatrixStage,
+    Product,
     Routing,
 )
 from monotape.plan.gpu_formats import scale_name
-from monotape.plan.gpu_machines import GPU_MACHINES, WARPS
+from monotape.plan.gpu_machines import GPU_MACHINES
 from monotape.plan.gpu_rules import verify
 from monotape.plan.types import Machine, Plan, RankPlan
 from monotape.plan.types import Stage as PlanStage
 
 MOST_ROWS = 4  # of a decode pass: a product has two columns for each
-#: Passes may have rows from so many bytes of a layer in a worker on, and up to so many blocks in a warp's registers.
-_LONG_LAYER, _MOST_BLOCKS_AT_ONCE = 768 << 10, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,42 +76,52 @@ class Tuning:
 def gpu_plan(
     spec: ModelSpec, workers: int, context: int, fmt: Format = Format.BF16, tp: int | None = None, *,
     stage_formats: Mapping[str, Format] | None = None, tuning: Tuning | None = None, backend: str = "cuda",
-    drafts: bool = False, kv_format: Format | None = None,
+    kv_format: Format | None = None,
 ) -> GpuPlan:  # fmt: skip
     """The plan for GPUs: 32 values along k at a time, heads finished by the worker that attends to them.
 
-    `workers` are those of one rank. `drafts`: a pass may have several rows, where the kernel can do that.
+    `workers` are those of one rank.
     """
     machine = Machine(backend, workers, alignment=128, whole_heads=False, levels=False)
     plan = compile_plan(
         spec, machine, fmt, context=context, ranks=tp, stage_formats=stage_formats, kv_format=kv_format
     )
-    found = lower(spec, plan, tuning)
-    return _with_rows(spec, found, tuning or Tuning()) if drafts and _takes_rows(spec, plan) else found
+    return lower(spec, plan, tuning)
 
 
-def _with_rows(spec: ModelSpec, found: GpuPlan, tuning: Tuning) -> GpuPlan:
-    """The plan with as many rows a pass as fit without a smaller ring: a token alone must not be slower."""
+def drafting_plan(spec: ModelSpec, alone: GpuPlan) -> GpuPlan | None:
+    """Of a kernel for the same tapes and KV whose passes have several rows, to check drafts; None if there is none.
+
+    It gives the same bits as the plan for a token alone, because it multiplies tiles in the same parts.
+    """
+    if not _takes_rows(spec, alone.plan):
+        return None
+    own = alone.ranks[0]
+    tuning = Tuning(page_blocks=own.pages.blocks, units_per_split=own.kv.units_per_split)
     for rows in (MOST_ROWS, MOST_ROWS // 2):
-        wider = lower(spec, found.plan, replace(tuning, rows=rows))
-        own = wider.ranks[0]
-        at_once = max(product.together * product.page_run // WARPS for product in own.products)
-        if own.pages == found.ranks[0].pages and at_once <= _MOST_BLOCKS_AT_ONCE:
-            return wider
-    return found
+        try:
+            found = lower(spec, alone.plan, replace(tuning, rows=rows))
+        except UnsupportedModel:  # there is no room for so many
+            continue
+        if [_parts(product) for product in found.ranks[0].products] == [_parts(one) for one in own.products]:
+            return found
+    return None
+
+
+def _parts(product: Product) -> tuple[Format, int, int, bool]:
+    """What the order of a tile's sums depends on: see kChains in kernels/token/tiles.h."""
+    return product.format, product.blocks, product.page_run, product.together == 1
 
 
 def _takes_rows(spec: ModelSpec, plan: Plan) -> bool:
     """Whether a pass of this model may have several rows.
 
     One rank of a GPU with a ring, dense layers that all see the same positions, and weights of 16 bits: products of
-    codes use the columns of further rows for groups of their scales. Short layers are bound by their chain of stages,
-    which the code for rows makes a few percent slower for a token alone.
+    codes use the columns of further rows for groups of their scales, and their inputs lie in shared memory.
     """
     alike = len(set(spec.windows)) == 1 and spec.experts is None
     halves = all(stage.format.is_half for rank in plan.ranks for stage in rank.stages)
-    long = all(min(tape.layer_bytes for tape in rank.tapes) >= _LONG_LAYER for rank in plan.ranks)
-    return GPU_MACHINES[plan.machine.kind].ring and len(plan.ranks) == 1 and alike and halves and long
+    return GPU_MACHINES[plan.machine.kind].ring and len(plan.ranks) == 1 and alike and halves
 
 
 def lower(spec: ModelSpec, plan: Plan, tuning: Tuning | None = None) -> GpuPlan:

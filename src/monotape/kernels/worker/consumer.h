@@ -63,12 +63,6 @@ __device__ __forceinline__ bool better(Candidate a, Candidate b) {
 }
 __device__ __forceinline__ Candidate nobody() { return {-infinity(), 0x7fffffff}; }
 
-// What a consumer carries from one pass to the next.
-struct Carried {
-  Cursor cursor;
-  int turn, buffer, token_step, step_before;
-};
-
 struct Consumer {
   const Params& params;
   Shared& shared;

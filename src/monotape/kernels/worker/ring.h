@@ -57,15 +57,6 @@ __device__ __forceinline__ bool has_experts(const Shared& shared) {
   return shared.spans[static_cast<int>(kFirstRouted)].count > 0 || shared.spans[static_cast<int>(kLastStage)].count > 0;
 }
 
-// A position in the ring: the next slot, and the parity of the laps.
-struct Cursor {
-  int slot = 0;
-  uint32_t round = 0;
-  __device__ void advance() {
-    if (++slot == kRingPages) slot = 0, round ^= 1;
-  }
-};
-
 #ifdef MONOTAPE_RING
 class Producer {
  public:

@@ -20,6 +20,25 @@ struct DieRole {
 };
 #endif
 
+// A position in the ring: the next slot, and the parity of the laps.
+struct Cursor {
+  int slot = 0;
+  uint32_t round = 0;
+  __device__ void advance() {
+    if (++slot == kRingPages) slot = 0, round ^= 1;
+  }
+};
+
+// What a consumer carries from one pass to the next, and the pass that is next.
+struct Carried {
+  Cursor cursor;
+  int turn, buffer, token_step, step_before;
+};
+struct Left {
+  Carried state;
+  int position, token;
+};
+
 // A pass of several rows: the token that was chosen last, and drafts of those after it.
 struct Drafts {
   int rows;                                  // of the pass at hand
@@ -27,6 +46,7 @@ struct Drafts {
   int token[kRows];                          // of the rows
   int chosen[kRows];                         // what followed each of them
   int row;                                   // whose logits are drawn from
+  Left left;                                 // by the loop over passes that ran last
   uint4 offered;                             // what worker 0 expects to follow, and the tokens after it
   volatile int pass;                         // the number of the pass at hand
   volatile int offer_of;                     // the pass that `offer` is for: see worker/drafter.h

@@ -1,0 +1,151 @@
+"""A model with two kernels: one computes a token a pass, the other also checks drafts in passes of several rows.
+
+Both give the same bits, and share weights and KV. The code for rows makes a token alone up to 4 % slower, so the kernel
+of a request is chosen before its launch: by what drafts were worth in the requests before (worth.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
+
+from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.cuda.compilation import cached_path
+from monotape.backends.cuda.driver import memory_free_and_total
+from monotape.backends.cuda.generation import CudaGeneration, MaskedCudaGeneration
+from monotape.backends.cuda.header import plan_header
+from monotape.backends.cuda.launch import require_idle
+from monotape.backends.cuda.loading import LoadedModel
+from monotape.backends.cuda.memory import memory_plan
+from monotape.backends.cuda.sequence import CudaSequence
+from monotape.backends.cuda.worth import Worth
+from monotape.backends.protocol import Job, KvSequence, Token
+from monotape.models.spec import ModelSpec
+from monotape.plan.gpu import GpuPlan
+from monotape.weights.checkpoint import Checkpoint
+from monotape.weights.tapes import Progress
+
+_COMPILE = """
+import os, sys
+from monotape.backends.cuda.compilation import compile_kernel
+os.nice(10)
+compile_kernel(sys.stdin.read())
+"""
+
+
+class Compiling:
+    """A kernel that another process compiles into the cache. It ends by itself if this process ends before it."""
+
+    def __init__(self, header: str) -> None:
+        self._path = cached_path(header)
+        self._process: subprocess.Popen[bytes] | None = None
+        if self._path.exists():
+            return
+        with tempfile.TemporaryFile() as told:  # not a pipe: nobody waits for the other's start
+            told.write(header.encode())
+            told.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _COMPILE], stdin=told, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def code(self) -> bytes | None:
+        """The machine code, once it is there."""
+        return self._path.read_bytes() if self._path.exists() else None
+
+    @property
+    def failed(self) -> bool:
+        return self._process is not None and self._process.poll() not in (None, 0)
+
+
+class _Watched(CudaGeneration):
+    """Says what came of it when it has ended."""
+
+    def __init__(
+        self, backend: CudaBackend, job: Job, sequence: CudaSequence,
+        ended: Callable[[CudaBackend, Job, list[Token], int], None],
+    ) -> None:  # fmt: skip
+        self._ended = partial(ended, backend, job)
+        super().__init__(backend, job, sequence)
+
+    def __iter__(self) -> Iterator[Token]:
+        yield from super().__iter__()
+        self._ended(self._launch.tokens, self.accepted)
+
+
+class DraftingBackend(CudaBackend):
+    """Itself the backend of the kernel for a token alone. `drafting` is that of the other, once that is compiled."""
+
+    compiling: ClassVar[Callable[[str], Compiling]] = Compiling
+    drafting: CudaBackend | None = None
+    _coming: tuple[GpuPlan, Compiling] | None = None
+
+    def __init__(
+        self, spec: ModelSpec, gpu_plan: GpuPlan, model: LoadedModel, cubin: bytes, *, rank: int = 0
+    ) -> None:
+        super().__init__(spec, gpu_plan, model, cubin, rank=rank)
+        self._worth = Worth()
+
+    @classmethod
+    def load_both(
+        cls, spec: ModelSpec, plan: GpuPlan, drafting: GpuPlan, checkpoint: Checkpoint,
+        progress: Progress | None = None,
+    ) -> CudaBackend:  # fmt: skip
+        """The second kernel is compiled while requests run already. Without it where memory is too short for both."""
+        if memory_plan(plan, drafting=drafting).total > memory_free_and_total()[0]:
+            return CudaBackend.load(spec, plan, checkpoint, progress)
+        backend = cls.load(spec, plan, checkpoint, progress)
+        assert isinstance(backend, cls)
+        backend._coming = drafting, cls.compiling(plan_header(drafting))
+        return backend
+
+    def start(self, job: Job, sequence: KvSequence) -> CudaGeneration:
+        assert isinstance(sequence, CudaSequence), "a sequence of another backend"
+        backend = self._backend_for(job)
+        return _Watched(backend, job, sequence, self._learn)
+
+    def start_masked(self, job: Job, sequence: KvSequence) -> MaskedCudaGeneration:
+        """Tokens that a grammar forces are drafts that are always right, so it takes the kernel that checks them."""
+        assert isinstance(sequence, CudaSequence), "a sequence of another backend"
+        backend = (self._ready() if job.drafts else None) or self
+        return MaskedCudaGeneration(backend, replace(job, masked=True), sequence)
+
+    def _backend_for(self, job: Job) -> CudaBackend:
+        drafting = self._ready() if job.drafts else None
+        if drafting is None or not (job.prediction or self._worth.pays):
+            return self
+        return drafting
+
+    def _ready(self) -> CudaBackend | None:
+        """The backend that checks drafts. It is made when nothing runs on the GPU: loading code waits for that."""
+        if self.drafting is None and self._coming is not None:
+            plan, compiling = self._coming
+            if (cubin := compiling.code()) is not None:
+                require_idle(self._latest.launch)
+                self.drafting, self._coming = self._second(plan, cubin), None
+            elif compiling.failed:
+                self._coming = None
+                logging.getLogger("monotape").warning(
+                    "The kernel for drafts did not compile: none are checked."
+                )
+        return self.drafting
+
+    def _second(self, plan: GpuPlan, cubin: bytes) -> CudaBackend:
+        return CudaBackend(self.spec, plan, self.model, cubin, beside=self)
+
+    def _learn(self, backend: CudaBackend, job: Job, tokens: list[Token], accepted: int) -> None:
+        if backend is not self:
+            self._worth.learn(tokens, accepted)
+        elif self.drafting is not None and job.drafts:
+            self._worth.learn_alone(job.prompt, tokens, self.drafting.gpu_rank.rows_a_pass)
+
+    def close(self) -> None:
+        if self.drafting is not None:
+            self.drafting.close()
+        super().close()
