@@ -130,8 +130,12 @@ def answered(llm: LLM, asked: Asked, *, speculation: bool) -> CompletionOutput:
 
 
 def compare(llm: LLM, asked: Asked, runs: int, number: int = 0) -> Compared:
-    """Both ways meet the same machine: they take turns, and each begins every other time."""
+    """Both ways meet the same machine: they take turns, and each begins every other time.
+
+    The prompt is answered once before. From then on its KV is kept, and all begin with the same.
+    """
     found = Compared(asked, [], [])
+    answered(llm, replace(asked, params=replace(asked.params, max_tokens=1)), speculation=False)
     for run in range(runs):
         order = (False, True) if (number + run) % 2 == 0 else (True, False)
         for speculation in order:
