@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,6 +23,7 @@ from monotape.backends.protocol import Job, KvSequence
 from monotape.compiler.gpu import Tuning, drafting_plan, gpu_plan
 from monotape.errors import BackendError
 from monotape.models.registry import spec_from_config
+from monotape.plan.formats import Format
 from monotape.weights.open import open_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -62,12 +64,12 @@ def load(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     with ExitStack() as stack:
         stack.enter_context(host_gpu())
 
-        def load(setup: str, compiling: type[AtOnce] = AtOnce) -> DraftingBackend:
+        def load(setup: str, compiling: type[AtOnce] = AtOnce, kv: Format | None = None) -> DraftingBackend:
             monkeypatch.setattr(DraftingBackend, "compiling", compiling)
             case, workers, enough = SETUPS[setup]
             checkpoint = open_checkpoint(place / case)
             spec = spec_from_config(checkpoint.config)
-            plan = gpu_plan(spec, workers, CONTEXT, tuning=Tuning(units_per_split=enough))
+            plan = gpu_plan(spec, workers, CONTEXT, tuning=Tuning(units_per_split=enough), kv_format=kv)
             drafting = drafting_plan(spec, plan)
             assert drafting is not None
             backend = DraftingBackend.load_both(spec, plan, drafting, checkpoint)
@@ -85,10 +87,15 @@ def asked(backend: DraftingBackend, job: Job, sequence: KvSequence | None = None
     return Answer(choices_of(tokens), generation.finish_reason, generation.drafted, generation.accepted)
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "filtered"])
-@pytest.mark.parametrize("setup", ["two workers", "splits"])
-def test_both_kernels_give_the_same_tokens(load: Load, setup: str, sampling: str) -> None:
-    backend, job = load(setup), Job(TEXT[:22], 0, 24, **SAMPLINGS[sampling])
+@pytest.mark.parametrize(
+    ("setup", "sampling", "kv"),
+    [
+        *itertools.product(("two workers", "splits"), ("greedy", "filtered"), (None,)),
+        ("two workers", "greedy", Format.FP8),
+    ],
+)
+def test_both_kernels_give_the_same_tokens(load: Load, setup: str, sampling: str, kv: Format | None) -> None:
+    backend, job = load(setup, kv=kv), Job(TEXT[:22], 0, 24, **SAMPLINGS[sampling])
     alone = asked(backend, plain(job))
     assert alone.drafted == 0 and backend.drafting is None
     for wrong in (0.0, 0.3):
