@@ -27,6 +27,7 @@ from backends.fake_cuda import FakeCuda, Stream, fake_gpu
 from monotape.backends.cpu.build import find_compiler
 from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.compilation import KERNELS
+from monotape.backends.cuda.drafting import DraftingBackend
 from monotape.config import cache_dir
 from monotape.plan.gpu_machines import CDNA3, HOPPER, GpuMachine
 
@@ -208,12 +209,25 @@ def _remove_unused() -> None:
                 path.unlink()
 
 
+class NeverCompiled:
+    """A model's second kernel, which only the tests of drafts need."""
+
+    failed = False
+
+    def __init__(self, header: str) -> None:
+        pass
+
+    def code(self) -> bytes | None:
+        return None
+
+
 @contextmanager
 def host_gpu(kernel: str = "monotape.cu") -> Iterator[FakeCuda]:
     """Within, CudaBackend runs on the host."""
     with pytest.MonkeyPatch.context() as patch, fake_gpu(FakeCuda()) as gpu:
         patch.setattr(module, "Kernel", HostKernel)
         patch.setattr(module, "compile_kernel", lambda text: build(text, kernel))
+        patch.setattr(DraftingBackend, "compiling", NeverCompiled)
         patch.setattr(HostKernel, "schedule", Schedule())
         patch.setattr(HostKernel, "waiting", [])
         patch.setattr(HostKernel, "visit", give_way)

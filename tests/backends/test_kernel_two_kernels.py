@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from backends.host_drafts import SAMPLINGS, Answer, choices_of, plain, predicting
-from backends.host_kernel import host_gpu
+from backends.host_kernel import NeverCompiled, host_gpu
 from backends.host_setups import CONTEXT, DEADLINE_NS, SETUPS, VOCAB, make_checkpoints
 from monotape.backends.cuda import drafting
 from monotape.backends.cuda.backend import CudaBackend
@@ -44,12 +44,7 @@ class AtOnce:
         return CudaBackend.compile(self.header)
 
 
-class Never(AtOnce):
-    def code(self) -> bytes | None:
-        return None
-
-
-class Failed(Never):
+class Failed(NeverCompiled):
     failed = True
 
 
@@ -64,7 +59,9 @@ def load(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     with ExitStack() as stack:
         stack.enter_context(host_gpu())
 
-        def load(setup: str, compiling: type[AtOnce] = AtOnce, kv: Format | None = None) -> DraftingBackend:
+        def load(
+            setup: str, compiling: type[AtOnce | NeverCompiled] = AtOnce, kv: Format | None = None
+        ) -> DraftingBackend:
             monkeypatch.setattr(DraftingBackend, "compiling", compiling)
             case, workers, enough = SETUPS[setup]
             checkpoint = open_checkpoint(place / case)
@@ -149,7 +146,7 @@ def test_the_two_run_one_at_a_time(load: Load) -> None:
 
 
 def test_until_it_is_compiled_requests_take_the_other(load: Load) -> None:
-    backend = load("two workers", Never)
+    backend = load("two workers", NeverCompiled)
     assert asked(backend, Job(TEXT[:8], 0, 4, prediction=TEXT[:4])).drafted == 0
     assert backend.drafting is None and backend.kernel.launches == 1
 

@@ -108,7 +108,9 @@ def model(script: str = STORY) -> tuple[LLM, Any]:
 def test_both_ways_take_turns_and_are_compared() -> None:
     llm, backend = model()
     found = compare(llm, TEXT, runs=3)
-    assert [job.drafts for job in backend.jobs] == [False, True, True, False, False, True]
+    before, *jobs = backend.jobs
+    assert (before.max_tokens, before.drafts) == (1, False)  # from then on the prompt's KV is kept
+    assert [job.drafts for job in jobs] == [False, True, True, False, False, True]
     assert found.differs_at is None
     row = found.row()
     assert (row["task"], row["tokens"], row["finish_reason"]) == (
@@ -119,7 +121,7 @@ def test_both_ways_take_turns_and_are_compared() -> None:
     assert 0 < row["accepted"] <= row["drafted"]
     assert row["times_as_fast"] == {"median": 1.0, "min": 1.0, "max": 1.0, "runs": 3}
     compare(llm, TEXT, runs=1, number=1)
-    assert [job.drafts for job in backend.jobs[6:]] == [True, False]
+    assert [job.drafts for job in backend.jobs[8:]] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_an_edit_has_room_for_the_file_and_is_checked() -> None:
     assert (row["lines"], row["sha256"]) == (TASK.lines, TASK.sha256)
     room = row["tokens"] - 1 + editing.MORE_TOKENS
     warm_up = editing.WARM_UP_TOKENS
-    assert [job.max_tokens for job in backend.jobs] == [warm_up, warm_up, room, room]
+    assert [job.max_tokens for job in backend.jobs] == [warm_up, warm_up, 1, room, room]
     wrong = dataclasses.replace(TASK, new_name="other")
     assert [row["right"] for row in measure(llm, edits(llm, [wrong]), 1)] == [0, False]
 

@@ -182,7 +182,7 @@ def test_monotape_runs_once_more_without_speculation(
         loaded.append(speculation)
 
     monkeypatch.setattr(humaneval, "monotape_engine", load)
-    for each in humaneval.engines(humaneval.parser().parse_args(flags), Path("a"), 64):
+    for each in humaneval.engines(humaneval.parser().parse_args(flags), Path("a"), 64, ()):
         each()
     assert loaded == ways
 

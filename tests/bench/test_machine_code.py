@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from machine_code import Standing, evidence, finding
 from monotape.backends.cuda import compilation
 from monotape.backends.cuda.compilation import compile_kernel, compiler_of
 from monotape.backends.cuda.compilation import machine_code as code_of
-from monotape.compiler.gpu import gpu_plan
+from monotape.compiler.gpu import drafting_plan, gpu_plan
 from monotape.models.lanes import delayed
 from monotape.models.registry import spec_from_config
 from monotape.planner.reports import load_reports
@@ -220,9 +221,19 @@ class Loaded:
 
     name = "cuda"
 
-    def __init__(self, config: dict[str, Any], ranks: int | None = None, *, drafts: bool = False) -> None:
+    def __init__(self, config: dict[str, Any], ranks: int | None = None) -> None:
         self.spec = spec_from_config(config)
-        self.gpu_plan = gpu_plan(self.spec, 66 if ranks else 132, 96, tp=ranks, drafts=drafts)
+        self.gpu_plan = gpu_plan(self.spec, 66 if ranks else 132, 96, tp=ranks)
+
+
+class LoadedForDrafts(Loaded):
+    """With a second kernel."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        plan = drafting_plan(self.spec, self.gpu_plan)
+        assert plan is not None
+        self.drafting = SimpleNamespace(gpu_plan=plan)
 
 
 def test_the_recipe_of_a_named_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,13 +245,13 @@ def test_the_recipe_of_a_named_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_recipe_of_a_kernel_that_checks_drafts() -> None:
-    backend: Any = Loaded(SHAPES["llama-3.2-1b"], drafts=True)
-    (recipe,) = recipes_of(backend, "llama-3.2-1b", {})
+    backend: Any = LoadedForDrafts(SHAPES["llama-3.2-1b"])
+    alone, recipe = recipes_of(backend, "llama-3.2-1b", {})
+    assert alone == Recipe(shape="llama-3.2-1b", workers=132, context=96)
     assert recipe == Recipe(shape="llama-3.2-1b", workers=132, context=96, drafts=True)
     assert recipe.label == "llama-3.2-1b bf16, 132 workers, drafts"
     assert recipe_of(recipe.facts()) == recipe
-    plain: Any = Loaded(SHAPES["llama-3.2-1b"])
-    assert header_text(recipe, plain.gpu_plan) != recipe.header()
+    assert alone.header() != recipe.header()
 
 
 def test_ranks_with_different_kernels_have_a_recipe_each() -> None:

@@ -178,6 +178,18 @@ def test_logits_are_those_of_transformers(answers: Answers, exact: list[Logits])
         assert 2 * np.abs(ours - logits[0]).max() <= ROUNDING * logits[0].std()
 
 
+def test_prompts_that_transformers_continues_together_give_the_same_tokens(
+    answers: Answers, transformers: TransformersModel
+) -> None:
+    """What bench/humaneval.py compares with: shorter prompts are padded, and rows end at different times."""
+    prompts = [prompt[: len(prompt) - cut] for cut, prompt in enumerate(answers.prompts[:3])]
+    alone = [list(itertools.islice(transformers.greedy(prompt), 4)) for prompt in prompts]
+    assert transformers.greedy_together(prompts, lambda _: False, 4) == alone
+    first = alone[0][0]
+    ended = transformers.greedy_together(prompts, lambda tokens: tokens[-1] == first, 4)
+    assert ended == [one[: one.index(first) + 1] if first in one else one for one in alone]
+
+
 def test_eight_bits_are_no_worse_than_twice_an_honest_rounding(
     model: Path, answers: Answers, exact: list[Logits], transformers: TransformersModel
 ) -> None:

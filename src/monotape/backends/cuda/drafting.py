@@ -47,7 +47,7 @@ class Compiling:
         self._process: subprocess.Popen[bytes] | None = None
         if self._path.exists():
             return
-        with tempfile.TemporaryFile() as told:  # a pipe would make this process wait until the other one reads
+        with tempfile.TemporaryFile() as told:  # a pipe would make this process wait for the other one
             told.write(header.encode())
             told.seek(0)
             self._process = subprocess.Popen(
