@@ -109,7 +109,7 @@ def fetch_corpus(options: argparse.Namespace) -> int:
 
     if not options.packages.is_file():
         raise UsageError(f"{options.packages} is not a file.", "Give a list of packages, one on each line.")
-    names = [line.strip() for line in options.packages.read_text().splitlines() if line.strip()]
+    names = [line.strip() for line in options.packages.read_text("utf-8").splitlines() if line.strip()]
     without = fetch(names, options.into)
     print(f"{len(names) - len(without)} of {len(names)} packages are in {options.into}.")
     if without:
@@ -190,7 +190,7 @@ def _settings_of(run: Path) -> dict[str, Any]:
     from monotape.training.trainer import RESULT
 
     try:
-        saved: dict[str, Any] = json.loads((run / RESULT).read_text())["settings"]
+        saved: dict[str, Any] = json.loads((run / RESULT).read_text("utf-8"))["settings"]
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
             f"{run} is not a finished run ({error!r}).", f"Its {RESULT} is what is read."
@@ -253,7 +253,7 @@ def table(options: argparse.Namespace) -> int:
         runs, options.corpus, options.into, seconds=options.seconds, device=options.device,
         save_every_s=options.save_every, keep_trunks=[run.name for run in runs[:2]],
     )  # fmt: skip
-    results = json.loads((options.into / comparison.RESULTS).read_text())
+    results = json.loads((options.into / comparison.RESULTS).read_text("utf-8"))
     if any(result["settings"]["arm"] == "tp" for result in results.values()):
         print(comparison.text(results))
     if outcome.failed:

@@ -37,7 +37,7 @@ class Corpus:
                 "Make one with `python -m monotape.training corpus prepare`.",
             )
         try:
-            record = json.loads((folder / RECORD).read_text())
+            record = json.loads((folder / RECORD).read_text("utf-8"))
             length, files = record["preparation"]["sequence"], record["files"]
             counts = {name: files[name]["sequences"] for name in (TRAIN, VALIDATION)}
             end, vocabulary = record["end"], record["vocabulary"]

@@ -185,14 +185,14 @@ class Laneformer(nn.Module):
     def save(self, folder: Path) -> None:
         """config.json and model.safetensors, as the engine and its authors' code read them."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
+        (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n", "utf-8")
         tensors = {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
         save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
     @classmethod
     def load(cls, folder: Path) -> Laneformer:
         """What `save` wrote."""
-        model = cls(json.loads((folder / "config.json").read_text()))
+        model = cls(json.loads((folder / "config.json").read_text("utf-8")))
         model.load_state_dict(load_file(str(folder / "model.safetensors")))
         return model
 

@@ -82,7 +82,7 @@ def probes(base: Settings, tokens: int = PROBE_TOKENS) -> list[Planned]:
 def best_rates(folder: Path) -> dict[str, float]:
     """The rates of the probe with the fewest bits per byte."""
     try:
-        found = json.loads((folder / RESULTS).read_text())
+        found = json.loads((folder / RESULTS).read_text("utf-8"))
         best = min(found.values(), key=lambda result: float(result["validation"]["bits_per_byte"]))
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"{folder} has no results of probes ({error!r}).", "Run `probe` first.") from None
@@ -146,7 +146,7 @@ def _check_folder(runs: Sequence[Planned], folder: Path) -> None:
     """Runs that are done must be of this table: otherwise it would compare what cannot be compared."""
     for run in runs:
         if _done(folder / run.name):
-            saved = json.loads((folder / run.name / RESULT).read_text())["settings"]
+            saved = json.loads((folder / run.name / RESULT).read_text("utf-8"))["settings"]
             for name, value in run.settings.saved().items():
                 if saved.get(name) != value:
                     raise UsageError(
@@ -176,7 +176,9 @@ def _started(
 
 def _last_line(path: Path) -> str:
     lines = [
-        line for line in path.read_text(errors="replace").splitlines() if line.strip() and "hint:" not in line
+        line
+        for line in path.read_text("utf-8", errors="replace").splitlines()
+        if line.strip() and "hint:" not in line
     ]
     return lines[-1] if lines else ""
 
@@ -184,7 +186,7 @@ def _last_line(path: Path) -> str:
 def collect(runs: Sequence[Planned], folder: Path) -> dict[str, Any]:
     """All results in one file, which is small enough to travel."""
     found = {
-        run.name: json.loads((folder / run.name / RESULT).read_text())
+        run.name: json.loads((folder / run.name / RESULT).read_text("utf-8"))
         for run in runs
         if _done(folder / run.name)
     }
@@ -194,7 +196,7 @@ def collect(runs: Sequence[Planned], folder: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, found: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(found) + "\n")
+    path.write_text(json.dumps(found) + "\n", "utf-8")
 
 
 def rows(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -197,7 +197,7 @@ class Trainer:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value) + "\n")
+    path.write_text(json.dumps(value) + "\n", "utf-8")
 
 
 def micro_loss(model: StreamedLaneformer, rows: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor]:
@@ -248,6 +248,6 @@ def turn(file: Path | None) -> Iterator[None]:
         return
     import fcntl  # not on every system
 
-    with file.open("a") as held:
+    with file.open("a", encoding="utf-8") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield

@@ -38,8 +38,8 @@ def pack(
         index = {
             "streams": streams,
             "pieces": [_digest(folder / f"piece-{number:02d}") for number in range(count)],
-            "record": json.loads((corpus / RECORD).read_text()),
-            "tokenizer": (corpus / TOKENIZER).read_text(),
+            "record": json.loads((corpus / RECORD).read_text("utf-8")),
+            "tokenizer": (corpus / TOKENIZER).read_text("utf-8"),
         }
         (folder / INDEX).write_bytes(lzma.compress(json.dumps(index).encode()))
     return index
@@ -99,11 +99,11 @@ def unpack(folders: Sequence[Path], corpus: Path, *, workers: int = 16) -> None:
 
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(write, index["streams"]))
-        (corpus / TOKENIZER).write_text(index["tokenizer"])
+        (corpus / TOKENIZER).write_text(index["tokenizer"], "utf-8")
         for file in (TRAIN, VALIDATION):
             if _digest(corpus / file) != index["record"]["files"][file]["sha256"]:
                 raise UsageError(f"{corpus / file} differs from its record.", "Pack the corpus again.")
-        (corpus / RECORD).write_text(json.dumps(index["record"], indent=1) + "\n")
+        (corpus / RECORD).write_text(json.dumps(index["record"], indent=1) + "\n", "utf-8")
 
 
 def _compressed(corpus: Path, file: str, start: int) -> bytes:

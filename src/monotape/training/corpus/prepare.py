@@ -88,7 +88,7 @@ def prepare(
             unfinished.mkdir(parents=True)
             record = _write(unfinished, kept, refused, tokenizer, how, say)
             shutil.copyfile(tokenizer_file, unfinished / TOKENIZER)
-            (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+            (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
             if folder.exists():
                 shutil.rmtree(folder)
             unfinished.rename(folder)
