@@ -56,6 +56,7 @@ def names_of(folder: Path, tensors: Tensors, settings: Any) -> frozenset[str]:
         ({"quant_method": "modelopt"}, "modelopt", "llm-compressor"),
         ({"quant_method": "gguf"}, "gguf", "GGUF file itself"),
         ({"quant_method": "AWQ"}, "AWQ", "GPTQ"),
+        ({"method": "qqq", "bits": 4}, "qqq", "GPTQ"),
     ],
 )
 def test_other_methods_are_refused_by_name(tmp_path: Path, settings: Any, name: str, instead: str) -> None:
@@ -70,6 +71,8 @@ def test_other_methods_are_refused_by_name(tmp_path: Path, settings: Any, name: 
         ({"bits": 4}, "names no quant_method"),
         ([1], "must be an object"),
         ({"quant_method": 8}, "must be a string"),
+        ({"quant_method": "awq", "method": 8}, "must be a string"),
+        ({"quant_method": "awq", "method": "gptq"}, 'method is "gptq", but quant_method is awq'),
     ],
 )
 def test_a_section_that_makes_no_sense_is_refused(tmp_path: Path, settings: Any, message: str) -> None:
@@ -107,6 +110,7 @@ def test_bitsandbytes_without_a_config_is_refused_by_name(tmp_path: Path, end: s
 
 #: What its exports to AWQ and GPTQ say beside the fields of the format.
 AUTOROUND = {
+    "provider": "auto-round",
     "autoround_version": "0.4.3", "data_type": "int", "iters": 200, "lr": 0.005, "minmax_lr": 0.005, "nsamples": 128,
     "seqlen": 2048, "batch_size": 8, "amp": True, "low_gpu_mem_usage": True, "enable_quanted_input": True,
     "enable_minmax_tuning": True, "enable_norm_bias_tuning": False, "gradient_accumulate_steps": 1,
@@ -133,6 +137,27 @@ def test_the_exports_that_replace_auto_round_are_read(tmp_path: Path, method: st
     with pytest.raises(UnsupportedModel, match="quantised with auto-round, which") as refused:
         names_of(tmp_path, both, {"quant_method": "auto-round", "bits": 4})
     assert "auto_gptq and auto_awq" in refused.value.hint
+
+
+#: What says how a file was made, wherever a version of a tool has put it.
+MADE = {
+    "meta": {"quantizer": ["gptqmodel:5.6.12"], "uri": "https://github.com/modelcloud/gptqmodel", "mse": 0.0},
+    "quantizer": "optimum:1.24", "uri": "https://github.com/modelcloud/gptqmodel", "damp_percent": 0.05,
+    "damp_auto_increment": 0.01, "static_groups": False, "true_sequential": True, "mse": 0.0, "act_group_aware": True,
+    "gptaq": False, "gptaq_alpha": 0.25, "pack_impl": "cpu", "offload_to_disk": True, "offload_to_disk_path": "./a/",
+    "tokenizer": None, "dataset": "c4", "model_seqlen": 2048, "batch_size": 1, "exllama_config": {"version": 1},
+    "lm_head": False, "pack_dtype": "int32", "sym": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_how_a_file_was_made_does_not_matter(tmp_path: Path, method: str) -> None:
+    tensors, settings = STORED[method]
+    module = f"{LAYER}mlp.down_proj"
+    both = in_module(module, tensors)
+    assert names_of(tmp_path, both, {**settings, **MADE, "method": method}) == {f"{module}.weight"}
+    without = {name: value for name, value in settings.items() if name != "quant_method"}
+    assert names_of(tmp_path, both, {**without, "method": method}) == {f"{module}.weight"}
 
 
 def test_a_plain_folder_stays_one(tmp_path: Path) -> None:
@@ -218,7 +243,11 @@ STORED: dict[str, tuple[Tensors, dict[str, Any]]] = {
         gptq(CODES, np.full((8, 2), 8), np.ones((8, 2), np.float16), None),
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False},
     ),
-    "mxfp4": (mxfp4(CODES, np.full((8, 2), 127, np.uint8)), {"quant_method": "mxfp4"}),
+    # With a list, though an empty one: without one the tensors of all but experts may be plain.
+    "mxfp4": (
+        mxfp4(CODES, np.full((8, 2), 127, np.uint8)),
+        {"quant_method": "mxfp4", "modules_to_not_convert": []},
+    ),
 }  # fmt: skip
 
 

@@ -133,6 +133,36 @@ def test_a_symmetric_file_has_no_zero_points(tmp_path: Path, bits: int, version:
     np.testing.assert_array_equal(exact[0] * np.repeat(exact[1].astype(np.float32), 32, axis=1), expected)
 
 
+#: A section as GPTQModel 7 writes it (its newest names of the method and the format stand beside the old ones).
+GPTQMODEL = {
+    "bits": 4, "group_size": 12, "desc_act": False, "lm_head": False, "method": "gptq", "quant_method": "gptq",
+    "format": "gptq", "checkpoint_format": "gptq", "pack_dtype": "int32", "sym": False,
+    "meta": {
+        "quantizer": ["gptqmodel:7.0.0"], "uri": "https://github.com/modelcloud/gptqmodel", "damp_percent": 0.05,
+        "damp_auto_increment": 0.01, "static_groups": False, "true_sequential": True, "mse": 0.0, "gptaq": None,
+        "activation_weighted_mse": False, "act_group_aware": True, "mock_quantization": False,
+        "fallback": {"strategy": "rtn", "threshold": "0.5%", "smooth": {"type": "mad", "k": 2.75}},
+        "offload_to_disk": True, "offload_to_disk_path": "./offload/", "pack_impl": "cpu", "gc_mode": "interval",
+        "wait_for_submodule_finalizers": False, "auto_forward_data_parallel": True, "dense_vram_strategy": "exclusive",
+        "hessian": {"chunk_size": None, "chunk_bytes": None, "staging_dtype": "float32"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    "others", [{}, {"pack_impl": "cpu"}, {"gptaq": None, "failsafe": {"strategy": "rtn"}, "mse": 0.0}]
+)
+def test_a_section_as_gptqmodel_writes_it(tmp_path: Path, version: int, others: dict[str, Any]) -> None:
+    """`sym` is that of the file; of the rest only bits, group_size, desc_act and the format decide."""
+    codes, zeros, scales = parts(16, 72, 6)
+    form = "gptq" if version == 1 else "gptq_v2"
+    settings = {**GPTQMODEL, "format": form, "checkpoint_format": form, **others}
+    expected = integers_times_scales(codes, zeros, scales, [k // 12 for k in range(72)])
+    found = opened(tmp_path, gptq(codes, zeros, scales, None, 4, version), settings)
+    np.testing.assert_array_equal(found.rows(NAME, 0, 16), expected)
+
+
 def test_modules_that_a_list_of_blocks_leaves_out_are_plain(tmp_path: Path) -> None:
     codes, zeros, scales = parts(8, 24, 2)
     tensors = in_module(MODULE, gptq(codes, zeros, scales, None))
@@ -179,6 +209,9 @@ LOW[3, 2] = 0  # the first version has no way to say it
         ({}, {"checkpoint_format": "marlin"}, "the format marlin, which is not supported"),
         ({}, {"checkpoint_format": "gptq_v2", "format": "gptq"}, "format says something else"),
         ({}, {"is_marlin_format": True}, "is_marlin_format = true"),
+        ({}, {"method": "qqq"}, 'method is "qqq", but quant_method is gptq'),
+        ({}, {"format": "bitblas"}, "the format bitblas, which is not supported"),
+        ({}, {"rotation": "hadamard"}, 'rotation = "hadamard", which is not supported for gptq'),
         ({}, {"dynamic": {"-:.*down.*": {}}}, "leaves .*down_proj as it is, but it is stored quantised"),
         ({}, {"dynamic": {"+:.*down.*": {"bits": 8}}}, "which gives some modules a quantisation of their own"),
         ({}, {"dynamic": ["-:.*"]}, "dynamic is .* must be an object"),

@@ -24,13 +24,8 @@ from monotape.weights.quantised.stored import DAMAGED, Kind, StoredMatrix
 from monotape.weights.quantised.tensors import FLOAT_SCALES, ModuleTensors, scale_rows
 
 _PER_WORD = 8
-#: How others carry out the product, and what newer writers copy from the defaults of GPTQ.
-_HARMLESS = frozenset((
-    "quant_method", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "sym", "damp_percent",
-    "act_group_aware", "true_sequential", "meta", "tokenizer", "dataset", "model_seqlen", "batch_size",
-    "pad_token_id", "max_input_length", "cache_block_outputs", "block_name_to_quantize",
-    "module_name_preceding_first_block",
-))  # fmt: skip
+#: How others carry out the product, beside what GPTQ files say too. `zero_point` says what GPTQ calls `sym`.
+_HARMLESS = frozenset(("do_fuse", "fuse_max_seq_len", "modules_to_fuse", "sym"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,12 +52,20 @@ def read_method(config: Mapping[str, Any]) -> Method:
     assert section is not None, "a config without a quantisation"
     fields = Fields(config).table(section)
     assert fields is not None
-    method = fields.optional_text("quant_method") or _old_name(fields)
+    method = _named(fields) or _old_name(fields)
     if method is None:
         raise ModelError(f"config.json: {section} names no quant_method.", f"Read: {', '.join(READERS)}.")
     if method not in READERS:
         raise unread(method)
     return READERS[method](fields)
+
+
+def _named(fields: Fields) -> str | None:
+    """The method by either name of the field: newer versions of GPTQModel write `method` beside `quant_method`."""
+    names = [fields.optional_text("quant_method"), fields.optional_text("method")]
+    if None not in names and names[0] != names[1]:
+        raise fields.wrong("method", f"quant_method is {names[0]}")
+    return names[0] or names[1]
 
 
 def unread(method: str) -> UnsupportedModel:

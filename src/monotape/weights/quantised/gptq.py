@@ -27,13 +27,10 @@ from monotape.weights.quantised.stored import DAMAGED, Kind, StoredMatrix
 from monotape.weights.quantised.tensors import FLOAT_SCALES, ModuleTensors, scale_rows
 
 _KINDS = {4: Kind.INT4, 8: Kind.INT8}
-#: How the file was made, and how others carry out the product.
+#: Where the file comes from and how others carry out the product, beside what AWQ files say too.
 _HARMLESS = frozenset((
-    "quant_method", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "mse", "meta",
-    "model_name_or_path", "model_file_base_name", "tokenizer", "dataset", "model_seqlen", "block_name_to_quantize",
-    "module_name_preceding_first_block", "batch_size", "pad_token_id", "max_input_length", "cache_block_outputs",
-    "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "backend", "act_group_aware",
-    "offload_to_disk", "offload_to_disk_path", "version",
+    "model_name_or_path", "model_file_base_name", "use_cuda_fp16", "use_exllama", "disable_exllama", "backend",
+    "version",
 ))  # fmt: skip
 
 

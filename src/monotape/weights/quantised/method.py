@@ -13,9 +13,18 @@ from monotape.weights.quantised.tensors import ModuleTensors
 
 ACTIVATIONS_NOTE = "The stored quantisation of activations is not applied: activations keep 16 bits or more."
 _SKIPPED = "-:"
+#: What tools write of how they made an AWQ or a GPTQ file, and of how they carry out the product. GPTQModel keeps most
+#: of it in `meta`; its early versions, AutoGPTQ and transformers write some of it beside the fields of the format.
+_MADE = frozenset((
+    "quant_method", "meta", "quantizer", "uri", "damp_percent", "damp_auto_increment", "static_groups",
+    "true_sequential", "mse", "act_group_aware", "gptaq", "gptaq_alpha", "gptaq_memory_device", "failsafe", "pack_impl",
+    "offload_to_disk", "offload_to_disk_path", "tokenizer", "dataset", "model_seqlen", "batch_size", "pad_token_id",
+    "max_input_length", "cache_block_outputs", "block_name_to_quantize", "module_name_preceding_first_block",
+    "exllama_config",
+))  # fmt: skip
 #: What AutoRound writes of its search into files of AWQ and GPTQ.
 _SEARCH = frozenset((
-    "autoround_version", "iters", "lr", "minmax_lr", "nsamples", "seqlen", "amp", "low_gpu_mem_usage",
+    "provider", "autoround_version", "iters", "lr", "minmax_lr", "nsamples", "seqlen", "amp", "low_gpu_mem_usage",
     "enable_quanted_input", "enable_minmax_tuning", "enable_norm_bias_tuning", "gradient_accumulate_steps",
     "to_quant_block_names", "scale_dtype",
 ))  # fmt: skip
@@ -42,8 +51,8 @@ class Method(Protocol):
         """What a user should know about how the file is read."""
         ...
 
-    def quantises(self, module: str) -> bool:
-        """Does the config say that this linear module is quantised?"""
+    def quantises(self, module: str) -> bool | None:
+        """Does the config say that this linear module is quantised? None: it leaves that to the tensors."""
         ...
 
     def stores(self, tensors: ModuleTensors) -> bool:
@@ -90,9 +99,12 @@ def read_list(fields: Fields, *names: str) -> Listed:
 
 
 def finish_integers(fields: Fields, method: str, harmless: frozenset[str]) -> None:
-    """Refuses the fields of an AWQ or a GPTQ checkpoint that nothing has read, but for what AutoRound adds."""
+    """Refuses the fields of an AWQ or a GPTQ checkpoint that nothing has read and that may change its numbers.
+
+    `harmless` names what only this method's files say; the names that both methods share are known here.
+    """
     fields.fixed({"data_type": ("int",), "act_bits": (16,)}, method)
-    fields.finish(method, harmless | _SEARCH | _ACTIVATIONS)
+    fields.finish(method, harmless | _MADE | _SEARCH | _ACTIVATIONS)
 
 
 def read_skipped(fields: Fields) -> tuple[str, ...]:
