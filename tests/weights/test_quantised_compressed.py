@@ -12,8 +12,20 @@ from hypothesis import strategies as st
 
 from monotape.errors import CheckpointError, ModelError
 from monotape.weights.open import open_checkpoint
+from monotape.weights.quantised.compressed_matrix import FORMATS
+from monotape.weights.quantised.compressed_presets import PRESETS
+from monotape.weights.quantised.config import read_method
 from monotape.weights.quantised.folder import QuantisedFolder
-from weights.quantised_files import Tensors, in_module, integers_times_scales, packed
+from weights.quantised_files import (
+    E2M1_VALUES,
+    Tensors,
+    e4m3_numbers,
+    finite_e4m3,
+    in_module,
+    integers_times_scales,
+    mxfp4,
+    packed,
+)
 from weights.safetensors_files import write_folder
 
 MODULE = "model.layers.0.mlp.down_proj"
@@ -260,7 +272,21 @@ def test_old_zero_points_of_one_byte_each(tmp_path: Path) -> None:
         ({}, {}, {"format": "marlin-24"}, "format = \"marlin-24\", which is not supported"),
         ({}, {}, {"quantization_status": "calibration"}, "its weights were never compressed"),
         ({}, {}, {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights are not supported"),
-        ({}, {}, {"transform_config": {"config_groups": {}}}, "transform_config"),
+        ({}, {"is_mx": True}, {}, "is_mx = true, which is not supported for pack-quantized"),
+        ({}, {"block_structure": "4x4"}, {}, "block_structure is \"4x4\", but must be two numbers with the strategy"),
+        ({}, {"strategy": "block", "group_size": None, "block_structure": "4x"}, {}, "must be two numbers, rows and"),
+        ({}, {"strategy": "block", "group_size": None, "block_structure": "4x0"}, {}, "must be two numbers, rows and"),
+        ({}, {}, {"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}, "transform_config"),
+        ({}, {}, {"config_groups": {"group_0": "W4A16"}}, "must be an object, or the list of targets of a preset"),
+        ({}, {}, {"config_groups": {"group_0": ["Linear"]}}, "group_0 is no preset that is supported"),
+        ({}, {}, {"config_groups": {"W3A16": ["Linear"]}}, "W3A16 is no preset that is supported"),
+        ({}, {}, {"config_groups": {"W4A16": []}}, "config_groups.W4A16 is .*, but must list modules"),
+        ({}, {}, {"config_groups": {"W4A16": [4]}}, "must be a list of strings"),
+        ({}, {}, {"config_groups": {"FP8": ["Linear"]}}, "FP8.weights.num_bits = 8 and type = float, which is not"),
+        ({}, {}, {"config_groups": {"W4A16": ["Linear"]}}, "has 36 columns, which groups of 128 do not divide"),
+        ({}, {}, {"config_groups": {"UNQUANTIZED": ["Linear"]}}, "leaves .*down_proj as it is"),
+        ({}, {}, {"config_groups": {"a": {"targets": ["Linear"], "scheme": "W4A16"}}}, "scheme = \"W4A16\", a field"),
+        ({}, {}, {"ignore": ["Linear"]}, "leaves .*down_proj as it is"),
         ({}, {}, {"ignore": [MODULE]}, "leaves .*down_proj as it is, but it is stored quantised"),
         ({}, {}, {"ignore": ["re:.*down_proj"]}, "leaves .*down_proj as it is, but it is stored quantised"),
         ({}, {}, {"ignore": ["re:*down"]}, "is no regular expression"),
@@ -289,6 +315,176 @@ def test_ignored_names_are_whole_and_patterns_match_from_the_start(tmp_path: Pat
     described = config(INT4, "pack-quantized", ignore=["down_proj", "re:self_attn"])
     with pytest.raises(CheckpointError, match=r"says that .* is quantised, but it is stored as f32"):
         _ = open_checkpoint(write_folder(tmp_path, tensors, quantization_config=described)).names
+
+
+@pytest.mark.parametrize("parent", ["model.layers.0.mlp", "model.layers.0"])
+def test_an_ignored_parent_leaves_the_question_to_the_tensors(tmp_path: Path, parent: str) -> None:
+    """The library matches whole names, so that a parent's ignores nothing below it; vLLM leaves experts plain by it."""
+    other = "model.layers.0.mlp.up_proj"
+    described = config(INT4, "pack-quantized", ignore=[parent])
+    tensors = in_module(MODULE, GOOD) | {f"{other}.weight": ("F32", np.ones((3, 4), np.float32))}
+    found = open_checkpoint(write_folder(tmp_path, tensors, quantization_config=described))
+    assert (found.stored_as(NAME), found.stored_as(f"{other}.weight")) == ("int4-g12", "f32")
+    outside = "model.layers.01.mlp.o_proj"  # no parent of it is named, though the names begin alike
+    tensors[f"{outside}.weight"] = ("F32", np.ones((3, 4), np.float32))
+    with pytest.raises(CheckpointError, match=f"says that {outside} is quantised, but it is stored as f32"):
+        _ = open_checkpoint(write_folder(tmp_path, tensors, quantization_config=described)).names
+
+
+def test_the_rules_for_ignored_modules_are_the_library_s() -> None:
+    """A fused name aside, whose parts vLLM looks up, and the class of all matrices."""
+    import torch
+    from compressed_tensors.utils.match import is_match
+
+    names = [
+        "model.layers.0.mlp.down_proj",
+        "model.layers.0.self_attn.o_proj",
+        "model.layers.10.mlp.down_proj",
+        "lm_head",
+    ]
+    entries = [
+        "lm_head", "model.layers.0.mlp.down_proj", "down_proj", "model.layers.0", "model.layers.0.mlp", "Linear",
+        "Embedding", "re:.*mlp", "re:mlp", "re:model.layers.0", "re:.*down_proj$", "re:.*_pro$", "re:lm",
+    ]  # fmt: skip
+    for entry in entries:
+        described = {**config(INT4, "pack-quantized", ignore=[entry])}
+        method = read_method({"quantization_config": described})
+        for name in names:
+            theirs = is_match(name, torch.nn.Linear(1, 1), entry)
+            ours = method.quantises(name)
+            assert ours is (not theirs) or (ours is None and not theirs and name.startswith(f"{entry}.")), (
+                name,
+                entry,
+            )
+
+
+def test_the_presets_are_the_library_s() -> None:
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
+
+    readable = {kind for kinds in FORMATS.values() for kind in kinds}
+    for name, theirs in PRESET_SCHEMES.items():
+        weights = theirs.get("weights")
+        if weights is not None and (
+            (weights.type, weights.num_bits) not in readable or name.startswith("MXFP8")
+        ):
+            assert name not in PRESETS
+            continue
+        ours = PRESETS[name]
+        assert ours.activations is ("input_activations" in theirs)
+        if weights is None:
+            assert ours.weights is None
+            continue
+        assert ours.weights is not None
+        spelt = QuantizationArgs(**ours.weights)
+        said = (
+            "num_bits",
+            "type",
+            "symmetric",
+            "strategy",
+            "group_size",
+            "block_structure",
+            "dynamic",
+            "actorder",
+        )
+        assert [getattr(spelt, field) for field in said] == [getattr(weights, field) for field in said], name
+    assert PRESETS.keys() <= PRESET_SCHEMES.keys()
+
+
+@pytest.mark.parametrize(
+    ("preset", "form"),
+    [
+        ("W4A16", "pack-quantized"), ("w4a16", "pack-quantized"), ("W4A16_ASYM", "pack-quantized"),
+        ("W8A16", "pack-quantized"), ("W8A8", "int-quantized"), ("FP8", "float-quantized"),
+        ("FP8_DYNAMIC", "float-quantized"), ("FP8_BLOCK", "float-quantized"), ("MXFP4", "mxfp4-pack-quantized"),
+    ],
+)  # fmt: skip
+def test_a_preset_is_read_as_the_group_that_the_library_makes_of_it(
+    tmp_path: Path, preset: str, form: str
+) -> None:
+    import torch
+    from compressed_tensors.quantization import QuantizationConfig
+
+    torch.manual_seed(5)
+    rows, columns = 130, 256
+    short = {"format": form, "config_groups": {preset: ["Linear"]}, "quantization_status": "compressed"}
+    spelt_out = QuantizationConfig(**short).model_dump(mode="json")
+    weights = spelt_out["config_groups"][preset]["weights"]
+    weights = {name: weights[name] for name in weights if name not in ("scale_dtype", "zp_dtype")}
+    shape = scale_shape(weights, rows, columns)
+    zeros = (
+        torch.zeros(shape, dtype=torch.int8)
+        if weights["symmetric"]
+        else torch.randint(-8, 8, shape, dtype=torch.int8)
+    )
+    scales = torch.rand(shape) * 0.02 + 0.01
+    state = {
+        "weight": torch.randn(rows, columns) * 0.1,
+        "weight_scale": 2.0 ** torch.floor(torch.log2(scales)) if preset == "MXFP4" else scales,
+    }
+    if form != "float-quantized" and preset != "MXFP4":
+        state["weight_zero_point"] = zeros
+    stored, expected = compressed(weights, form, state)
+    if weights["symmetric"]:
+        stored.pop("weight_zero_point", None)
+    found = write(tmp_path / "short", stored, {**config({}, form), "config_groups": short["config_groups"]})
+    long = write(tmp_path / "long", stored, {**config({}, form), "config_groups": spelt_out["config_groups"]})
+    np.testing.assert_array_equal(found.rows(NAME, 0, rows), expected.to(torch.float32).numpy())
+    assert found.stored_as(NAME) == long.stored_as(NAME) and found.config == long.config
+    np.testing.assert_array_equal(found.rows(NAME, 0, rows), long.rows(NAME, 0, rows))
+
+
+def test_fields_that_say_nothing_of_the_numbers(tmp_path: Path) -> None:
+    """What the library writes of what it did not do, and AutoRound of itself; null is as good as absent."""
+    weights = {
+        **INT4, "is_mx": False, "block_structure": None, "actorder": None, "dynamic": False, "observer": "minmax",
+        "observer_kwargs": {}, "scale_dtype": None, "zp_dtype": "torch.int8",
+    }  # fmt: skip
+    for transforms in (None, {}, {"config_groups": {}}):
+        described = config(
+            weights, "pack-quantized", transform_config=transforms, sparsity_config={}, version="0.13.0",
+            provider="auto-round", moe_sparsity_config=None,
+        )  # fmt: skip
+        found = opened(tmp_path, GOOD, described)
+        assert found.stored_as(NAME) == "int4-g12"
+        expected = integers_times_scales(CODES, None, SCALES, [k // 12 for k in range(36)])
+        np.testing.assert_array_equal(found.rows(NAME, 0, 5), expected)
+
+
+def test_weights_without_a_width_have_eight_bits(tmp_path: Path) -> None:
+    """The library's default, and its readers'."""
+    codes, scales = RANDOM.integers(0, 256, (6, 9)), RANDOM.normal(0, 1, (6, 1)).astype(np.float32)
+    found = opened(
+        tmp_path, packed(codes, None, scales, 8), config({"strategy": "channel"}, "pack-quantized")
+    )
+    np.testing.assert_array_equal(
+        found.rows(NAME, 0, 6), integers_times_scales(codes, None, scales, [0] * 9, 128)
+    )
+
+
+def test_blocks_in_the_words_of_early_files(tmp_path: Path) -> None:
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": "3x2"}
+    codes = finite_e4m3(np.random.default_rng(7), (5, 4))
+    scales = RANDOM.uniform(0.1, 1, (2, 2)).astype(np.float32)
+    tensors: Tensors = {"weight": ("F8_E4M3", codes), "weight_scale": ("F32", scales)}
+    found = opened(tmp_path, tensors, config(weights, "float-quantized"))
+    expected = e4m3_numbers(codes) * scales[np.arange(5)[:, None] // 3, np.arange(4)[None, :] // 2]
+    np.testing.assert_array_equal(found.rows(NAME, 0, 5), expected)
+
+
+def test_mxfp4_may_say_so_twice(tmp_path: Path) -> None:
+    """Drafts of the format had `is_mx`; where the format is MXFP4 the two agree."""
+    codes = RANDOM.integers(0, 16, (3, 64))
+    blocks = mxfp4(codes, np.full((3, 2), 125, np.uint8))
+    tensors: Tensors = {
+        "weight_packed": ("U8", blocks["weight_blocks"][1].reshape(3, 32)),
+        "weight_scale": blocks["weight_scales"],
+    }
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "is_mx": True}
+    found = opened(tmp_path, tensors, config(weights, "mxfp4-pack-quantized"))
+    signs = np.where(codes < 8, 1, -1)
+    expected = signs * np.array(E2M1_VALUES)[codes % 8] / 4
+    np.testing.assert_array_equal(found.rows(NAME, 0, 3), expected.astype(np.float32))
 
 
 def test_a_group_that_names_a_module_comes_before_one_that_names_its_class(tmp_path: Path) -> None:

@@ -69,6 +69,43 @@ def test_experts_are_rows_one_after_another(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.rows(name, 2, 6), numbers(codes, exponents)[2:])
 
 
+@pytest.mark.parametrize("kept", [{}, {"modules_to_not_convert": None}])
+def test_without_a_list_the_experts_alone_are_quantised(tmp_path: Path, kept: dict[str, Any]) -> None:
+    """As transformers saves a fine-tuned gpt-oss: attention, router and embeddings have 16 bits and are not named."""
+    random = np.random.default_rng(4)
+    codes, exponents = random.integers(0, 16, (6, 64)), random.integers(100, 130, (6, 2)).astype(np.uint8)
+    one, layer = mxfp4(codes, exponents), "model.layers.0"
+    name, plain = f"{layer}.mlp.experts.down_proj", ("F32", np.ones((4, 8), np.float32))
+    kept_plain = {
+        f"{module}.weight"
+        for module in (
+            *(f"{layer}.self_attn.{part}_proj" for part in "qkvo"),
+            f"{layer}.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        )
+    }
+    tensors: Tensors = {
+        f"{name}_blocks": ("U8", one["weight_blocks"][1].reshape(2, 3, 2, 16)),
+        f"{name}_scales": ("U8", exponents.reshape(2, 3, 2)),
+        **dict.fromkeys(kept_plain, plain),
+    }
+    settings = {"quant_method": "mxfp4", **kept}
+    found = open_checkpoint(write_folder(tmp_path, tensors, quantization_config=settings))
+    assert found.names == {name, *kept_plain}
+    assert {found.stored_as(module) for module in kept_plain} == {"f32"}
+    np.testing.assert_array_equal(found.rows(name, 0, 6), numbers(codes, exponents))
+    expert = f"{layer}.mlp.experts.1.down_proj"
+    tensors[f"{expert}.weight"] = plain
+    with pytest.raises(CheckpointError, match=f"says that {expert} is quantised, but it is stored as f32"):
+        _ = open_checkpoint(write_folder(tmp_path, tensors, quantization_config=settings)).names
+    # With a list that is complete, a matrix that it does not name is quantised.
+    del tensors[f"{expert}.weight"]
+    listed = {**settings, "modules_to_not_convert": ["lm_head"]}
+    with pytest.raises(CheckpointError, match=r"says that .*k_proj is quantised, but it is stored as f32"):
+        _ = open_checkpoint(write_folder(tmp_path, tensors, quantization_config=listed)).names
+
+
 GOOD = mxfp4(np.arange(64).reshape(1, 64) % 16, np.full((1, 2), 127, np.uint8))
 
 

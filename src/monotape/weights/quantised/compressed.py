@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from monotape.errors import CheckpointError, UnsupportedModel
 from monotape.models.fields import Fields
@@ -15,14 +16,19 @@ from monotape.weights.quantised.compressed_matrix import (
     compressed_matrix,
     holds_matrix,
 )
+from monotape.weights.quantised.compressed_presets import PRESETS, Preset
 from monotape.weights.quantised.method import ACTIVATIONS_NOTE, GROUP_LIMIT, Listed
 from monotape.weights.quantised.names import REGULAR, matches_expression
 from monotape.weights.quantised.stored import StoredMatrix
 from monotape.weights.quantised.tensors import ModuleTensors
 
 LINEAR = "Linear"  # the class of every matrix but the embedding
+MX_FORM = "mxfp4-pack-quantized"
 MIXED = "mixed-precision"  # each group names its own format
-_HARMLESS = frozenset(("quant_method", "quantization_status", "global_compression_ratio", "version"))
+#: `provider` is AutoRound's, which writes this format too.
+_HARMLESS = frozenset((
+    "quant_method", "quantization_status", "global_compression_ratio", "version", "provider",
+))  # fmt: skip
 _HARMLESS_OF_WEIGHTS = frozenset(("observer", "observer_kwargs", "scale_dtype", "zp_dtype"))
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
@@ -50,8 +56,11 @@ def _rank(module: str, target: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
+    """`parents`: entries of `ignore` without a pattern, as the starts of the names of modules below them."""
+
     groups: tuple[Group, ...]
     ignore: Listed
+    parents: tuple[str, ...]
     activations: bool  # some are to be quantised, or the KV cache is
 
     name = "compressed-tensors"
@@ -61,8 +70,14 @@ class Compressed:
     def notes(self) -> tuple[str, ...]:
         return (ACTIVATIONS_NOTE,) if self.activations else ()
 
-    def quantises(self, module: str) -> bool:
-        return not self.ignore.names(module) and self._scheme(module) is not None
+    def quantises(self, module: str) -> bool | None:
+        """An ignored name is that of one module, and says nothing of the modules below it.
+
+        The library leaves those quantised; vLLM reads experts as plain if their parent is ignored. The tensors decide.
+        """
+        if self.ignore.names(module) or self._scheme(module) is None:
+            return False
+        return None if module.startswith(self.parents) else True
 
     def stores(self, tensors: ModuleTensors) -> bool:
         return holds_matrix(tensors)
@@ -89,7 +104,8 @@ class Compressed:
 def read_compressed(fields: Fields) -> Compressed:
     """The quantization_config of a compressed-tensors checkpoint; a field that it does not know is an error."""
     _require_compressed(fields)
-    fields.fixed({"transform_config": ({},), "moe_sparsity_config": ({},)}, "compressed-tensors")
+    no_transforms: tuple[Any, ...] = ({}, {"config_groups": {}})
+    fields.fixed({"transform_config": no_transforms, "moe_sparsity_config": ({},)}, "compressed-tensors")
     _require_dense(fields)
     form = fields.optional_text("format")
     if form not in (*FORMATS, MIXED):
@@ -102,13 +118,17 @@ def read_compressed(fields: Fields) -> Compressed:
         activations |= quantised
     ignore = fields.names("ignore") or ()
     fields.finish("compressed-tensors", _HARMLESS)
-    return Compressed(tuple(groups), Listed(tuple(_exact(ignore))), activations)
+    parents = tuple(f"{name}." for name in ignore if not name.startswith(REGULAR))
+    return Compressed(tuple(groups), Listed(tuple(_exact(ignore))), parents, activations)
 
 
 def _exact(names: tuple[str, ...]) -> Iterator[str]:
-    """A name of this method is a whole one; steps of a path are not."""
+    """A name of this method is a whole one, or that of the class of all matrices; steps of a path are not."""
     for name in names:
-        yield name if name.startswith(REGULAR) else f"{REGULAR}{re.escape(name)}$"
+        if name == LINEAR:
+            yield f"{REGULAR}.*"
+        else:
+            yield name if name.startswith(REGULAR) else f"{REGULAR}{re.escape(name)}$"
 
 
 def _require_compressed(fields: Fields) -> None:
@@ -140,9 +160,13 @@ def _read_groups(fields: Fields, form: str | None) -> Iterator[tuple[Group, bool
     if table is None or not names:
         raise fields.wrong("config_groups", "must name a group at least")
     for name in names:
+        if isinstance(table.anything(name), list | tuple):
+            yield _read_preset(table, name, form)
+            continue
+        if not isinstance(table.anything(name), Mapping):
+            raise table.wrong(name, "must be an object, or the list of targets of a preset")
         group = table.table(name)
-        if group is None:
-            raise table.wrong(name, "must be an object")
+        assert group is not None, "an object"
         targets = group.names("targets")
         if not targets:
             raise group.wrong("targets", "must list modules")
@@ -156,12 +180,30 @@ def _read_groups(fields: Fields, form: str | None) -> Iterator[tuple[Group, bool
         yield Group(targets, scheme), activations != [None, None]
 
 
+def _read_preset(table: Fields, name: str, form: str | None) -> tuple[Group, bool]:
+    """A group whose name is that of a scheme, in any case, and whose value lists the targets."""
+    preset: Preset | None = PRESETS.get(name.upper())
+    if preset is None:
+        raise UnsupportedModel(
+            f"{table.says(name)}, and {name} is no preset that is supported.",
+            f"Supported: {', '.join(PRESETS)}.",
+        )
+    targets = table.names(name)
+    if not targets:
+        raise table.wrong(name, "must list modules")
+    if preset.weights is None:
+        return Group(targets, None), preset.activations
+    group = Fields({"format": form}, prefix=f"{table.label(name)}.")
+    weights = Fields(preset.weights, prefix=f"{table.label(name)}.weights.")
+    return Group(targets, _read_weights(weights, group, form)), preset.activations
+
+
 def _read_weights(weights: Fields, group: Fields, form: str | None) -> WeightScheme:
     if form is None or form not in FORMATS:
         raise UnsupportedModel(
             f"{group.says('format')}, which is not supported.", f"Supported: {', '.join(FORMATS)}."
         )
-    bits, kind = weights.integer("num_bits", 1, 16), weights.optional_text("type") or "int"
+    bits, kind = weights.integer("num_bits", 1, 16, 8), weights.optional_text("type") or "int"
     if (kind, bits) not in FORMATS[form]:
         known = " or ".join(f"{name} of {count} bits" for name, count in FORMATS[form])
         raise UnsupportedModel(
@@ -169,21 +211,36 @@ def _read_weights(weights: Fields, group: Fields, form: str | None) -> WeightSch
             f"Supported: {known}.",
         )
     strategy, size = _read_strategy(weights)
-    sides = weights.integers("block_structure", 1, GROUP_LIMIT)
-    if (strategy == "block") != (sides is not None) or (sides is not None and len(sides) != 2):
+    sides = _read_block(weights)
+    if (strategy == "block") != (sides is not None):
         raise weights.wrong(
             "block_structure", "must be two numbers with the strategy block, and with no other"
         )
-    weights.fixed({"dynamic": (False,)}, "weights")
+    # A draft of MXFP4, which AutoRound wrote, says here that scales are powers of two; the format says it since.
+    weights.fixed({"dynamic": (False,), "is_mx": (form == MX_FORM,)}, form)
     symmetric = weights.flag("symmetric", True)
     if not symmetric and kind == "float":
         raise weights.wrong("symmetric", "floats have no zero points")
     scheme = WeightScheme(
-        form, kind, bits, strategy, size, None if sides is None else (sides[0], sides[1]), symmetric,
-        _read_order(weights),
+        form, kind, bits, strategy, size, sides, symmetric, _read_order(weights),
     )  # fmt: skip
     weights.finish("compressed-tensors", _HARMLESS_OF_WEIGHTS)
     return scheme
+
+
+def _read_block(weights: Fields) -> tuple[int, int] | None:
+    """Rows and columns of a block: [128, 128], or as early versions of the library had it, "128x128"."""
+    written: Any = weights.anything("block_structure")
+    if isinstance(written, str):
+        sides = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,6})", written)
+        found = None if sides is None else tuple(int(side) for side in sides.groups())
+    else:
+        found = weights.integers("block_structure", 1, GROUP_LIMIT)
+    if written is None:
+        return None
+    if found is None or len(found) != 2:
+        raise weights.wrong("block_structure", "must be two numbers, rows and columns")
+    return found[0], found[1]
 
 
 def _read_strategy(weights: Fields) -> tuple[str, int | None]:

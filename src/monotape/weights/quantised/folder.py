@@ -170,7 +170,7 @@ class QuantisedFolder:
         )
 
     def _quantised(self, module: str, tensors: ModuleTensors, names: Mapping[str, str]) -> tuple[str, _Entry]:
-        if not self._method.quantises(tensors.module):
+        if self._method.quantises(tensors.module) is False:
             raise CheckpointError(
                 f"{self.source}: the quantization_config leaves {tensors.module} as it is, but it is stored quantised.",
                 _MISMATCH,

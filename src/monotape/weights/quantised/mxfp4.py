@@ -14,18 +14,25 @@ from monotape.weights.quantised.tensors import ModuleTensors, scale_rows
 BLOCK = 32
 _BLOCK_BYTES = BLOCK // 2
 BLOCKS, SCALES = "_blocks", "_scales"  # after the name of the matrix
+_EXPERTS = ".experts."  # in the name of each matrix of an expert
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
+    """`complete`: the config lists every module that stays plain."""
+
     modules: Listed
+    complete: bool
 
     name = "mxfp4"
     ends = frozenset((BLOCKS, SCALES))
     notes = ()
 
-    def quantises(self, module: str) -> bool:
-        return not self.modules.names(module)
+    def quantises(self, module: str) -> bool | None:
+        """Without a list only the experts are sure to be: transformers and vLLM quantise nothing else this way."""
+        if self.modules.names(module):
+            return False
+        return True if self.complete or _EXPERTS in f"{module}." else None
 
     def stores(self, tensors: ModuleTensors) -> bool:
         return BLOCKS in tensors.ends
@@ -49,6 +56,6 @@ class Mxfp4:
 
 def read_mxfp4(fields: Fields) -> Mxfp4:
     """The quantization_config of an MXFP4 checkpoint."""
-    kept = read_list(fields, "modules_to_not_convert")
+    kept, listed = read_list(fields, "modules_to_not_convert"), fields.names("modules_to_not_convert")
     fields.finish("mxfp4", frozenset(("quant_method", "dequantize")))
-    return Mxfp4(kept)
+    return Mxfp4(kept, listed is not None)
