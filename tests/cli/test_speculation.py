@@ -95,14 +95,17 @@ def test_serve_hands_it_to_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started[1] == dataclasses.replace(started[0], speculation=False)
 
 
-def test_inspect_shows_the_plan_that_runs(tmp_path: Path, capsys: Captured) -> None:
+def test_inspect_shows_the_kernels_that_run(tmp_path: Path, capsys: Captured) -> None:
     folder = make_checkpoint(WIDE, tmp_path, "bfloat16")
     arguments = ["inspect", str(folder), "--backend", "cuda", "--workers", "9", "--json"]
-    rows = []
+    told = []
     for flags in ([], ["--no-speculation"]):
         assert main([*arguments, *flags]) == 0
-        rows.append(json.loads(capsys.readouterr().out)["plan"]["ranks"][0]["rows_a_pass"])
-    assert rows[0] > rows[1] == 1
+        told.append(json.loads(capsys.readouterr().out))
+    both, alone = told
+    assert both["plan"] == alone["plan"] and alone["plan"]["ranks"][0]["rows_a_pass"] == 1
+    assert both["drafts"]["rows_a_pass"] > 1 and "drafts" not in alone
+    assert both["memory"]["exchange"] > alone["memory"]["exchange"]
 
 
 def test_a_server_elsewhere_has_a_setting_of_its_own(capsys: Captured) -> None:

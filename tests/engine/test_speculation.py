@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from engine.scripted_model import END, GREEDY, VOCAB, ids_of, make
-from families import WIDE, Case, make_checkpoint
+from families import Case, make_checkpoint
 from lookup import counted_drafts
 from monotape.backends.cpu.backend import CpuBackend, CpuGeneration
+from monotape.compiler.gpu import drafting_plan
 from monotape.engine import loading
 from monotape.engine.llm import LLM
 from monotape.engine.loading import load_backend, planned
@@ -163,30 +164,26 @@ def test_an_answer_that_is_left_early_holds_no_more_drafts_than_tokens(
         assert stats.accepted_tokens > 2 * 19 // 3
 
 
-def test_the_plan_of_a_gpu_has_rows_for_drafts_unless_they_are_off(tmp_path: Path) -> None:
-    opened = open_checkpoint(make_checkpoint(WIDE, tmp_path, "bfloat16"))
-    spec = spec_from_config(opened.config)
-    rows = []
-    for asked in ({}, {"speculation": True}, {"speculation": False}):
-        plan = planned("cuda", spec, opened, context=64, workers=9, **asked)
-        assert isinstance(plan, GpuPlan)
-        rows.append(plan.ranks[0].rows_a_pass)
-    assert rows[0] == rows[1] > rows[2] == 1
-
-
-@pytest.mark.parametrize("speculation", [True, False])
-def test_the_setting_reaches_the_plan_that_a_gpu_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speculation: bool
+@pytest.mark.parametrize("asked", [{}, {"speculation": True}, {"speculation": False}])
+def test_a_gpu_loads_a_kernel_for_drafts_unless_they_are_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, bool]
 ) -> None:
     from monotape.backends.cuda import driver
     from monotape.backends.cuda.backend import CudaBackend
+    from monotape.backends.cuda.drafting import DraftingBackend
 
-    asked: list[GpuPlan] = []
+    loaded: list[tuple[GpuPlan, ...]] = []
     monkeypatch.setattr(driver, "processors", lambda: 7)
     monkeypatch.setattr(loading, "_require_gpus", lambda *_: None)
-    monkeypatch.setattr(CudaBackend, "load", lambda spec, plan, *_: asked.append(plan))
+    monkeypatch.setattr(CudaBackend, "load", lambda spec, plan, *_: loaded.append((plan,)))
+    monkeypatch.setattr(
+        DraftingBackend, "load_both", lambda spec, plan, drafting, *_: loaded.append((plan, drafting))
+    )
     opened = open_checkpoint(make_checkpoint(DENSE, tmp_path, "bfloat16"))
     spec = spec_from_config(opened.config)
-    load_backend("cuda", spec, opened, context=64, speculation=speculation)
-    expected = planned("cuda", spec, opened, context=64, workers=7, speculation=speculation)
-    assert asked == [expected]
+    load_backend("cuda", spec, opened, context=64, **asked)
+    alone = planned("cuda", spec, opened, context=64, workers=7)
+    assert isinstance(alone, GpuPlan)
+    drafting = drafting_plan(spec, alone)
+    assert drafting is not None and drafting.ranks[0].rows_a_pass > alone.ranks[0].rows_a_pass == 1
+    assert loaded == [(alone, drafting) if asked.get("speculation", True) else (alone,)]

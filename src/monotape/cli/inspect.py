@@ -58,10 +58,12 @@ def main(options: argparse.Namespace) -> int:
     drafting = drafting_plan(spec, plan) if options.speculation and isinstance(plan, GpuPlan) else None
     memory = _memory(plan, drafting)
     if options.json:
-        facts = {
+        facts: dict[str, Any] = {
             "model": {**_facts(spec), "stored_as": stored_formats(checkpoint)},
             "plan": {"digest": plan.digest, **_plain(plan)},
         }
+        if drafting:
+            facts["drafts"] = {"rows_a_pass": drafting.ranks[0].rows_a_pass}
         print(json.dumps({**facts, **({"memory": dataclasses.asdict(memory)} if memory else {})}))
         return 0
     for name, value in _facts(spec).items():
