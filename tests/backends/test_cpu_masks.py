@@ -245,6 +245,29 @@ def test_a_mask_that_never_comes_is_named_and_the_next_request_served(checkpoint
         assert len(list(backend.start(Job(PROMPT[:9], 0, 5), backend.new_sequence()))) == 5
 
 
+def two_tokens(backend: CpuBackend, late_s: float) -> int:
+    """Nanoseconds, from outside, of a job whose second mask is given that long after the first token."""
+    began_ns = time.monotonic_ns()
+    generation = backend.start_masked(Job(PROMPT[:9], 0, 2), backend.new_sequence())
+    generation.allow(random_bits(VOCAB, 1))
+    assert generation.await_token(0) is not None
+    time.sleep(late_s)
+    generation.allow(random_bits(VOCAB, 2))
+    assert len(list(generation)) == 2
+    return time.monotonic_ns() - began_ns
+
+
+def test_a_pass_is_not_longer_because_its_mask_is_late(checkpoint: Checkpoint) -> None:
+    """A job is longer than its pass and its waits together; a wait that counted as a pass would be counted twice."""
+    for late_s in (0.1, 1, 10):  # until a loaded machine waits for masks most of the time
+        with cpu(checkpoint("llama"), workers=1) as backend:
+            took_ns = two_tokens(backend, late_s)
+            alone_ns, _, waited_ns = backend.pass_times_ns()
+        if 2 * waited_ns > took_ns:
+            break
+    assert 0 < alone_ns <= took_ns - waited_ns < waited_ns
+
+
 def test_a_job_that_is_not_masked_needs_no_masks_after_one_that_is(checkpoint: Checkpoint) -> None:
     with cpu(checkpoint("llama")) as backend:
         job = Job(PROMPT[:9], 0, 12, sampling=DRAWN)

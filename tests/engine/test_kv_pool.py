@@ -18,14 +18,16 @@ def pool(max_sequences: int = 3, max_bytes: int = 10**6) -> KvPool:
     return KvPool(lambda: SourceSequence(token_bytes=10), max_sequences=max_sequences, max_bytes=max_bytes)
 
 
-def run(kept: KvPool, prompt: list[int], answer: list[int]) -> Lease:
-    """A request: computes what is not cached, as a backend would."""
+def run(kept: KvPool, prompt: list[int], answer: list[int], *, trimmed: bool = True) -> Lease:
+    """A request: computes what is not cached, as a backend would. `trimmed`: its last message has been sent."""
     lease = kept.lease(prompt)
     sequence = lease.sequence
     assert isinstance(sequence, SourceSequence)
     assert sequence.tokens == prompt[: lease.cached]
     sequence.tokens += [*prompt[lease.cached :], *answer[:-1]]
     kept.give_back(lease, [*prompt, *answer])
+    if trimmed:
+        kept.trim()
     return lease
 
 
@@ -208,6 +210,19 @@ def test_only_what_others_need_is_given_back_the_least_recent_first() -> None:
     assert [sequence.bytes for sequence in sequences] == [1000, 1000]
     sequences.append(run(kept, [2] * 9, [7]).sequence)
     assert [sequence.bytes for sequence in sequences] == [90, 1000, 1000]
+
+
+def test_the_end_of_an_answer_waits_for_no_limit() -> None:
+    """Moving KV into less memory takes a while: it comes after the answer, or before the next one."""
+    kept = KvPool(Reserving, max_sequences=64, max_bytes=1500)
+    sequences = [run(kept, [number] * 9, [7], trimmed=False).sequence for number in range(2)]
+    assert [sequence.bytes for sequence in sequences] == [1000, 1000]
+    kept.trim()
+    assert [sequence.bytes for sequence in sequences] == [90, 1000]
+    run(kept, [2] * 9, [7], trimmed=False)
+    assert kept.bytes == 90 + 1000 + 1000
+    kept.lease([3] * 9)
+    assert kept.bytes == 90 + 90 + 1000
 
 
 def test_a_sequence_that_is_mostly_used_is_dropped_instead() -> None:

@@ -55,6 +55,9 @@ class Lease:
 class KvPool:
     """At most `max_sequences` sequences and, with the newest never counted out, `max_bytes` of KV.
 
+    A sequence that is given back may exceed these limits until `trim` or the next `lease`: moving KV into less memory
+    takes a while, and the end of an answer must not wait for it. It takes no more memory than while its job ran.
+
     A leased sequence is not in the pool: one whose job failed is dropped by never being given back.
     """
 
@@ -83,6 +86,7 @@ class KvPool:
 
         `room`: positions that prompt and answer will take. A copy has it from the start and need not be copied again.
         """
+        self.trim()
         tokens = TokenIds.of(prompt)
         best, common = self._nearest(tokens) if reuse else (None, 0)
         cached = min(common, len(tokens) - 1)
@@ -145,6 +149,9 @@ class KvPool:
         if self._kept:
             self._kept[-1].shared = common_prefix(self._kept[-1].tokens, known)
         self._kept.append(Kept(lease.sequence, known, min(len(lease.findings.prompt), len(known))))
+
+    def trim(self) -> None:
+        """Gives back memory, and then conversations, the least recent first, until the limits hold."""
         while len(self._kept) > self._max_sequences:
             self._drop(self._too_many)
         while len(self._kept) > 1 and self.bytes > self._max_bytes:

@@ -250,7 +250,10 @@ class TextStream:
         return ("length" if reason == "length" else "abort"), None
 
     def _settle(self) -> None:
-        """Waits until the job has ended, then keeps its KV and lets the next request in."""
+        """Waits until the job has ended, then keeps its KV and lets the next request in.
+
+        The last delta comes after this, so nothing here may take long: limits of kept KV are applied later (trim_kv).
+        """
         if self._ended:
             return
         for token in self._tokens:

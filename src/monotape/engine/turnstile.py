@@ -23,14 +23,22 @@ class Turnstile:
 
     def enter(self) -> None:
         """Waits for the request in progress, unless this very thread has left it open."""
-        if not self._lock.acquire(blocking=False):
-            if self.held_here:
-                raise RequestError(
-                    "This thread has another stream of the same model open.",
-                    "Read it to its end or close it first; `with llm.stream(...) as stream:` does so.",
-                )
-            self._lock.acquire()
+        if self.enter_if_free():
+            return
+        if self.held_here:
+            raise RequestError(
+                "This thread has another stream of the same model open.",
+                "Read it to its end or close it first; `with llm.stream(...) as stream:` does so.",
+            )
+        self._lock.acquire()
         self._holder = threading.get_ident()
+
+    def enter_if_free(self) -> bool:
+        """Does not wait; says whether the caller holds it now."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._holder = threading.get_ident()
+        return True
 
     def leave(self) -> None:
         self._holder = None

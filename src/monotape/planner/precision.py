@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from monotape.errors import ModelError, UnsupportedModel, UsageError, nearest
+from monotape.models.dense import Family
+from monotape.models.registry import FAMILIES, architecture_of
+from monotape.models.tensors import separate_tensors
 from monotape.plan.formats import GPU_LAYOUTS
 from monotape.planner.shape import (
     ATTENTION,
@@ -42,6 +45,7 @@ FORMATS: Mapping[str, tuple[float, str]] = {
     "mxfp4": (0.5 + 1 / 32, "4 bits, an 8-bit scale for 32"),
 }
 AUTO = "auto"
+_UNPACKED = FORMATS["bf16"][0]  # what a GPU's tapes hold where no format of codes holds a matrix
 NVFP4_GROUP = 16  # weights that share a scale
 KV_FORMATS: Mapping[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "f32": 4.0}
 _STORED = {"float32": "f32", "bfloat16": "bf16", "float16": "fp16"}
@@ -137,6 +141,11 @@ def _of_checkpoint(config: Mapping[str, Any]) -> Precision:
     size, name = _quantized_size(quantized)
     kept = _kept_modules(quantized)
     matrices = {kind: size for kind, module in _MODULES.items() if not listed(module, kept)}
+    if _has_sorted_columns(quantized):
+        ffn = _sorted_ffn_bytes(size, config)
+        matrices = {kind: ffn if kind == FFN else _UNPACKED for kind in matrices}
+        name += " with sorted columns, which a GPU unpacks to bf16"
+        name += "" if ffn == _UNPACKED else " (all matrices but down)"
     expert = text.get("expert_dtype")
     if expert == "fp4":  # DeepSeek-V4: FP8 throughout, FP4 in the routed experts
         matrices[ROUTED] = FORMATS["mxfp4"][0]
@@ -148,6 +157,30 @@ def _of_checkpoint(config: Mapping[str, Any]) -> Precision:
     left = [kind for kind in _MODULES if kind not in matrices]
     note = f"as the checkpoint says: {name}" + (f"; {plain_name} in {', '.join(left)}" if left else "")
     return Precision(name, matrices, plain, note)
+
+
+def _has_sorted_columns(quantized: Mapping[str, Any]) -> bool:
+    """Are the columns of a group scattered over a row? With static groups, or one group a row, they are not."""
+    method = quantized.get("quant_method")
+    if method == "gptq":
+        scattered = quantized.get("desc_act") is True and quantized.get("static_groups") is not True
+        return scattered and quantized.get("group_size") != -1
+    if method != "compressed-tensors":
+        return False
+    (group,) = quantized["config_groups"].values()
+    weights = group["weights"]
+    scattered = weights.get("actorder") in (True, "group", "dynamic")
+    return scattered and weights.get("group_size") not in (None, -1)
+
+
+def _sorted_ffn_bytes(size: float, config: Mapping[str, Any]) -> float:
+    """Of a weight of a dense block: weights/sorted_columns.py puts the columns of `down` in order where it can.
+
+    That is where `gate` and `up` are tensors of their own, whose rows can have the same order.
+    """
+    family = FAMILIES.get(architecture_of(config) or "")
+    dense = isinstance(family, Family) and family.experts is None and family.projections is separate_tensors
+    return (2 * _UNPACKED + size) / 3 if dense else _UNPACKED
 
 
 _HINT = f"Give --dtype, one of {', '.join(FORMATS)}, to plan for a format of your own."

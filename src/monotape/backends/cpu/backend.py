@@ -154,6 +154,13 @@ class CpuBackend:
         """For tests: from the next job on, drafts are checked wherever there are any, whatever they cost."""
         library().monotape_check_all_drafts(self._engine, all_of_them)
 
+    def pass_times_ns(self) -> tuple[int, int, int]:
+        """For tests, between jobs: of a pass alone, of one with drafts, and of all waits for masks in the last job."""
+        times = (ctypes.c_int64 * 3)()
+        library().monotape_pass_times(self._engine, times)
+        alone, with_drafts, waited = times
+        return alone, with_drafts, waited
+
     def wait_for_masks(self, deadline_us: int) -> None:
         """For tests of the deadline: how long the host may take for a mask."""
         library().monotape_mask_deadline(self._engine, deadline_us)

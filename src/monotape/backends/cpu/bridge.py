@@ -102,6 +102,7 @@ _SIGNATURES = {
     "monotape_cancel_at": (None, [c_void_p, c_int64]),
     "monotape_looks": (c_int64, [c_void_p]),
     "monotape_check_all_drafts": (None, [c_void_p, c_int32]),
+    "monotape_pass_times": (None, [c_void_p, POINTER(c_int64)]),
     "monotape_gate": (None, [c_int32, c_void_p, c_void_p, c_int32, c_int64, c_int64, c_void_p]),
     "monotape_delay_words": (None, [c_void_p, c_int64, c_uint64]),
     "monotape_stop_rank": (None, [c_void_p, c_int32, c_int32, c_int64]),

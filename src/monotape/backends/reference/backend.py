@@ -43,23 +43,33 @@ class ReferenceBackend:
         return ReferenceSequence(self.plan)
 
     def start(self, job: Job, sequence: KvSequence) -> ReferenceGeneration:
-        """Begins a job; its tokens are computed as they are asked for."""
+        """Begins a job; its tokens are computed as they are asked for.
+
+        All its room is reserved here: where memory is short, the engine can call again when other KV has given way.
+        """
         self._check(job.prompt, len(job.prompt) + job.max_tokens - 1)
         if job.max_tokens < 1:
             raise RequestError(f"{job.max_tokens} tokens were asked for.", "Ask for at least one.")
         assert isinstance(sequence, ReferenceSequence), "a sequence belongs to the backend that made it"
         assert 0 <= job.cached < len(job.prompt), "at least one prompt token is left to compute"
         sequence.truncate(job.cached)
+        sequence.reserve(len(job.prompt) + job.max_tokens)
         return ReferenceGeneration(self, job, sequence)
 
     def logits(self, tokens: Sequence[int], sequence: KvSequence) -> Floats:
         assert isinstance(sequence, ReferenceSequence), "a sequence belongs to the backend that made it"
-        self._check(tokens, sequence.length + len(tokens))
-        parts = [
-            self.step(tokens[start : start + PREFILL_ROWS], sequence, all_rows=True)
-            for start in range(0, len(tokens), PREFILL_ROWS)
-        ]
-        return np.concatenate(parts)
+        before = sequence.length
+        self._check(tokens, before + len(tokens))
+        sequence.reserve(before + len(tokens))
+        try:
+            parts = [
+                self.step(tokens[start : start + PREFILL_ROWS], sequence, all_rows=True)
+                for start in range(0, len(tokens), PREFILL_ROWS)
+            ]
+            return np.concatenate(parts)
+        except MemoryError:  # the engine may call again with the same tokens
+            sequence.truncate(before)
+            raise
 
     def close(self) -> None:
         self._model = None

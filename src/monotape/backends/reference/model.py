@@ -18,6 +18,7 @@ from monotape.backends.protocol import KvSequence
 from monotape.backends.reference.experts import Choice, activations, choose, gated, weighted_sum
 from monotape.backends.reference.shards import shard
 from monotape.backends.reference.weights import ReferenceWeights, Roles
+from monotape.errors import ResourceError
 from monotape.models.lanes import steps, tensor_parallel
 from monotape.models.layer import modules_of
 from monotape.models.rope import position_tables
@@ -27,19 +28,19 @@ from monotape.plan.types import Plan
 from monotape.weights.rounding import fp8_heads
 
 Floats = NDArray[np.float32]
+_GROWTH = 256  # positions; KV grows in steps of this
 
 
 class ReferenceSequence:
-    """Keys and values of one conversation: [layer, kv head, position, head_dim], grown by doubling.
+    """Keys and values of one conversation: [layer, kv head, position, head_dim], in arrays that grow with it.
 
     The KV heads of the ranks follow each other; a head that several ranks have is there as often.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.length = 0
-        kv = plan.ranks[0].kv
-        shape = (kv.layers, sum(rank.kv.kv_heads for rank in plan.ranks), 0, kv.head_dim)
-        self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self._kv, self._heads = plan.ranks[0].kv, sum(rank.kv.kv_heads for rank in plan.ranks)
+        self.keys, self.values = self._empty(0), self._empty(0)
 
     @property
     def bytes(self) -> int:
@@ -59,12 +60,42 @@ class ReferenceSequence:
         self.length = length
 
     def reserve(self, positions: int) -> None:
-        """Makes room for `positions` positions in all."""
-        capacity = self.keys.shape[2]
-        if positions > capacity:
-            missing = max(positions, 2 * capacity) - capacity
-            room = ((0, 0), (0, 0), (0, missing), (0, 0))
-            self.keys, self.values = np.pad(self.keys, room), np.pad(self.values, room)
+        """Makes room for `positions` positions in all. The system gives memory to those that are written."""
+        if positions <= self._capacity:
+            return
+        try:
+            self._move(_rounded(positions))
+        except MemoryError as error:
+            raise ResourceError(
+                f"This machine does not have the memory for the KV of {positions} positions in float32.",
+                "Ask for fewer tokens, set a smaller --max-model-len, or use --backend cpu.",
+            ) from error
+
+    def shrink(self) -> bool:
+        """Gives back the room that was reserved and not used, where it is more than half; says whether it was."""
+        capacity = _rounded(self.length)
+        if 2 * capacity >= self._capacity:
+            return False
+        self._move(capacity)
+        return True
+
+    @property
+    def _capacity(self) -> int:
+        return int(self.keys.shape[2])
+
+    def _empty(self, capacity: int) -> Floats:
+        return np.empty((self._kv.layers, self._heads, capacity, self._kv.head_dim), np.float32)
+
+    def _move(self, capacity: int) -> None:
+        """To arrays with that much room: both, or neither where there is no memory for both."""
+        keys, values = self._empty(capacity), self._empty(capacity)
+        keys[:, :, : self.length] = self.keys[:, :, : self.length]
+        values[:, :, : self.length] = self.values[:, :, : self.length]
+        self.keys, self.values = keys, values
+
+
+def _rounded(positions: int) -> int:
+    return -(-positions // _GROWTH) * _GROWTH
 
 
 def linear(x: Floats, matrix: Floats) -> Floats:

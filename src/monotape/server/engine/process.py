@@ -169,6 +169,7 @@ class EngineProcess:
     def _complete(self, job: wire.Generate) -> None:
         with self._constraint(job.id, job.grammar) as constraint:
             self._generate(job, constraint)
+        self._llm.trim_kv()  # after the last message of the answer, which would wait for it
 
     def _generate(self, job: wire.Generate, constraint: GrammarConstraint | None) -> None:
         started_ns = time.monotonic_ns()

@@ -30,7 +30,7 @@ Finish Chooser::choose(const float* logits, size_t stride, int position, Decisio
   kept_ = position + row;
   drafted_ += drafts;
   accepted_ += row;
-  drafter_.pass_ended(decision.known, drafts, row, now_ns());
+  drafter_.pass_ended(decision.known, drafts, row, now_ns() - masks_.waited_ns());
   decision.tokens[0] = token;
   decision.rows = decision.known = 1;
   if (finish == Finish::running) finish = tell_forced(decision, cancelled);

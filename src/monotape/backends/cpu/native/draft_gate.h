@@ -21,6 +21,8 @@ class DraftGate {
   bool opens(int evidence);
   // For tests: drafts are checked wherever there are any.
   void stay_open(bool open) { stays_open_ = open; }
+  int64_t ns_alone() const { return ns_alone_; }
+  int64_t ns_with_drafts() const { return ns_with_drafts_; }
 
   static constexpr int kEvidence = 8;  // tokens in a row that need no better match
 

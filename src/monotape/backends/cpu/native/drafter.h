@@ -12,7 +12,8 @@ class Drafter {
   void begin(const Job& job);
   // A token has been chosen.
   void tell(int32_t token);
-  // A pass has ended and its tokens have been told.
+  // A pass has ended and its tokens have been told. The clock stands still while the chooser waits for a mask: a slow
+  // grammar makes no pass longer.
   void pass_ended(int known, int drafted, int accepted, int64_t now_ns);
   // Up to `most` drafts of the tokens that follow.
   int draft(int most, int32_t* drafts);

@@ -115,6 +115,11 @@ class Engine {
     for (const Worker& worker : workers_) most = std::max(most, worker.looks());
     return most;
   }
+  // What the gate takes a pass alone and one with drafts to last, and how long the last job waited for masks.
+  void pass_times(int64_t* ns) {
+    Chooser& chooser = first().chooser;
+    ns[0] = chooser.gate().ns_alone(), ns[1] = chooser.gate().ns_with_drafts(), ns[2] = masks().waited_ns();
+  }
   void check_all_drafts(bool all) { first().chooser.gate().stay_open(all); }
   void delay_words(int64_t longest_ns, uint64_t seed) {
     if (collective_) collective_->link_delay.set(longest_ns, seed);
@@ -303,6 +308,7 @@ void monotape_mask_deadline(Engine* engine, int64_t deadline_us) { engine->masks
 void monotape_cancel_at(Engine* engine, int64_t look) { engine->cancel_at(look); }
 int64_t monotape_looks(Engine* engine) { return engine->looks(); }
 void monotape_check_all_drafts(Engine* engine, int32_t all) { engine->check_all_drafts(all); }
+void monotape_pass_times(Engine* engine, int64_t* ns) { engine->pass_times(ns); }
 void monotape_delay_words(Engine* engine, int64_t longest_ns, uint64_t seed) { engine->delay_words(longest_ns, seed); }
 void monotape_stop_rank(Engine* engine, int32_t rank, int32_t after_modules, int64_t deadline_us) {
   engine->stop_rank(rank, after_modules, deadline_us);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "rendezvous.h"
+
 namespace monotape {
 namespace {
 
@@ -26,6 +28,7 @@ void Masks::begin(bool wanted) {
   std::lock_guard lock(mutex_);
   wanted_ = wanted;
   given_ = taken_ = told_ = 0;
+  job_waited_ns_ = 0;
   complete_ = over_ = false;
 }
 
@@ -71,15 +74,24 @@ void Masks::wake() {
 
 Masks::Answer Masks::take(const std::atomic<bool>& cancelled, const Mask*& mask) {
   std::unique_lock lock(mutex_);
+  Answer answer = Answer::mask;
+  if (given_ == taken_) {
+    const int64_t began_ns = now_ns();
+    answer = wait(lock, cancelled);
+    job_waited_ns_ += now_ns() - began_ns;
+  }
+  if (answer == Answer::mask) mask = &at(taken_++);
+  return answer;
+}
+
+Masks::Answer Masks::wait(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& cancelled) {
   while (given_ == taken_ && !complete_) {
     if (cancelled) return Answer::cancelled;
     if (waited_us_ > deadline_us_) return Answer::late;
     if (news_.wait_for(lock, kLook) == std::cv_status::timeout)
       waited_us_ += std::chrono::microseconds(kLook).count();
   }
-  if (given_ == taken_) return Answer::complete;
-  mask = &at(taken_++);
-  return Answer::mask;
+  return given_ == taken_ ? Answer::complete : Answer::mask;
 }
 
 int32_t Masks::take_forced() {

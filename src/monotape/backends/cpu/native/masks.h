@@ -48,11 +48,15 @@ class Masks {
   // The next token if its mask is there and forces it, which is then taken; else -1.
   int32_t take_forced();
   void tell();
+  // How long take() has waited in this job.
+  int64_t waited_ns() const { return job_waited_ns_; }
 
   void set_deadline_us(int64_t deadline_us) { deadline_us_ = deadline_us; }
 
  private:
   Mask& at(int number) { return ring_[number % kMasksAhead]; }
+  // Until the mask of the next token is there, or what comes in its place.
+  Answer wait(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& cancelled);
 
   const size_t words_;
   bool wanted_ = false;
@@ -61,7 +65,8 @@ class Masks {
   std::array<Mask, kMasksAhead> ring_;
   int given_ = 0, taken_ = 0, told_ = 0;
   bool complete_ = false, over_ = true;
-  int64_t deadline_us_ = 0, waited_us_ = 0;
+  int64_t deadline_us_ = 0, waited_us_ = 0;  // of a pass's choices
+  int64_t job_waited_ns_ = 0;                // by the clock; written and read by worker 0 while a job runs
 };
 
 }  // namespace monotape
