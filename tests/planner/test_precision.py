@@ -64,6 +64,10 @@ def compressed(**weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head"]}
 
 
+def preset(name: str) -> dict[str, Any]:
+    return {"quant_method": "compressed-tensors", "config_groups": {name: ["Linear"]}, "ignore": ["lm_head"]}
+
+
 def test_fp8_has_a_scale_for_each_block() -> None:
     assert FORMATS["fp8"][0] == 1 + 4 / 16384
 
@@ -120,6 +124,11 @@ def test_deepseek_v4_has_fp4_experts_in_an_fp8_model() -> None:
         (compressed(type="int", num_bits=8, strategy="channel", symmetric=False), 1.5),
         (compressed(type="float", num_bits=4, strategy="tensor_group", group_size=16), 1.5),
         (compressed(type="float", num_bits=4, group_size=32), 0.5 + 1 / 32),
+        ({"method": "gptq", "bits": 4, "group_size": 128}, 0.5 + 2.5 / 128),
+        (preset("W4A16"), 0.5 + 2 / 128),
+        (preset("w4a16_asym"), 0.5 + 2.5 / 128),
+        (preset("FP8_DYNAMIC"), 1.0),
+        (preset("MXFP4A16"), 0.5 + 1 / 32),
     ],
 )
 def test_common_quantisations_are_understood(quantized: dict[str, Any], size: float) -> None:
@@ -214,6 +223,8 @@ def test_both_names_of_the_list_of_plain_modules_are_read(field: str) -> None:
         {"quant_method": "gptq", "bits": 4, "group_size": 0},
         {"quant_method": "awq", "bits": 4, "group_size": "all"},
         compressed(type="int", num_bits=4, group_size=0),
+        preset("W5A16"),
+        preset("UNQUANTIZED"),
         compressed(type="float", num_bits=4),
         {"quant_method": "gptq", "bits": 5, "group_size": 128},
         {"quant_method": "compressed-tensors", "config_groups": {}},

@@ -24,6 +24,7 @@ from monotape.planner.shape import (
     ModelShape,
     Part,
 )
+from monotape.weights.quantised.compressed_presets import PRESETS
 from monotape.weights.quantised.names import listed
 
 #: Bytes of one weight, the scales it shares with its neighbours included: names of the field, then a GPU's tapes' own.
@@ -161,14 +162,13 @@ def _of_checkpoint(config: Mapping[str, Any]) -> Precision:
 
 def _has_sorted_columns(quantized: Mapping[str, Any]) -> bool:
     """Are the columns of a group scattered over a row? With static groups, or one group a row, they are not."""
-    method = quantized.get("quant_method")
+    method = _method(quantized)
     if method == "gptq":
         scattered = quantized.get("desc_act") is True and quantized.get("static_groups") is not True
         return scattered and quantized.get("group_size") != -1
-    if method != "compressed-tensors":
+    weights = _compressed_weights(quantized) if method == "compressed-tensors" else None
+    if weights is None:
         return False
-    (group,) = quantized["config_groups"].values()
-    weights = group["weights"]
     scattered = weights.get("actorder") in (True, "group", "dynamic")
     return scattered and weights.get("group_size") not in (None, -1)
 
@@ -200,7 +200,7 @@ def _plain_format(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 def _quantized_size(quantized: Mapping[str, Any]) -> tuple[float, str]:
     """Bytes of a quantised weight, and what the method is called."""
-    method = quantized.get("quant_method")
+    method = _method(quantized)
     if method in ("fp8", "mxfp4"):
         return FORMATS[method][0], method
     if method in ("gptq", "awq"):
@@ -212,15 +212,29 @@ def _quantized_size(quantized: Mapping[str, Any]) -> tuple[float, str]:
         if bits in (2, 3, 4, 8) and type(group) is int and (group > 0 or group == -1):
             size = _integer_bytes(bits, None if group == -1 else group, zeros)
             return _on_tape(size, f"{method} {bits} bits", wide=bits == 8 and not symmetric)
-    if method == "compressed-tensors":
-        groups = quantized.get("config_groups")
-        weights = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
-        if len(weights) == 1 and isinstance(weights[0], Mapping):
-            return _compressed_size(weights[0])
+    weights = _compressed_weights(quantized) if method == "compressed-tensors" else None
+    if weights is not None:
+        return _compressed_size(weights)
     raise UnsupportedModel(
         f"config.json has a quantization_config (quant_method {method!r}) that the planner does not understand.",
         _HINT,
     )
+
+
+def _method(quantized: Mapping[str, Any]) -> Any:
+    return quantized.get("quant_method") or quantized.get("method")
+
+
+def _compressed_weights(quantized: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What compressed-tensors says of the weights of its only group, spelt out or by the name of a preset."""
+    groups = quantized.get("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        return None
+    ((name, group),) = groups.items()
+    if isinstance(group, list) and name.upper() in PRESETS:
+        return PRESETS[name.upper()].weights
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    return weights if isinstance(weights, Mapping) else None
 
 
 def _integer_bytes(bits: int, group: int | None, zeros: bool) -> float:
@@ -235,7 +249,7 @@ def _on_tape(size: float, name: str, *, wide: bool) -> tuple[float, str]:
 
 
 def _compressed_size(weights: Mapping[str, Any]) -> tuple[float, str]:
-    bits, kind, group = weights.get("num_bits"), weights.get("type") or "int", weights.get("group_size")
+    bits, kind, group = weights.get("num_bits", 8), weights.get("type") or "int", weights.get("group_size")
     if group in (None, -1):
         group = None
     elif type(group) is not int or group < 1:
