@@ -50,6 +50,17 @@ def late_parts(worker: int) -> Line:
     return resting(str(worker), 0, "true", Line("token/combine.h", line))
 
 
+def late_writer() -> Line:
+    """The thread that writes the rows of the next pass is late."""
+    return resting("0", 0, "true", Line("sampling/offers.h", "    Drafts& drafts = c.shared.drafts;\n"))
+
+
+def late_reader(warp: int) -> Line:
+    """A warp compares its first row with the draft after it late."""
+    line = "    token = p.sampling.active ? c.shared.next_token : c.shared.drafts.chosen[row];\n"
+    return resting("0", warp, "row == 0", Line("monotape.cu", line))
+
+
 def put(line: Line, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on kernels for the host's machine are built with the line changed, besides those put before."""
     place = tempfile.mkdtemp(dir=folder)

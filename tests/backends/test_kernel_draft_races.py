@@ -17,7 +17,7 @@ import pytest
 from backends.host_drafts import SAMPLINGS, Answer, answer, plain, predicting
 from backends.host_kernel import HostKernel, MachineFault, Schedule
 from backends.host_setups import CONTEXT, VOCAB, Load, loading_from, make_checkpoints
-from backends.source_edits import Line, late_parts, late_sums, put
+from backends.source_edits import Line, late_parts, late_reader, late_sums, late_writer, put
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.protocol import Job
 from monotape.errors import DeadlineFault, NumericalFault
@@ -57,12 +57,18 @@ RACES = {
     "rows of the next pass": Race(
         "two workers",
         Line("sampling/offers.h", "  if (!c.meet()) return 0;  // no thread reads the rows before any more\n"),
-        orders(QUIET, 1, 2, 3),
+        orders(BRIEF, 1, 2, 3),
+        wrong=0,  # passes with drafts that follow each other: the loop does not change in between
+        tokens=40,
+        rest=late_reader(warp=5),
     ),
     "rows that are read too early": Race(
         "two workers",
         Line("sampling/offers.h", "  return c.meet() ? rows : 0;\n", "  return rows;\n"),
         orders(BRIEF, 1, 2, 3),
+        wrong=0,
+        tokens=40,
+        rest=late_writer(),
     ),
     # Where there is no room for the parts of all rows, those of a row lie over those of the row before.
     "a part over that of the row before": Race(
