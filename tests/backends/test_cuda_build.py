@@ -13,7 +13,7 @@ import pytest
 from monotape.backends.cuda.compilation import ARCHITECTURE, KERNELS, STANDARD, cuda_core
 from monotape.backends.cuda.driver import compile_kernel, resource_usage
 from monotape.backends.cuda.header import Variant, plan_header
-from monotape.compiler.gpu import Tuning, gpu_plan
+from monotape.compiler.gpu import Tuning, drafting_plan, gpu_plan
 from monotape.errors import UnsupportedModel
 from monotape.models.lanes import Lanes, delayed, ladder
 from monotape.models.registry import spec_from_config
@@ -53,6 +53,7 @@ class Kernel:
     most_stack: int = 0
     kv: Format | None = None
     formats: Mapping[str, Format] | None = None
+    drafts: bool = False
 
     def header(self) -> str:
         spec = spec_of(self.shape)
@@ -67,10 +68,17 @@ class Kernel:
             kv_format=self.kv,
             stage_formats=self.formats,
         )
+        if self.drafts:
+            drafting = drafting_plan(spec, plan)
+            assert drafting is not None
+            plan = drafting
         return plan_header(plan, variant=self.variant)
 
 
 RANKED = 8  # of many ranks the position of a token waits there until the next has been chosen
+#: 16 for the gate's two times of a pass, which are indexed once a pass; the rest for three values of the loop over
+#: passes, which are read once a tile at most.
+DRAFTS = 32
 #: As they run; the others without their prefill, which compiles in less time.
 WHOLE = ("llama-3.2-1b", "qwen2.5-0.5b", "qwen2.5-1.5b", "dense-2b", "qwen3-0.6b")
 INT4 = {**dict.fromkeys(("qkv", "output", "gate_up", "down"), Format.INT4_G128), "head": Format.Q8}
@@ -87,6 +95,8 @@ KERNELS_TO_CHECK = {
     "two ranks of qwen3-0.6b, a ladder, on one GPU": Kernel("qwen3-0.6b", 66, ladder(2), 2),
     "llama-3.1-8b with KV in 8 bits": Kernel("llama-3.1-8b", kv=Format.FP8),
     "llama-3.2-1b in INT4": Kernel("llama-3.2-1b", formats=INT4),
+    "llama-3.2-1b for drafts": Kernel("llama-3.2-1b", drafts=True, most_stack=DRAFTS),
+    "qwen2.5-0.5b for drafts": Kernel("qwen2.5-0.5b", drafts=True, most_stack=DRAFTS),
     "experiments with slow links": Kernel("dense-2b", lanes=delayed(4, 2), tuning=Tuning(link_delay=True)),
 }
 

@@ -199,7 +199,7 @@ def test_without_its_line_an_order_goes_wrong(
 
 
 #: Orders that are tried; `MONOTAPE_ORDERS=1000` takes a quarter of an hour of two cores.
-SEARCHED = int(os.environ.get("MONOTAPE_ORDERS", "120"))
+SEARCHED = int(os.environ.get("MONOTAPE_ORDERS", "80"))
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -77,7 +77,7 @@ RACES = {
             "token/attention_rows.h",
             "      if (group + at_once < rows && !c.meet()) return false;  // the next parts lie over these\n",
         ),
-        orders(STALLS, 1004, 2, 3),
+        orders(STALLS, 1006, 2, 3),
         wrong=0,
         prompt=130,
     ),
@@ -139,7 +139,7 @@ RACES = {
             "words_of<Buffer::candidates>(*c.params.exchange, turn) + c.warp() * kWorkers;",
             "words_of<Buffer::candidates>(*c.params.exchange, c.sample_turn()) + c.warp() * kWorkers;",
         ),
-        orders(STALLS, 1001, 2, 3),
+        orders(STALLS, 3, 1001, 2),
     ),
     # One thread says whose logits are drawn from; here several warps read them.
     "the logits of the row before": Race(
@@ -149,7 +149,7 @@ RACES = {
             "if (!c.meet() || !choose_next(c, first + row)) return 0;",
             "if (!choose_next(c, first + row)) return 0;",
         ),
-        orders(MANY_STALLS, 1002, 2, 3),
+        orders(MANY_STALLS, 2, 1002, 3),
         sampling="drawn",
         wrong=0,
     ),

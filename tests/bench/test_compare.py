@@ -111,7 +111,7 @@ TINY = {
     "engine",
     [
         "torch-eager",
-        pytest.param("torch-compile-layer", marks=pytest.mark.long),
+        pytest.param("torch-compile-layer", marks=[pytest.mark.long, pytest.mark.wide]),
         "transformers",
         "transformers-static",
     ],
