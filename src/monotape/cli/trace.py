@@ -44,7 +44,7 @@ def main(options: argparse.Namespace) -> int:
     vocab = backend.spec.vocab
     prompt = [1 + 7919 * number % (vocab - 1) for number in range(options.context)]
     trace = backend.trace(prompt, options.tokens)
-    with Path(options.out).open("w") as file:
+    with Path(options.out).open("w", encoding="utf-8") as file:
         write_chrome(trace, file)
     bandwidth = known_bandwidth()
     print(table(trace, bandwidth))

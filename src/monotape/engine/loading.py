@@ -353,7 +353,7 @@ def _smaller(
 def available_memory() -> int | None:
     """Bytes that can be taken without swapping; None where the system does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
     except OSError:
         return None
     for line in lines:

@@ -19,8 +19,10 @@ def missing_network() -> str | None:
 def _routes() -> set[str] | None:
     """Interfaces that lead to other machines; None where the system does not say."""
     try:
-        lines = [line.split() for line in _ROUTES.read_text().splitlines()[1:]]
-        lines_6 = [line.split() for line in _ROUTES_6.read_text().splitlines()] if _ROUTES_6.exists() else []
+        lines = [line.split() for line in _ROUTES.read_text("utf-8").splitlines()[1:]]
+        lines_6 = (
+            [line.split() for line in _ROUTES_6.read_text("utf-8").splitlines()] if _ROUTES_6.exists() else []
+        )
         found = {line[0] for line in lines if int(line[3], 16) & _UP}
         found |= {line[9] for line in lines_6 if int(line[8], 16) & _UP and not line[0].startswith("fe80")}
     except (OSError, ValueError, IndexError):

@@ -55,7 +55,7 @@ def kept_bandwidth(threads: int | None = None) -> Bandwidth | None:
     """The best figure that `monotape doctor` or an earlier run left in the cache."""
     path = _path(threads or available_cpus())
     try:
-        found = Bandwidth(**json.loads(path.read_text()))
+        found = Bandwidth(**json.loads(path.read_text("utf-8")))
         return found if found.bytes_per_second > 0 else None
     except (OSError, ValueError, TypeError):
         return None
@@ -73,7 +73,7 @@ def remember_bandwidth(found: Bandwidth) -> Bandwidth:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(found)))
+        temporary.write_text(json.dumps(asdict(found)), "utf-8")
         os.replace(temporary, path)
     except OSError:
         pass

@@ -65,7 +65,7 @@ def seconds_of(moments: NDArray[np.int64]) -> float:
 def known_bandwidth() -> float:
     """The measured figure of this GPU, from the cache if `monotape doctor` or an earlier run left it there."""
     try:
-        return float(json.loads(_path().read_text())["bytes_per_second"])
+        return float(json.loads(_path().read_text("utf-8"))["bytes_per_second"])
     except (OSError, ValueError, TypeError, KeyError):
         found = measure_bandwidth()
         remember_bandwidth(found)
@@ -78,7 +78,7 @@ def remember_bandwidth(found: float) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps({"bytes_per_second": found, "machine": device_name()}))
+        temporary.write_text(json.dumps({"bytes_per_second": found, "machine": device_name()}), "utf-8")
         os.replace(temporary, path)
     except OSError:
         return

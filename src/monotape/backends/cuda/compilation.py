@@ -60,7 +60,7 @@ def kept_code(path: Path, compile_code: Callable[[], bytes]) -> bytes:
 def cached_path(header: str, source: str = KERNEL_FILE) -> Path:
     """Where the cubin lies once it has been compiled."""
     files = [KERNELS / source, *headers()]
-    contents = [(str(file.relative_to(KERNELS)), file.read_text()) for file in files]
+    contents = [(str(file.relative_to(KERNELS)), file.read_text("utf-8")) for file in files]
     key = repr((header, contents, ARCHITECTURE, STANDARD, _compiler_version()))
     return cache_dir() / "cubin" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
 
@@ -93,12 +93,12 @@ def _compile(header: str, source: str) -> bytes:
     core = cuda_core()
     with tempfile.TemporaryDirectory() as folder:
         # cuda-core takes headers from folders only, so plan.h becomes a file for a moment.
-        Path(folder, "plan.h").write_text(header)
+        Path(folder, "plan.h").write_text(header, "utf-8")
         options = core.ProgramOptions(
             name=source, arch=ARCHITECTURE, std=STANDARD, include_path=[folder, str(KERNELS)]
         )
         try:
-            program = core.Program((KERNELS / source).read_text(), "c++", options=options)
+            program = core.Program((KERNELS / source).read_text("utf-8"), "c++", options=options)
             cubin = program.compile("cubin").code
         except Exception as error:
             if not is_cuda_error(error):

@@ -56,7 +56,7 @@ def find_compiler() -> str:
 def _knows_the_gpu(compiler: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "empty.cu")
-        source.write_text('extern "C" __attribute__((global)) void empty() {}\n')
+        source.write_text('extern "C" __attribute__((global)) void empty() {}\n', "utf-8")
         command = [compiler, *OPTIONS, str(source), "-o", str(Path(folder, "empty.o"))]
         return subprocess.run(command, capture_output=True, check=False, timeout=_COMPILE_S).returncode == 0
 
@@ -69,7 +69,7 @@ def compile_kernel(header: str, source: str = KERNEL_FILE) -> bytes:
 def cached_path(header: str, source: str = KERNEL_FILE) -> Path:
     """Where the code object lies once it has been compiled."""
     files = [KERNELS / source, *headers(CDNA3)]
-    contents = [(str(file.relative_to(KERNELS)), file.read_text()) for file in files]
+    contents = [(str(file.relative_to(KERNELS)), file.read_text("utf-8")) for file in files]
     rtc = hip_rtc()
     key = repr((header, contents, OPTIONS, _version(find_compiler()) if rtc is None else rtc.version))
     return cache_dir() / ARCHITECTURE / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
@@ -83,9 +83,9 @@ def _version(compiler: str) -> str:
 def _compile(header: str, source: str) -> bytes:
     if (rtc := hip_rtc()) is None:
         return _compile_with_clang(header, source)
-    texts = {str(file.relative_to(KERNELS)): file.read_text() for file in headers(CDNA3)}
+    texts = {str(file.relative_to(KERNELS)): file.read_text("utf-8") for file in headers(CDNA3)}
     try:
-        return rtc.compile((KERNELS / source).read_text(), {**texts, "plan.h": header}, _COMMON)
+        return rtc.compile((KERNELS / source).read_text("utf-8"), {**texts, "plan.h": header}, _COMMON)
     except RtcError as error:  # which versions of it compile the kernel has never been tried
         try:
             return _compile_with_clang(header, source)
@@ -102,7 +102,7 @@ def _does_not_compile(said: str) -> BackendError:
 
 def _compile_with_clang(header: str, source: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "plan.h").write_text(header)
+        Path(folder, "plan.h").write_text(header, "utf-8")
         made = Path(folder, "made.o")
         command = [
             find_compiler(),

@@ -116,7 +116,7 @@ def _limit_memory(max_bytes: int) -> None:
 def _used_bytes() -> int:
     """The size of this process's address space; 0 where the system does not say."""
     try:
-        with open("/proc/self/statm") as statm:
+        with open("/proc/self/statm", encoding="utf-8") as statm:
             return int(statm.read().split()[0]) * resource.getpagesize()
     except OSError:
         return 0
