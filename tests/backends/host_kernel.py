@@ -212,13 +212,16 @@ def _remove_unused() -> None:
 class NeverCompiled:
     """A model's second kernel, which only the tests of drafts need."""
 
-    failed = False
+    failure: str | None = None
 
     def __init__(self, header: str) -> None:
         pass
 
     def code(self) -> bytes | None:
         return None
+
+    def close(self) -> None:
+        pass
 
 
 @contextmanager

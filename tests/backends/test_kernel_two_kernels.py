@@ -21,7 +21,7 @@ from monotape.backends.cuda.memory import memory_plan
 from monotape.backends.cuda.worth import Worth
 from monotape.backends.protocol import Job, KvSequence
 from monotape.compiler.gpu import Tuning, drafting_plan, gpu_plan
-from monotape.errors import BackendError
+from monotape.errors import BackendError, ResourceError
 from monotape.models.registry import spec_from_config
 from monotape.plan.formats import Format
 from monotape.weights.open import open_checkpoint
@@ -32,10 +32,8 @@ TEXT = tuple(np.random.default_rng(11).integers(3, VOCAB, CONTEXT).tolist())
 Load = Callable[..., DraftingBackend]
 
 
-class AtOnce:
+class AtOnce(NeverCompiled):
     """The host compiles when the kernel is made."""
-
-    failed = False
 
     def __init__(self, header: str) -> None:
         self.header = header
@@ -45,7 +43,7 @@ class AtOnce:
 
 
 class Failed(NeverCompiled):
-    failed = True
+    failure = "ptxas: out of patience"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +58,7 @@ def load(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         stack.enter_context(host_gpu())
 
         def load(
-            setup: str, compiling: type[AtOnce | NeverCompiled] = AtOnce, kv: Format | None = None
+            setup: str, compiling: type[NeverCompiled] = AtOnce, kv: Format | None = None
         ) -> DraftingBackend:
             monkeypatch.setattr(DraftingBackend, "compiling", compiling)
             case, workers, enough = SETUPS[setup]
@@ -155,7 +153,33 @@ def test_one_that_does_not_compile_is_told_once(load: Load, caplog: pytest.LogCa
     backend = load("two workers", Failed)
     for _ in range(2):
         asked(backend, Job(TEXT[:8], 0, 4))
-    assert caplog.text.count("did not compile") == 1 and backend.kernel.launches == 2
+    assert caplog.text.count("no kernel for drafts, so none are checked: ptxas: out of patience") == 1
+    assert backend.kernel.launches == 2 and not backend.pending
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [ResourceError("The GPU is out of memory."), BackendError("The driver says no."), MemoryError("no room")],
+)
+def test_one_that_cannot_be_loaded_fails_no_request(
+    load: Load, fault: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory that was free at the start may be taken by now."""
+    backend, job = load("two workers"), Job(TEXT[:8], 0, 4)
+    expected = asked(backend, plain(job))
+    tried = []
+
+    def fails(*arguments: object, **options: object) -> None:
+        tried.append(options)
+        raise fault
+
+    monkeypatch.setattr(drafting, "CudaBackend", fails)
+    for _ in range(2):
+        assert asked(backend, job).told == expected.told
+    generation = backend.start_masked(job, backend.new_sequence())
+    generation.end_masks(complete=True)
+    assert list(generation) == [] and generation.finish_reason == "stop"
+    assert len(tried) == 1 and caplog.text.count("cannot be loaded") == 1
 
 
 def test_short_of_memory_there_is_one_kernel(

@@ -9,6 +9,7 @@ import pytest
 
 from monotape.backends.cuda.worth import Worth, passes_with_lookup
 from monotape.backends.protocol import Token
+from monotape.backends.token_ids import TokenIds
 
 ALONE_NS, DRAFTING_NS = 1000, 1500
 ROWS = 4
@@ -52,11 +53,39 @@ def test_a_text_that_repeats_its_prompt_turns_drafts_on_again() -> None:
     assert worth.pays
 
 
-def test_a_short_answer_says_nothing() -> None:
+def test_a_short_answer_decides_nothing_but_many_do() -> None:
     worth = Worth()
     worth.learn(answer(8, DRAFTING_NS), 0)
     worth.learn_alone((), answer(8, ALONE_NS), ROWS)
+    assert worth.pays
+    for _ in range(2):
+        worth.learn(answer(8, DRAFTING_NS), 0)
+    assert not worth.pays
+
+
+def test_a_short_answer_changes_less_than_a_long_one() -> None:
+    times = []
+    for count in (3, 200):
+        worth = Worth()
+        worth.learn(answer(101, DRAFTING_NS), 0)
+        worth.learn(answer(count, 3 * DRAFTING_NS), 0)
+        times.append(worth.drafting_ns)
+    assert times == [pytest.approx(1.166 * DRAFTING_NS, rel=1e-3), pytest.approx(2 * DRAFTING_NS)]
+
+
+def test_one_token_says_nothing() -> None:
+    worth = Worth()
+    worth.learn(answer(1, DRAFTING_NS), 0)
+    worth.learn_alone((), answer(1, ALONE_NS), ROWS)
     assert worth == Worth()
+
+
+@pytest.mark.parametrize("prompt", [0, 30_000])
+def test_an_answer_longer_than_what_is_searched_counts_only_that(prompt: int) -> None:
+    worth, ids = Worth(), np.random.default_rng(5).permutation(40_000).tolist()
+    worth.learn_alone(TokenIds.of(range(prompt)), answer(40_000, ALONE_NS, ids), ROWS)
+    assert worth.tokens == worth.passes and not worth.pays
+    assert worth.alone_ns == ALONE_NS
 
 
 def one_by_one(text: list[int], count: int, rows: int) -> int:

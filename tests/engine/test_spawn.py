@@ -64,6 +64,17 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     wait_for_end(pid)
 
 
+def test_files_of_the_current_folder_hide_no_library(tmp_path: Path) -> None:
+    """Users start servers where their own code is."""
+    for name in ("monotape/__init__.py", "random.py", "queue.py", "typing.py"):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"raise SystemExit('this is {name} of the current folder')\n")
+    made = spawn("monotape", "--version", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    told, _ = made.communicate(timeout=PATIENCE_S)
+    assert (made.returncode, told.split()[:1]) == (0, [b"monotape"]), told
+
+
 def test_a_child_ends_without_help_of_the_kernel_too(tmp_path: Path) -> None:
     need_proc()
     middle = (

@@ -1,10 +1,10 @@
 """Runs a module or a script in a process that ends with its parent, even if the parent is killed.
 
-    python -m monotape.engine.child PARENT MODULE [ARGUMENT ...]
+    python -P child.py PARENT MODULE [ARGUMENT ...]
     python -P child.py PARENT SCRIPT.py [ARGUMENT ...]
 
-PARENT is the parent's process id; `spawn.py` writes the command. Nothing of Monotape is imported here, because the
-template's process must hold nothing of it.
+PARENT is the parent's process id; `spawn.py` writes the command. Nothing of Monotape is imported for a script, because
+the template's process must hold nothing of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import time
 _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 _POLL_S = 0.5
 _ORPHANED = 3  # exit status
+#: Where Monotape itself is: none of the usual folders if its parent found it in the current one.
+_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def end_with_parent(parent: int) -> None:
@@ -57,6 +59,7 @@ def main() -> None:
     if name.endswith(".py"):
         runpy.run_path(name, run_name="__main__")
     else:
+        sys.path.append(_PACKAGES)
         runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

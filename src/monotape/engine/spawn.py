@@ -20,12 +20,8 @@ def spawn(program: str | Path, *arguments: str, **options: Any) -> subprocess.Po
 
     Its session is its own: Ctrl-C is for this process, which ends its children in its own time.
     """
-    if isinstance(program, Path):
-        # -P: the script's folder has modules of ours whose names must not stand before the library's.
-        command = [sys.executable, "-P", str(_CHILD)]
-    else:
-        command = [sys.executable, "-m", "monotape.engine.child"]
-    command += [str(os.getpid()), str(program), *arguments]
+    # -P: neither files of the current folder nor modules of ours beside the script may stand before the library's.
+    command = [sys.executable, "-P", str(_CHILD), str(os.getpid()), str(program), *arguments]
     return _SPAWNER.run(command, {"start_new_session": True, **options})
 
 

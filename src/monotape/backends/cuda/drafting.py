@@ -13,8 +13,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
+import monotape
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.compilation import cached_path
 from monotape.backends.cuda.driver import memory_free_and_total
@@ -26,16 +28,24 @@ from monotape.backends.cuda.memory import memory_plan
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.cuda.worth import Worth
 from monotape.backends.protocol import Job, KvSequence, Token
+from monotape.errors import MonotapeError
 from monotape.models.spec import ModelSpec
 from monotape.plan.gpu import GpuPlan
 from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress
 
+_log = logging.getLogger("monotape")
+#: The folder that holds this package comes last: it is new where the package is in the current folder only.
 _COMPILE = """
 import os, sys
+sys.path.append(sys.argv[1])
 from monotape.backends.cuda.compilation import compile_kernel
+from monotape.errors import MonotapeError
 os.nice(10)
-compile_kernel(sys.stdin.read())
+try:
+    compile_kernel(sys.stdin.read())
+except MonotapeError as error:
+    sys.exit(error.message)
 """
 
 
@@ -45,14 +55,15 @@ class Compiling:
     def __init__(self, header: str) -> None:
         self._path = cached_path(header)
         self._process: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - that process writes it while requests run
         if self._path.exists():
             return
         with tempfile.TemporaryFile() as told:  # a pipe would make this process wait for the other one
             told.write(header.encode())
             told.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _COMPILE], stdin=told, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, start_new_session=True,
+                [sys.executable, "-P", "-c", _COMPILE, str(Path(monotape.__file__).parents[1])],
+                stdin=told, stdout=subprocess.DEVNULL, stderr=self._errors, start_new_session=True,
             )  # fmt: skip
 
     def code(self) -> bytes | None:
@@ -60,8 +71,17 @@ class Compiling:
         return self._path.read_bytes() if self._path.exists() else None
 
     @property
-    def failed(self) -> bool:
-        return self._process is not None and self._process.poll() not in (None, 0)
+    def failure(self) -> str | None:
+        """Why it did not compile, in that process's own words."""
+        if self._process is None or self._process.poll() in (None, 0):
+            return None
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip(" \0\n")
+        return said or f"the compiler's process ended with status {self._process.returncode}"
+
+    def close(self) -> None:
+        """The process goes on: another start may find its kernel in the cache."""
+        self._errors.close()
 
 
 class _Watched(CudaGeneration):
@@ -122,22 +142,36 @@ class DraftingBackend(CudaBackend):
             return self
         return drafting
 
+    @property
+    def pending(self) -> bool:
+        """Whether a second kernel may still come."""
+        return self._coming is not None
+
     def _ready(self) -> CudaBackend | None:
         """The backend that checks drafts. It is made when nothing runs on the GPU: loading code waits for that."""
         if self.drafting is None and self._coming is not None:
             plan, compiling = self._coming
             if (cubin := compiling.code()) is not None:
                 require_idle(self._latest.launch)
-                self.drafting, self._coming = self._second(plan, cubin), None
-            elif compiling.failed:
-                self._coming = None
-                logging.getLogger("monotape").warning(
-                    "The kernel for drafts did not compile: none are checked."
-                )
+                self._expect_no_more()
+                self.drafting = self._second(plan, cubin)
+            elif (why := compiling.failure) is not None:
+                self._expect_no_more()
+                _log.warning("There is no kernel for drafts, so none are checked: %s", why)
         return self.drafting
 
-    def _second(self, plan: GpuPlan, cubin: bytes) -> CudaBackend:
-        return CudaBackend(self.spec, plan, self.model, cubin, beside=self)
+    def _expect_no_more(self) -> None:
+        if self._coming is not None:
+            self._coming[1].close()
+        self._coming = None
+
+    def _second(self, plan: GpuPlan, cubin: bytes) -> CudaBackend | None:
+        """None where the GPU has no room for it, or refuses it. Every request can do without, so none fails for it."""
+        try:
+            return CudaBackend(self.spec, plan, self.model, cubin, beside=self)
+        except (MonotapeError, MemoryError) as error:
+            _log.warning("The kernel for drafts cannot be loaded, so none are checked: %s", error)
+            return None
 
     def _learn(self, backend: CudaBackend, job: Job, tokens: list[Token], accepted: int) -> None:
         if backend is not self:
@@ -146,6 +180,7 @@ class DraftingBackend(CudaBackend):
             self._worth.learn_alone(job.prompt, tokens, self.drafting.gpu_rank.rows_a_pass)
 
     def close(self) -> None:
+        self._expect_no_more()
         if self.drafting is not None:
             self.drafting.close()
         super().close()

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from monotape.backends.protocol import Token
 
-_OLDER = 0.5  # what earlier requests count beside the last one
-_LEAST = 16  # tokens of an answer that says anything
+_OLDER = 0.5  # what earlier answers count beside the last one
+_LEAST = 16  # tokens that say anything; an answer of fewer counts less
 _FARTHEST = 1 << 14  # tokens that are searched
 _USUAL_COST = 1.25  # a pass with drafts beside one without, until both have been timed
 
@@ -27,8 +27,8 @@ class Worth:
 
     @property
     def pays(self) -> bool:
-        """Whether drafts save more passes than they cost. As long as nothing is known: yes, to find out."""
-        return self.passes == 0 or self.tokens / self.passes > self.cost
+        """Whether drafts save more passes than they cost. As long as too little is known: yes, to find out."""
+        return self.tokens < _LEAST or self.tokens / self.passes > self.cost
 
     @property
     def cost(self) -> float:
@@ -38,32 +38,47 @@ class Worth:
 
     def learn(self, tokens: Sequence[Token], accepted: int) -> None:
         """From an answer of the kernel that checks drafts."""
-        passes = len(tokens) - 1 - accepted
-        if len(tokens) >= _LEAST and passes > 0:
-            self.drafting_ns = _mean(self.drafting_ns, _elapsed(tokens) / passes)
-            self._add(len(tokens) - 1, passes)
+        count = len(tokens) - 1
+        passes = count - accepted
+        if passes > 0:
+            self.drafting_ns = _mean(self.drafting_ns, _elapsed(tokens) / passes, count)
+            self._add(count, passes)
 
     def learn_alone(self, prompt: Sequence[int], tokens: Sequence[Token], rows: int) -> None:
         """From an answer of the other kernel: what lookup would have found for it."""
         count = len(tokens) - 1
-        if len(tokens) < _LEAST:
+        if count < 1:
             return
-        self.alone_ns = _mean(self.alone_ns, _elapsed(tokens) / count)
-        output = [token.id for token in tokens]
-        text = np.asarray([*prompt[-max(0, _FARTHEST - len(output)) :], *output][-_FARTHEST:], np.int64)
-        self._add(count, passes_with_lookup(text, min(count, len(text)), rows))
+        self.alone_ns = _mean(self.alone_ns, _elapsed(tokens) / count, count)
+        text = _newest_ids(prompt, tokens)
+        searched = min(count, len(text))
+        self._add(searched, passes_with_lookup(text, searched, rows))
 
     def _add(self, tokens: int, passes: int) -> None:
-        self.tokens = _OLDER * self.tokens + tokens
-        self.passes = _OLDER * self.passes + passes
+        older = _older(tokens)
+        self.tokens = older * self.tokens + tokens
+        self.passes = older * self.passes + passes
 
 
 def _elapsed(tokens: Sequence[Token]) -> float:
     return float(tokens[-1].time_ns - tokens[0].time_ns)
 
 
-def _mean(before: float | None, now: float) -> float:
-    return now if before is None else _OLDER * before + (1 - _OLDER) * now
+def _older(count: int) -> float:
+    """What earlier answers count beside one of so many tokens."""
+    return float(_OLDER ** min(1.0, count / _LEAST))
+
+
+def _mean(before: float | None, now: float, count: int) -> float:
+    older = _older(count)
+    return now if before is None else older * before + (1 - older) * now
+
+
+def _newest_ids(prompt: Sequence[int], tokens: Sequence[Token]) -> NDArray[np.int64]:
+    """The last ids of prompt and answer, without a loop over those of the prompt: a user waits for it."""
+    output = [token.id for token in tokens[-_FARTHEST:]]
+    before = prompt[max(0, len(prompt) - (_FARTHEST - len(output))) :]
+    return np.concatenate([np.asarray(before, np.int64), np.asarray(output, np.int64)])
 
 
 def passes_with_lookup(text: NDArray[np.int64], count: int, rows: int) -> int:
