@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from measuring import await_drafts
 from monotape.engine.defaults import end_of_text_ids
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
@@ -60,6 +61,7 @@ def monotape_engine(
 ) -> Engine:
     """Monotape itself, through its public API."""
     llm = LLM(str(model), backend=backend, dtype=dtype, max_model_len=context, speculation=speculation)
+    await_drafts(llm.backend)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, stop=STOPS)
 
     def complete(prompt: Sequence[int]) -> Completion:

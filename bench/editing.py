@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from editing_tasks import Task, tasks
-from measuring import kernel_facts, short_name
+from measuring import await_drafts, kernel_facts, short_name
 from monotape.engine.llm import LLM
 from monotape.engine.outputs import CompletionOutput
 from monotape.engine.sampling_params import SamplingParams
@@ -175,6 +175,7 @@ def _speed_of(answers: Sequence[CompletionOutput]) -> float:
 
 def measure(llm: LLM, asked: Sequence[Asked], runs: int) -> list[dict[str, Any]]:
     """The rows of a report, the sum first; one line each as they come. A few tokens wake the machine up."""
+    await_drafts(llm.backend)
     short = replace(asked[0], params=replace(asked[0].params, max_tokens=WARM_UP_TOKENS))
     for speculation in (True, False):
         answered(llm, short, speculation=speculation)

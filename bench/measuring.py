@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +13,7 @@ from typing import Any
 
 from monotape.backends.protocol import Backend, Job, KvSequence, Sampling
 from monotape.engine.loading import load_backend
+from monotape.errors import UsageError
 from monotape.models.registry import spec_from_config
 from monotape.weights.checkpoint import Checkpoint
 from shapes import RandomCheckpoint, all_shapes
@@ -19,6 +21,7 @@ from stored_shapes import STORED, StoredShape
 
 #: A usual way to chat, for comparing sampled decoding with greedy.
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1)
+_LOOK_AGAIN_S = 0.2
 
 
 def integers(text: str) -> list[int]:
@@ -148,6 +151,22 @@ def run_request(
 def p99_over_p50(gaps_s: Sequence[float]) -> float:
     ordered = sorted(gaps_s)
     return ordered[int(0.99 * (len(ordered) - 1))] / statistics.median(ordered)
+
+
+def await_drafts(backend: Backend) -> None:
+    """Returns when the kernel for drafts is there, if the model has one: it is compiled while requests run already."""
+    if not getattr(backend, "pending", False):
+        return
+    sequence = backend.new_sequence()
+    while backend.pending:  # type: ignore[attr-defined]
+        for _ in backend.start(
+            Job((1,), 0, 1), sequence
+        ):  # a request that may have drafts loads what is compiled
+            pass
+        sequence.truncate(0)
+        time.sleep(_LOOK_AGAIN_S)
+    if backend.drafting is None:  # type: ignore[attr-defined]
+        raise UsageError("There is no kernel for drafts to be measured.", "The warning above says why.")
 
 
 def launches(backend: Any) -> int | None:

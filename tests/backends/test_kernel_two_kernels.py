@@ -14,6 +14,7 @@ import pytest
 from backends.host_drafts import SAMPLINGS, Answer, choices_of, plain, predicting
 from backends.host_kernel import NeverCompiled, host_gpu
 from backends.host_setups import CONTEXT, DEADLINE_NS, SETUPS, VOCAB, make_checkpoints
+from measuring import await_drafts
 from monotape.backends.cuda import drafting
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.drafting import DraftingBackend
@@ -21,7 +22,7 @@ from monotape.backends.cuda.memory import memory_plan
 from monotape.backends.cuda.worth import Worth
 from monotape.backends.protocol import Job, KvSequence
 from monotape.compiler.gpu import Tuning, drafting_plan, gpu_plan
-from monotape.errors import BackendError, ResourceError
+from monotape.errors import BackendError, ResourceError, UsageError
 from monotape.models.registry import spec_from_config
 from monotape.plan.formats import Format
 from monotape.weights.open import open_checkpoint
@@ -40,6 +41,16 @@ class AtOnce(NeverCompiled):
 
     def code(self) -> bytes | None:
         return CudaBackend.compile(self.header)
+
+
+class Later(AtOnce):
+    """It is not there at first."""
+
+    looks = 0
+
+    def code(self) -> bytes | None:
+        self.looks += 1
+        return super().code() if self.looks > 2 else None
 
 
 class Failed(NeverCompiled):
@@ -155,6 +166,14 @@ def test_one_that_does_not_compile_is_told_once(load: Load, caplog: pytest.LogCa
         asked(backend, Job(TEXT[:8], 0, 4))
     assert caplog.text.count("no kernel for drafts, so none are checked: ptxas: out of patience") == 1
     assert backend.kernel.launches == 2 and not backend.pending
+
+
+def test_benchmarks_of_drafts_wait_for_the_kernel(load: Load) -> None:
+    backend = load("two workers", Later)
+    await_drafts(backend)
+    assert backend.drafting is not None
+    with pytest.raises(UsageError, match="no kernel for drafts"):
+        await_drafts(load("two workers", Failed))
 
 
 @pytest.mark.parametrize(

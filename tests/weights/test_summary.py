@@ -30,6 +30,7 @@ def test_the_format_of_most_weights_of_a_gguf(tmp_path: Path) -> None:
     [
         ({"dtype": "bfloat16"}, "bf16"), ({"torch_dtype": "float16"}, "f16"), ({}, ""),
         ({"dtype": "float16", "quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"dtype": "float16", "quantization_config": {"method": "gptq"}}, "gptq"),
     ],
 )  # fmt: skip
 def test_a_folder_says_it_in_its_config(tmp_path: Path, config: dict[str, object], expected: str) -> None:

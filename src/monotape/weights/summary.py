@@ -37,7 +37,9 @@ def _of_folder(folder: Path) -> str:
         return _of_gguf(files[0]) if len(files) == 1 else ""
     fields = read_object(config)
     quantised = fields.get("quantization_config")
-    if isinstance(quantised, dict) and isinstance(quantised.get("quant_method"), str):
-        return str(quantised["quant_method"])
+    if isinstance(quantised, dict):
+        method = quantised.get("quant_method") or quantised.get("method")
+        if isinstance(method, str):
+            return method
     names = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
     return names.get(str(fields.get("dtype") or fields.get("torch_dtype")), "")
