@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-import monotape
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.compilation import cached_path
 from monotape.backends.cuda.driver import memory_free_and_total
@@ -35,6 +34,7 @@ from monotape.weights.checkpoint import Checkpoint
 from monotape.weights.tapes import Progress
 
 _log = logging.getLogger("monotape")
+_PACKAGES = Path(__file__).parents[3]
 #: The folder that holds this package comes last: it is new where the package is in the current folder only.
 _COMPILE = """
 import os, sys
@@ -62,7 +62,7 @@ class Compiling:
             told.write(header.encode())
             told.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _COMPILE, str(Path(monotape.__file__).parents[1])],
+                [sys.executable, "-P", "-c", _COMPILE, str(_PACKAGES)],
                 stdin=told, stdout=subprocess.DEVNULL, stderr=self._errors, start_new_session=True,
             )  # fmt: skip
 
