@@ -61,6 +61,11 @@ def test_json_is_one_object_and_says_the_same(capsys: Captured) -> None:
     assert "not a measurement" in prediction["assumption"]
 
 
+@pytest.mark.parametrize(("name", "context"), [("tinyllama-1.1b", 2048), ("llama-3.2-1b", 4096)])
+def test_the_usual_context_is_no_longer_than_the_models(capsys: Captured, name: str, context: int) -> None:
+    assert json.loads(planned(capsys, name, "--json"))["context"] == context
+
+
 def test_the_python_api_gives_the_same_numbers(capsys: Captured) -> None:
     from monotape.planner.estimate import as_json, estimate
 

@@ -34,9 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--context",
         type=integer,
-        default=4096,
         metavar="N",
-        help="tokens before this one (default: %(default)s)",
+        help="tokens before this one (default: 4096, or the model's own context where that is shorter)",
     )
     add("--engine", default="monotape", metavar="NAME", help="monotape, vllm, launches, graphs, cpu or share")
     add("--mbu", type=real, metavar="SHARE", help="predict this share of the effective bandwidth, like 0.36")
