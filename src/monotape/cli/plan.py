@@ -12,7 +12,7 @@ from monotape.errors import UsageError
 
 if TYPE_CHECKING:
     from monotape.planner.estimate import Estimate
-    from monotape.planner.request import Prefill
+    from monotape.planner.prefill import Prefill
 
 PLOTS = (".svg", ".png", ".html")
 
@@ -132,8 +132,18 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="US",
         help="time a layer that vLLM does not hide (default: as measured)",
     )
-    add("--prefill-rows", type=integer, metavar="N", help="tokens a prefill pass (default: 128)")
-    add("--prefill-share", type=real, metavar="SHARE", help="of the dense peak (default: 0.6)")
+    add(
+        "--prefill-rows",
+        type=integer,
+        metavar="N",
+        help="tokens a prefill pass (default: 2048; on a CPU 128)",
+    )
+    add(
+        "--prefill-share",
+        type=real,
+        metavar="SHARE",
+        help="of the dense peak that prefill reaches on this engine (default: as measured)",
+    )
     add(
         "--cache-bandwidth",
         type=real,
@@ -200,19 +210,23 @@ def _sections(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[s
     return text, data
 
 
-def _prefill(options: argparse.Namespace) -> Prefill:
-    from monotape.planner.engines import PEAK_SHARE
-    from monotape.planner.request import PREFILL_ROWS, Prefill
+def _prefill(options: argparse.Namespace, found: Estimate) -> Prefill:
+    from monotape.planner.prefill import prefill_for
 
-    rows = PREFILL_ROWS if options.prefill_rows is None else options.prefill_rows
-    share = PEAK_SHARE if options.prefill_share is None else options.prefill_share
     bandwidth = options.cache_bandwidth
-    return Prefill(rows, share, None if bandwidth is None else bandwidth * 1e9)
+    return prefill_for(
+        found.engine,
+        found.box,
+        rows=options.prefill_rows,
+        share=options.prefill_share,
+        cache_bandwidth=None if bandwidth is None else bandwidth * 1e9,
+    )
 
 
 def _request(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[str, Any]]:
     from monotape.planner.engines import throughput_engine
     from monotape.planner.estimate import check_context
+    from monotape.planner.prefill import prefill_assumption, prefill_for
     from monotape.planner.request import cost, costing_json, parse_request
     from monotape.planner.tables import describe_costing
 
@@ -222,14 +236,18 @@ def _request(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[st
         raise UsageError(
             f"--stack-us {options.stack_us:g} is no time a layer.", "Give microseconds, like 54."
         )
-    stack, prefill = throughput_engine(options.stack_us), _prefill(options)
+    stack, prefill = throughput_engine(options.stack_us), _prefill(options, found)
+    stack_prefill = prefill_for(
+        stack, found.box, rows=options.prefill_rows, cache_bandwidth=prefill.cache_bandwidth
+    )
     costing = cost(
-        found.load, found.box, found.engine, stack, request, prefill,
+        found.load, found.box, found.engine, stack, request, prefill, stack_prefill,
         users=options.concurrency, stack_users=options.stack_concurrency, price=options.price,
     )  # fmt: skip
-    assumption = stack.assumption(found.load, found.box)
-    return describe_costing(costing, prefill, assumption, found.engine.title), {
-        "request": costing_json(costing, prefill, assumption)
+    decode, assumption = stack.assumption(found.load, found.box), prefill_assumption(prefill, found.box)
+    both = f"{decode}; {prefill_assumption(stack_prefill, found.box)}"
+    return describe_costing(costing, assumption, both, found.engine.title), {
+        "request": costing_json(costing, prefill, stack_prefill, decode)
     }
 
 
@@ -240,7 +258,7 @@ def _agent(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[str,
 
     trace = read_trace(options.agent or None)
     check_context(trace.final_context, found.shape, found.source.name, "--agent")
-    times = simulate(trace, found.load, found.box, found.engine, _prefill(options))
+    times = simulate(trace, found.load, found.box, found.engine, _prefill(options, found))
     return describe_loop(trace, times), {"agent": loop_json(trace, times)}
 
 
@@ -250,7 +268,7 @@ def _users(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[str,
     from monotape.planner.users import measured, predicted, predicted_request, size, sizing_json
     from monotape.planner.users_text import describe_sizing
 
-    machine = (found.load, found.box, found.engine, _prefill(options))
+    machine = (found.load, found.box, found.engine, _prefill(options, found))
     if options.service_times is not None:
         served = measured(options.service_times)
     elif options.request is not None:

@@ -12,6 +12,7 @@ from monotape.planner.box import MICRO, Box, Ceiling, Fit, LaunchTax, balance, c
 from monotape.planner.catalogue import find_gpu
 from monotape.planner.engines import (
     DEFAULT_ENGINE,
+    OWN_ENGINES,
     SUMS_PER_LAYER,
     Engine,
     Pass,
@@ -28,7 +29,6 @@ from monotape.planner.sources import Source, find_source
 DEFAULT_MODEL = "llama-3.1-8b"
 DEFAULT_GPU = "h200"
 DEFAULT_CONTEXT = 4096  # or the model's own, where that is shorter
-OWN_ENGINES = (DEFAULT_ENGINE, "cpu")
 MAX_CONTEXT = 1 << 32  # where a config names no limit
 
 
