@@ -15,6 +15,21 @@ if TYPE_CHECKING:
     from monotape.planner.prefill import Prefill
 
 PLOTS = (".svg", ".png", ".html")
+_USUAL = {"think": 30.0, "wait": 2.0, "conversation_queue": 16, "concurrency": 16, "stack_concurrency": 64}
+#: Options that change nothing unless one of the others is given.
+_NEEDED = {
+    "price": ("request", "users"),
+    "concurrency": ("request",),
+    "stack_concurrency": ("request",),
+    "stack_us": ("request",),
+    "think": ("users",),
+    "wait": ("users",),
+    "service_times": ("users",),
+    "conversation_queue": ("users",),
+    "prefill_rows": ("request", "agent", "users"),
+    "prefill_share": ("request", "agent", "users"),
+    "cache_bandwidth": ("request", "agent", "users"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,14 +103,14 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--think",
         type=real,
-        default=30.0,
+        default=_USUAL["think"],
         metavar="S",
         help="seconds between an answer and a user's next request (default: 30)",
     )
     add(
         "--wait",
         type=real,
-        default=2.0,
+        default=_USUAL["wait"],
         metavar="S",
         help="seconds that 95 %% of the requests may wait (default: 2)",
     )
@@ -107,7 +122,7 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--conversation-queue",
         type=integer,
-        default=16,
+        default=_USUAL["conversation_queue"],
         metavar="N",
         help="requests that wait at a replica before its conversations go to others (default: 16)",
     )
@@ -115,14 +130,14 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--concurrency",
         type=integer,
-        default=16,
+        default=_USUAL["concurrency"],
         metavar="N",
         help="users at once on this engine (default: 16)",
     )
     add(
         "--stack-concurrency",
         type=integer,
-        default=64,
+        default=_USUAL["stack_concurrency"],
         metavar="N",
         help="users at once on vLLM, the throughput stack that --request compares with (default: 64)",
     )
@@ -157,12 +172,28 @@ def main(options: argparse.Namespace) -> int:
         return _list(options.json)
     if options.projections:
         return _projections(options.json)
+    _check_effects(options)
     found = _estimate(options)
     sections, data = _sections(options, found)
     if options.plot is not None:
         _plot(options, found)
     print(json.dumps(data) if options.json else sections, end="\n" if options.json else "")
     return 0
+
+
+def _check_effects(options: argparse.Namespace) -> None:
+    """Refuses a price that is none, and options without the one that they belong to."""
+    from monotape.planner.request import check_price
+
+    check_price(options.price)
+    for name, needed in _NEEDED.items():
+        if getattr(options, name) == _USUAL.get(name) or any(
+            getattr(options, other) is not None for other in needed
+        ):
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        wanted = " or ".join(f"--{other}" for other in needed)
+        raise UsageError(f"{flag} has no effect without {wanted}.", f"Give {wanted}, or leave {flag} out.")
 
 
 def _estimate(options: argparse.Namespace) -> Estimate:

@@ -173,10 +173,7 @@ def cost(
     for flag, value in (("--concurrency", users), ("--stack-concurrency", stack_users)):
         if not 1 <= value <= 4096:
             raise UsageError(f"{flag} {value} is no number of users.", "Give 1 to 4096.")
-    if price is not None and not 0 <= price < 1e6:
-        raise UsageError(
-            f"--price {price:g} is no hourly price.", "Give dollars an hour for one device, like 3.5."
-        )
+    check_price(price)
     hourly = None if price is None else price * box.count
     plans = [
         ("one user", engine, prefill, 1),
@@ -197,6 +194,13 @@ def cost(
         for name, one, how, count in plans
     )
     return Costing(request, offers, ceiling_decode_seconds(load, box, request))
+
+
+def check_price(price: float | None) -> None:
+    if price is not None and not 0 <= price < 1e6:
+        raise UsageError(
+            f"--price {price:g} is no hourly price.", "Give dollars an hour for one device, like 3.5."
+        )
 
 
 def costing_json(
