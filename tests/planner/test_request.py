@@ -78,6 +78,15 @@ def test_prefill_agrees_with_measured_times_to_first_token(name: str, engine: En
         assert extend_s == pytest.approx(one.seconds, rel=0.12)
 
 
+def test_fp8_weights_are_multiplied_by_16_bit_activations_here_and_by_8_bits_in_vllm() -> None:
+    box, plain, fp8 = box_of("h200"), load_of("llama-3.1-8b"), load_of("llama-3.1-8b", "fp8")
+    for engine, times in ((ENGINE, 1.0), (STACK, 0.5)):
+        prefill = prefill_for(engine, box)
+        _, slow = prefill_seconds(plain, box, 0, 8192, prefill)
+        _, found = prefill_seconds(fp8, box, 0, 8192, prefill)
+        assert found == pytest.approx(times * slow, rel=1e-3)
+
+
 def test_prefill_says_where_its_figures_are_from() -> None:
     box = box_of("h200")
     own, stack = (prefill_assumption(prefill_for(one, box), box) for one in (ENGINE, STACK))

@@ -1,4 +1,7 @@
-"""Say how fast a model can run for one user on a machine, and what it would cost; needs no GPU."""
+"""Say how fast a model can run for one user on a machine, and what it would cost; needs no GPU.
+
+Longer than other commands because it has some thirty options, each with its help.
+"""
 
 from __future__ import annotations
 

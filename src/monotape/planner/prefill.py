@@ -85,7 +85,8 @@ def prefill_seconds(load: Load, box: Box, cached: int, new: int, prefill: Prefil
     middle = cached + new // 2
     layers_s = len(load.shape.layers) * prefill.speed.layer_us * MICRO
     read_s = passes * (load.pass_bytes(0, min(new, prefill.rows)) / bandwidth + layers_s)
-    return cache_s, max(read_s, new * load.flops(middle) / peak_flops(load, box, prefill.speed.share))
+    rate = peak_flops(load, box, prefill.speed.share, fp8=prefill.speed.fp8)
+    return cache_s, max(read_s, new * load.flops(middle) / rate)
 
 
 def prefill_json(prefill: Prefill) -> dict[str, Any]:
