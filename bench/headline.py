@@ -58,13 +58,28 @@ def headline(reports: Mapping[str, Report]) -> str:
         f"One request on one {str(found[0][1]['gpu']).upper()}, bf16 where a row says nothing else, random weights of "
         "the named shapes, all engines of a row in one run, medians:"
     )
-    return f"\n{caption}\n{table(head, rows)}{_by_layers(found)}{_spread(found, engines)}"
+    notes = f"{_measured_again(found, reports)}{_by_layers(found)}{_spread(found, engines)}"
+    return f"\n{caption}\n{table(head, rows)}{notes}"
 
 
 def _of(report: Report, engine: str) -> str:
     """The engine of a report that stands in this engine's column."""
     other = _BY_LAYERS.get(engine, engine)
     return other if _measured(report, other) else engine
+
+
+def _measured_again(found: list[tuple[str, Report]], reports: Mapping[str, Report]) -> str:
+    """Decode is measured alone as well, and more often: a reader meets two figures of one shape."""
+    again = (
+        (report, reports.get(f"decode-{report['gpu']}-{_shape(name)}-{report['dtype']}.json"))
+        for name, report in found
+    )
+    if not any(alone is not None and alone["date"] > beside["date"] for beside, alone in again):
+        return ""
+    return (
+        "Engines are compared within one run only. Monotape's [decode was measured again](docs/performance.md#decode) "
+        "later, alone and with a later kernel, so those figures differ from these.\n\n"
+    )
 
 
 def _by_layers(found: list[tuple[str, Report]]) -> str:

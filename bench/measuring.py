@@ -40,7 +40,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--workers", type=int, help="threads; all by default, and always on a GPU")
     parser.add_argument(
         "--no-speculation", dest="speculation", action="store_false",
-        help="load without rows for drafts; no draft is checked either way",
+        help="on a GPU, make no second kernel for drafts; no draft is checked either way",
     )  # fmt: skip
     parser.add_argument("--save", action="store_true", help="keep the result under reports/")
 

@@ -36,7 +36,7 @@ def summary(reports: Reports) -> str:
         "same token as in f32",
     )  # fmt: skip
     rows = (row for name, report in found for row in _summary_rows(name, report))
-    return f"\n{_caption(found)}\n{table(head, rows)}"
+    return f"\n{_caption(found)}\n{table(head, rows)}{_unpacked(found)}"
 
 
 def _summary_rows(name: str, report: Report) -> Iterator[Row]:
@@ -96,6 +96,17 @@ def _caption(found: list[tuple[str, Report]]) -> str:
     if ahead:
         said += ["llama.cpp is compiled for this CPU and ran in the same run.", *ahead]
     return " ".join(said)
+
+
+def _unpacked(found: list[tuple[str, Report]]) -> str:
+    """Of rows that no command of a user gives: bench/stored.py rounds a file as if it stored floats."""
+    rows = [result["weights"] for _, report in found for result in report["results"]]
+    if not any(weights.startswith("int4") for weights in rows):
+        return ""
+    return (
+        "The rows with int4 round the unpacked file: `--dtype int4` takes a 16-bit checkpoint, and refuses a file that "
+        "is rounded already.\n\n"
+    )
 
 
 def _machine(report: Report) -> str:

@@ -268,6 +268,15 @@ def test_the_headline_needs_vllm_and_says_where_runs_differ(call: Callable[..., 
     assert "| 3.00 ms | not in time | [report](" in headline.headline({name: report})
 
 
+def test_the_headline_says_that_decode_alone_was_measured_later(call: Callable[..., dict[str, Any]]) -> None:
+    report = call("--engines", "monotape,vllm")
+    name, alone = "compare-h200-llama-3.2-1b.json", "decode-h200-llama-3.2-1b-bf16.json"
+    said = "[decode was measured again](docs/performance.md#decode) later"
+    assert said in headline.headline({name: report, alone: {"gpu": "h200", "date": "9999-01-01"}})
+    assert said not in headline.headline({name: report, alone: {"gpu": "h200", "date": "1999-01-01"}})
+    assert said not in headline.headline({name: report})
+
+
 def test_the_whole_comparison_has_every_engine_and_how_many_times_as_fast_monotape_is(
     call: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,12 +93,14 @@ def test_the_readme_says_which_engine_is_ahead(times: float, engine: str, speed:
     )
     assert "| SmolLM2-135M, Q4_1 | int4, head q8 | 100 MB | 150 tok/s | 75.0 % |  | 20.12 | 97.5 % |" in text
     assert "| f32 |" not in text
+    assert "rows with int4 round the unpacked file" in text
 
 
 def test_without_a_peer_no_engine_is_ahead() -> None:
     one = report()
     one["results"] = [result("f32"), result("as stored")]
-    assert "llama.cpp is" not in summary({"stored-cpu-x86_64.json": one})
+    text = summary({"stored-cpu-x86_64.json": one})
+    assert "llama.cpp is" not in text and "int4" not in text
 
 
 def test_the_page_has_a_row_for_each_way() -> None:

@@ -47,6 +47,13 @@ def test_a_server_that_counts_nothing_is_counted_by_chunks() -> None:
     assert "not said by the server" in text
 
 
+def test_a_client_that_is_faster_than_the_engine_by_its_own_clock_gets_all_of_it() -> None:
+    chunks = [Chunk(10.5, "a", tokens=1), Chunk(11.5, "b", tokens=8)]
+    found = measurement(stream(chunks, {"completion_tokens": 9}, {"decode_tokens_per_second": 7.99}), 12.0)
+    text = table(summary("http://x", "m", Settings(9, 2, True), [found]))
+    assert "all of the engine's speed reaches the client (100.1 % by two clocks)" in text
+
+
 def test_one_arrival_gives_no_speed() -> None:
     found = measurement(stream([Chunk(11.0, "all at once")], {"completion_tokens": 9}, {}), 11.0)
     assert found.client_tokens_per_second is None

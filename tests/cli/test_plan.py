@@ -61,6 +61,11 @@ def test_json_is_one_object_and_says_the_same(capsys: Captured) -> None:
     assert "not a measurement" in prediction["assumption"]
 
 
+@pytest.mark.parametrize(("name", "context"), [("tinyllama-1.1b", 2048), ("llama-3.2-1b", 4096)])
+def test_the_usual_context_is_no_longer_than_the_models(capsys: Captured, name: str, context: int) -> None:
+    assert json.loads(planned(capsys, name, "--json"))["context"] == context
+
+
 def test_the_python_api_gives_the_same_numbers(capsys: Captured) -> None:
     from monotape.planner.estimate import as_json, estimate
 
@@ -270,6 +275,13 @@ def test_a_plot_is_drawn_beside_the_answer(capsys: Captured, tmp_path: Path) -> 
         ),
         (["--gpu", "cpu"], "no bandwidth", "--bandwidth"),
         (["--bandwidth", "nan"], "not a finite number", "0.8"),
+        (["--gpu", "cpu", "--bandwidth", "23.2"], "in TB/s, which the CPU", "--bandwidth 0.0232"),
+        (["--bandwidth", "4580"], "in TB/s, which NVIDIA H200", "--bandwidth 4.58"),
+        (["--price", "-1"], "--price -1 is no hourly price", "dollars"),
+        (["--price", "3.5"], "--price has no effect without --request or --users", "leave --price out"),
+        (["--agent", "--think", "5"], "--think has no effect without --users", "Give --users"),
+        (["--prefill-share", "0.4"], "no effect without --request or --agent or --users", "Give --request"),
+        (["--stack-us", "54", "--users", "3"], "--stack-us has no effect without --request", "--request"),
         (["--price", "-2", "--request", "prompt=5,output=5"], "--price -2", "dollars"),
         (["--stack-us", "-2", "--request", "prompt=5,output=5"], "--stack-us -2", "microseconds"),
         (["--gpu", "rtx-4090", "--count", "2", "--request", "prompt=5,output=5"], "2x NVIDIA", "--link-us"),

@@ -10,7 +10,8 @@ import pytest
 from monotape.errors import UsageError
 from monotape.planner.agent import SPEEDS, Step, Trace, read_trace, simulate
 from monotape.planner.engines import find_engine
-from monotape.planner.request import Prefill, decode_seconds, prefill_seconds
+from monotape.planner.prefill import prefill_for, prefill_seconds
+from monotape.planner.request import decode_seconds
 from planner.loads import box_of, load_of
 
 ENGINE = find_engine("monotape")
@@ -26,7 +27,8 @@ def test_the_built_in_trace_looks_real() -> None:
 
 def test_a_loop_is_prefill_decode_and_tools() -> None:
     trace = Trace("two steps", (Step(3000, 700, 1.5), Step(200, 1300, 0.25)))
-    load, box, prefill = load_of("llama-3.1-8b"), box_of("h200"), Prefill()
+    load, box = load_of("llama-3.1-8b"), box_of("h200")
+    prefill = prefill_for(ENGINE, box)
     *fixed, own = simulate(trace, load, box, ENGINE, prefill)
     waiting = sum(prefill_seconds(load, box, 0, 3000, prefill)) + sum(
         prefill_seconds(load, box, 3700, 200, prefill)
@@ -41,9 +43,9 @@ def test_a_loop_is_prefill_decode_and_tools() -> None:
 
 def test_50000_tokens_without_tools() -> None:
     trace = Trace("tokens only", (Step(0, 50_000, 0.0),))
+    load, box = load_of("llama-3.1-8b"), box_of("h200")
     times = {
-        time.tokens_per_second: time
-        for time in simulate(trace, load_of("llama-3.1-8b"), box_of("h200"), ENGINE, Prefill())
+        time.tokens_per_second: time for time in simulate(trace, load, box, ENGINE, prefill_for(ENGINE, box))
     }
     assert times[100].total == 500
     assert times[3000].total < 17

@@ -92,6 +92,21 @@ def test_checkpoints_say_what_they_leave_alone() -> None:
     assert kinds_shrunk(config_of("qwen3-8b")) == set()
 
 
+def test_mxfp4_without_a_list_is_sure_of_the_routed_experts_alone() -> None:
+    """As the loader has it; with a list, everything else is quantised."""
+    for quantized in ({"quant_method": "mxfp4"}, {"quant_method": "mxfp4", "modules_to_not_convert": None}):
+        assert kinds_shrunk(config_of("gpt-oss-20b", quantization_config=quantized)) == {ROUTED}
+    complete = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    assert kinds_shrunk(config_of("gpt-oss-20b", quantization_config=complete)) == {
+        ATTENTION, FFN, SHARED, ROUTED, HEAD,
+    }  # fmt: skip
+
+
+def test_the_preset_that_quantises_nothing_means_plain_weights() -> None:
+    config = config_of("qwen3-8b", quantization_config=preset("unquantized"))
+    assert precision_for("auto", config) == precision_for("auto", config_of("qwen3-8b"))
+
+
 def test_deepseek_v4_has_fp4_experts_in_an_fp8_model() -> None:
     precision = precision_for("auto", config_of("deepseek-v4-flash"))
     assert precision.matrices[ROUTED] == 0.53125
@@ -224,7 +239,6 @@ def test_both_names_of_the_list_of_plain_modules_are_read(field: str) -> None:
         {"quant_method": "awq", "bits": 4, "group_size": "all"},
         compressed(type="int", num_bits=4, group_size=0),
         preset("W5A16"),
-        preset("UNQUANTIZED"),
         compressed(type="float", num_bits=4),
         {"quant_method": "gptq", "bits": 5, "group_size": 128},
         {"quant_method": "compressed-tensors", "config_groups": {}},

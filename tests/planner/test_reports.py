@@ -10,6 +10,7 @@ import pytest
 
 from monotape.errors import UsageError
 from monotape.planner.catalogue import DATA
+from monotape.planner.compared import built_in_times, timed
 from monotape.planner.estimate import estimate
 from monotape.planner.reports import (
     built_in_points,
@@ -84,7 +85,21 @@ def test_the_points_that_the_package_carries_are_those_of_the_reports() -> None:
     """Write them anew with `python bench/index.py`."""
     reports = load_reports(Path(__file__).parents[2] / "reports")
     assert built_in_points() == own_points(reports)
+    assert built_in_times() == timed(reports)
     assert (DATA / "measured.json").read_text("utf-8") == built_in_table(reports)
+
+
+def test_runs_that_are_far_apart_and_quantised_weights_say_nothing_of_prompts() -> None:
+    steady = {"median": 20.0, "min": 19.5, "max": 21.0, "runs": 5}
+    row = {"prompt": 64, "first_token_ms": {"monotape": steady, "vllm": {**steady, "max": 23.0}}}
+    report = {
+        "gpu": "h200", "dtype": "bf16", "engines": [], "first_token": [row],
+        "decode": [{"context": 32, "tokens_per_second": {"vllm": {**steady, "min": 15.0}}}],
+    }  # fmt: skip
+    (one,) = timed({"compare-h200-llama-3.2-1b.json": report})
+    assert (one.engine, one.length, one.seconds) == ("monotape", 64, pytest.approx(0.02))
+    assert timed({"compare-h200-llama-3.2-1b-int4.json": {**report, "dtype": "int4-g128"}}) == ()
+    assert timed({"compare-h200-a-shape.json": report, "compare-cpu.json": {"dtype": "bf16"}}) == ()
 
 
 def test_the_cpu_engine_predicts_from_reports(tmp_path: Path) -> None:

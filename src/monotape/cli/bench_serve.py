@@ -195,7 +195,12 @@ def _speed(spread: dict[str, float] | None) -> str:
 def _share(spread: dict[str, float] | None) -> str:
     if spread is None:
         return "unknown without the engine's own speed"
-    return f"{100 * spread['median']:.1f} % of the engine's speed reaches the client"
+    share = f"{100 * spread['median']:.1f} %"
+    if (
+        spread["median"] > 1
+    ):  # the first text came later than the rest: a client cannot be faster than the engine
+        return f"all of the engine's speed reaches the client ({share} by two clocks)"
+    return f"{share} of the engine's speed reaches the client"
 
 
 def _gaps(found: dict[str, float] | None) -> str:

@@ -1,4 +1,7 @@
-"""Say how fast a model can run for one user on a machine, and what it would cost; needs no GPU."""
+"""Say how fast a model can run for one user on a machine, and what it would cost; needs no GPU.
+
+Longer than other commands because it has some thirty options, each with its help.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,24 @@ from monotape.errors import UsageError
 
 if TYPE_CHECKING:
     from monotape.planner.estimate import Estimate
-    from monotape.planner.request import Prefill
+    from monotape.planner.prefill import Prefill
 
 PLOTS = (".svg", ".png", ".html")
+_USUAL = {"think": 30.0, "wait": 2.0, "conversation_queue": 16, "concurrency": 16, "stack_concurrency": 64}
+#: Options that change nothing unless one of the others is given.
+_NEEDED = {
+    "price": ("request", "users"),
+    "concurrency": ("request",),
+    "stack_concurrency": ("request",),
+    "stack_us": ("request",),
+    "think": ("users",),
+    "wait": ("users",),
+    "service_times": ("users",),
+    "conversation_queue": ("users",),
+    "prefill_rows": ("request", "agent", "users"),
+    "prefill_share": ("request", "agent", "users"),
+    "cache_bandwidth": ("request", "agent", "users"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--context",
         type=integer,
-        default=4096,
         metavar="N",
-        help="tokens before this one (default: %(default)s)",
+        help="tokens before this one (default: 4096, or the model's own context where that is shorter)",
     )
     add("--engine", default="monotape", metavar="NAME", help="monotape, vllm, launches, graphs, cpu or share")
     add("--mbu", type=real, metavar="SHARE", help="predict this share of the effective bandwidth, like 0.36")
@@ -89,14 +106,14 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--think",
         type=real,
-        default=30.0,
+        default=_USUAL["think"],
         metavar="S",
         help="seconds between an answer and a user's next request (default: 30)",
     )
     add(
         "--wait",
         type=real,
-        default=2.0,
+        default=_USUAL["wait"],
         metavar="S",
         help="seconds that 95 %% of the requests may wait (default: 2)",
     )
@@ -108,7 +125,7 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--conversation-queue",
         type=integer,
-        default=16,
+        default=_USUAL["conversation_queue"],
         metavar="N",
         help="requests that wait at a replica before its conversations go to others (default: 16)",
     )
@@ -116,14 +133,14 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--concurrency",
         type=integer,
-        default=16,
+        default=_USUAL["concurrency"],
         metavar="N",
         help="users at once on this engine (default: 16)",
     )
     add(
         "--stack-concurrency",
         type=integer,
-        default=64,
+        default=_USUAL["stack_concurrency"],
         metavar="N",
         help="users at once on vLLM, the throughput stack that --request compares with (default: 64)",
     )
@@ -133,8 +150,18 @@ def _add_request_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="US",
         help="time a layer that vLLM does not hide (default: as measured)",
     )
-    add("--prefill-rows", type=integer, metavar="N", help="tokens a prefill pass (default: 128)")
-    add("--prefill-share", type=real, metavar="SHARE", help="of the dense peak (default: 0.6)")
+    add(
+        "--prefill-rows",
+        type=integer,
+        metavar="N",
+        help="tokens a prefill pass (default: 2048; on a CPU 128)",
+    )
+    add(
+        "--prefill-share",
+        type=real,
+        metavar="SHARE",
+        help="of the dense peak that prefill reaches on this engine (default: as measured)",
+    )
     add(
         "--cache-bandwidth",
         type=real,
@@ -148,12 +175,28 @@ def main(options: argparse.Namespace) -> int:
         return _list(options.json)
     if options.projections:
         return _projections(options.json)
+    _check_effects(options)
     found = _estimate(options)
     sections, data = _sections(options, found)
     if options.plot is not None:
         _plot(options, found)
     print(json.dumps(data) if options.json else sections, end="\n" if options.json else "")
     return 0
+
+
+def _check_effects(options: argparse.Namespace) -> None:
+    """Refuses a price that is none, and options without the one that they belong to."""
+    from monotape.planner.request import check_price
+
+    check_price(options.price)
+    for name, needed in _NEEDED.items():
+        if getattr(options, name) == _USUAL.get(name) or any(
+            getattr(options, other) is not None for other in needed
+        ):
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        wanted = " or ".join(f"--{other}" for other in needed)
+        raise UsageError(f"{flag} has no effect without {wanted}.", f"Give {wanted}, or leave {flag} out.")
 
 
 def _estimate(options: argparse.Namespace) -> Estimate:
@@ -201,19 +244,23 @@ def _sections(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[s
     return text, data
 
 
-def _prefill(options: argparse.Namespace) -> Prefill:
-    from monotape.planner.engines import PEAK_SHARE
-    from monotape.planner.request import PREFILL_ROWS, Prefill
+def _prefill(options: argparse.Namespace, found: Estimate) -> Prefill:
+    from monotape.planner.prefill import prefill_for
 
-    rows = PREFILL_ROWS if options.prefill_rows is None else options.prefill_rows
-    share = PEAK_SHARE if options.prefill_share is None else options.prefill_share
     bandwidth = options.cache_bandwidth
-    return Prefill(rows, share, None if bandwidth is None else bandwidth * 1e9)
+    return prefill_for(
+        found.engine,
+        found.box,
+        rows=options.prefill_rows,
+        share=options.prefill_share,
+        cache_bandwidth=None if bandwidth is None else bandwidth * 1e9,
+    )
 
 
 def _request(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[str, Any]]:
     from monotape.planner.engines import throughput_engine
     from monotape.planner.estimate import check_context
+    from monotape.planner.prefill import prefill_assumption, prefill_for
     from monotape.planner.request import cost, costing_json, parse_request
     from monotape.planner.tables import describe_costing
 
@@ -223,14 +270,18 @@ def _request(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[st
         raise UsageError(
             f"--stack-us {options.stack_us:g} is no time a layer.", "Give microseconds, like 54."
         )
-    stack, prefill = throughput_engine(options.stack_us), _prefill(options)
+    stack, prefill = throughput_engine(options.stack_us), _prefill(options, found)
+    stack_prefill = prefill_for(
+        stack, found.box, rows=options.prefill_rows, cache_bandwidth=prefill.cache_bandwidth
+    )
     costing = cost(
-        found.load, found.box, found.engine, stack, request, prefill,
+        found.load, found.box, found.engine, stack, request, prefill, stack_prefill,
         users=options.concurrency, stack_users=options.stack_concurrency, price=options.price,
     )  # fmt: skip
-    assumption = stack.assumption(found.load, found.box)
-    return describe_costing(costing, prefill, assumption, found.engine.title), {
-        "request": costing_json(costing, prefill, assumption)
+    decode, assumption = stack.assumption(found.load, found.box), prefill_assumption(prefill, found.box)
+    both = f"{decode}; {prefill_assumption(stack_prefill, found.box)}"
+    return describe_costing(costing, assumption, both, found.engine.title), {
+        "request": costing_json(costing, prefill, stack_prefill, decode)
     }
 
 
@@ -241,7 +292,7 @@ def _agent(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[str,
 
     trace = read_trace(options.agent or None)
     check_context(trace.final_context, found.shape, found.source.name, "--agent")
-    times = simulate(trace, found.load, found.box, found.engine, _prefill(options))
+    times = simulate(trace, found.load, found.box, found.engine, _prefill(options, found))
     return describe_loop(trace, times), {"agent": loop_json(trace, times)}
 
 
@@ -251,7 +302,7 @@ def _users(options: argparse.Namespace, found: Estimate) -> tuple[str, dict[str,
     from monotape.planner.users import measured, predicted, predicted_request, size, sizing_json
     from monotape.planner.users_text import describe_sizing
 
-    machine = (found.load, found.box, found.engine, _prefill(options))
+    machine = (found.load, found.box, found.engine, _prefill(options, found))
     if options.service_times is not None:
         served = measured(options.service_times)
     elif options.request is not None:

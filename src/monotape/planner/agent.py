@@ -12,7 +12,8 @@ from monotape.planner.box import Box
 from monotape.planner.catalogue import table
 from monotape.planner.engines import Engine
 from monotape.planner.load import Load
-from monotape.planner.request import MAX_TOKENS, Prefill, decode_seconds, prefill_seconds
+from monotape.planner.prefill import Prefill, prefill_seconds
+from monotape.planner.request import MAX_TOKENS, decode_seconds
 
 SPEEDS = (30, 100, 300, 1000, 3000)  # tokens a second, beside the engine's own
 MAX_STEPS = 100_000

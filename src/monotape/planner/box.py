@@ -10,6 +10,7 @@ from monotape.planner.load import Load
 
 TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
 MAX_DEVICES = 1024
+MOST_TBS, MOST_TBS_OF_A_CPU = 100.0, 3.0  # of one device: more is GB/s, as `monotape doctor` prints it
 TIGHT = 0.95  # above this share of the memory little is left for anything but weights and KV
 
 
@@ -40,6 +41,12 @@ class Box:
                 raise UsageError(
                     f"{flag} {value:g} is not a positive number that makes sense.", "Write it like 4.58."
                 )
+        most = MOST_TBS_OF_A_CPU if self.gpu.name == "cpu" else MOST_TBS
+        if self.bandwidth_tbs is not None and self.bandwidth_tbs > most:
+            raise UsageError(
+                f"--bandwidth {self.bandwidth_tbs:g} is in TB/s, which {self.gpu.label} does not reach.",
+                f"If it is in GB/s, as `monotape doctor` measures it, give --bandwidth {self.bandwidth_tbs / 1000:g}.",
+            )
         if self.gpu.bandwidth_tbs is None and self.bandwidth_tbs is None:
             raise UsageError(
                 f"The planner knows no bandwidth of {self.gpu.label}.",

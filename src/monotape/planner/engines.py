@@ -8,18 +8,20 @@ from functools import cache
 from itertools import pairwise
 
 from monotape.errors import UsageError
-from monotape.planner.accounting import shape_from_config
 from monotape.planner.box import MICRO, TERA, Box
-from monotape.planner.catalogue import find_gpu, models, nearest_names, table
+from monotape.planner.catalogue import find_gpu, nearest_names, table
+from monotape.planner.compared import versioned, vllm_layer_us, vllm_tokens
 from monotape.planner.load import Load
-from monotape.planner.precision import kv_bytes_for, precision_for
 
 ROWS_PER_PASS = (
     16  # sequences that one pass of this engine decodes together: the rows of a matrix instruction
 )
-PEAK_SHARE = 0.6  # of the dense peak that large matrix products reach
+PEAK_SHARE = (
+    0.6  # of the dense peak that vLLM's large matrix products reach: compared.py has what was measured
+)
 SUMS_PER_LAYER = 2  # over all devices: after attention and after the feed-forward block
 DEFAULT_ENGINE = "monotape"
+OWN_ENGINES = (DEFAULT_ENGINE, "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,13 @@ def stream_us(load: Load, box: Box, context: int, rows: int) -> float:
     return load.pass_bytes(context, rows) / (box.count * box.best_bandwidth[0]) / MICRO
 
 
-def peak_flops(load: Load, box: Box, share: float = PEAK_SHARE) -> float:
-    """FLOPs a second in products of many rows. Announced chips and CPUs have no figure: there only reading counts."""
-    fp8 = box.gpu.fp8_tflops if load.precision.name.startswith("fp8") else None
-    tflops = fp8 or box.gpu.bf16_tflops
+def peak_flops(load: Load, box: Box, share: float = PEAK_SHARE, *, fp8: bool = True) -> float:
+    """FLOPs a second in products of many rows. Announced chips and CPUs have no figure: there only reading counts.
+
+    `fp8`: FP8 weights meet activations of 8 bits, at twice the rate.
+    """
+    faster = box.gpu.fp8_tflops if fp8 and load.precision.name.startswith("fp8") else None
+    tflops = faster or box.gpu.bf16_tflops
     return float("inf") if tflops is None else box.count * tflops * TERA * share
 
 
@@ -197,25 +202,15 @@ def throughput_engine(layer_us: float | None = None) -> Engine:
         streaming = max(stream_us(load, box, context, rows), computing)
         return Pass(streaming, each * len(load.shape.layers), link_us(load, box))
 
-    source = "your figure" if layer_us is not None else "the mean over vLLM 0.24 as measured on one H200"
+    source = "your figure" if layer_us is not None else _vllm_source()
     text = f"{each:.1f} us a layer that streaming does not hide ({source})"
     return Engine("vllm", "a stack tuned for throughput", time, lambda load, box: text)
 
 
-@cache
-def vllm_layer_us() -> float:
-    """What vLLM's measured points add to streaming, by layer: nearly the same for 1B and 8B, short and long."""
-    found = []
-    for point in table("peers")["decode"]:
-        if point["stack"] == "vllm":
-            config = models()[point["model"]].config
-            load = Load(
-                shape_from_config(config), precision_for(point["dtype"], config), kv_bytes_for("bf16")
-            )
-            streaming = stream_us(load, Box(find_gpu(point["gpu"])), point["context"], 1)
-            found.append((1 / point["tokens_per_second"] / MICRO - streaming) / len(load.shape.layers))
-    mean: float = sum(found) / len(found)
-    return mean
+def _vllm_source() -> str:
+    found = vllm_tokens()
+    sources = ", ".join(dict.fromkeys(one.source for one in found))
+    return f"the median of {versioned(found)} on one H200, where its runs agree within a tenth: {sources}"
 
 
 _FIXED: Mapping[str, Engine] = {

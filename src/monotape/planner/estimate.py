@@ -12,6 +12,7 @@ from monotape.planner.box import MICRO, Box, Ceiling, Fit, LaunchTax, balance, c
 from monotape.planner.catalogue import find_gpu
 from monotape.planner.engines import (
     DEFAULT_ENGINE,
+    OWN_ENGINES,
     SUMS_PER_LAYER,
     Engine,
     Pass,
@@ -27,8 +28,7 @@ from monotape.planner.sources import Source, find_source
 
 DEFAULT_MODEL = "llama-3.1-8b"
 DEFAULT_GPU = "h200"
-DEFAULT_CONTEXT = 4096
-OWN_ENGINES = (DEFAULT_ENGINE, "cpu")
+DEFAULT_CONTEXT = 4096  # or the model's own, where that is shorter
 MAX_CONTEXT = 1 << 32  # where a config names no limit
 
 
@@ -94,7 +94,7 @@ def estimate(
     dtype: str = AUTO,
     head_dtype: str = AUTO,
     kv_dtype: str = "bf16",
-    context: int = DEFAULT_CONTEXT,
+    context: int | None = None,
     engine: str = DEFAULT_ENGINE,
     mbu: float | None = None,
     bandwidth_tbs: float | None = None,
@@ -110,6 +110,8 @@ def estimate(
     source = find_source(model)
     shape = shape_from_config(source.config)
     load = Load(shape, _precision(source, dtype, head_dtype), kv_bytes_for(kv_dtype))
+    if context is None:
+        context = min(DEFAULT_CONTEXT, shape.context or MAX_CONTEXT)
     check_context(context, shape, source.name, "--context")
     found = Estimate(source, load, box, context, chosen)
     if found.obstacles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,9 +139,10 @@ def _of_checkpoint(config: Mapping[str, Any]) -> Precision:
         raise ModelError(
             "config.json: quantization_config must be an object.", "Give --dtype to pass over it."
         )
+    if _is_plain(quantized):
+        return Precision(plain_name, {}, plain, f"as the checkpoint says: {plain_name} throughout")
     size, name = _quantized_size(quantized)
-    kept = _kept_modules(quantized)
-    matrices = {kind: size for kind, module in _MODULES.items() if not listed(module, kept)}
+    matrices = dict.fromkeys(_quantized_kinds(quantized), size)
     if _has_sorted_columns(quantized):
         ffn = _sorted_ffn_bytes(size, config)
         matrices = {kind: ffn if kind == FFN else _UNPACKED for kind in matrices}
@@ -227,14 +228,23 @@ def _method(quantized: Mapping[str, Any]) -> Any:
 
 def _compressed_weights(quantized: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What compressed-tensors says of the weights of its only group, spelt out or by the name of a preset."""
-    groups = quantized.get("config_groups")
-    if not isinstance(groups, Mapping) or len(groups) != 1:
+    found = _only_group(quantized)
+    if found is None:
         return None
-    ((name, group),) = groups.items()
-    if isinstance(group, list) and name.upper() in PRESETS:
+    name, group = found
+    if _is_preset(name, group):
         return PRESETS[name.upper()].weights
     weights = group.get("weights") if isinstance(group, Mapping) else None
     return weights if isinstance(weights, Mapping) else None
+
+
+def _only_group(quantized: Mapping[str, Any]) -> tuple[str, Any] | None:
+    groups = quantized.get("config_groups")
+    return next(iter(groups.items())) if isinstance(groups, Mapping) and len(groups) == 1 else None
+
+
+def _is_preset(name: str, group: Any) -> bool:
+    return isinstance(group, list) and name.upper() in PRESETS
 
 
 def _integer_bytes(bits: int, group: int | None, zeros: bool) -> float:
@@ -269,6 +279,21 @@ def _compressed_size(weights: Mapping[str, Any]) -> tuple[float, str]:
         f"{weights.get('group_size')!r}, which the planner does not understand.",
         _HINT,
     )
+
+
+def _is_plain(quantized: Mapping[str, Any]) -> bool:
+    """Is the only group of compressed-tensors a preset that leaves its modules as they are?"""
+    group = _only_group(quantized) if _method(quantized) == "compressed-tensors" else None
+    return group is not None and _is_preset(*group) and PRESETS[group[0].upper()].weights is None
+
+
+def _quantized_kinds(quantized: Mapping[str, Any]) -> Iterator[str]:
+    """Without a list only MXFP4's routed experts are sure to be quantised: see weights/quantised/mxfp4.py."""
+    if _method(quantized) == "mxfp4" and not isinstance(quantized.get("modules_to_not_convert"), list):
+        yield ROUTED
+        return
+    kept = _kept_modules(quantized)
+    yield from (kind for kind, module in _MODULES.items() if not listed(module, kept))
 
 
 def _kept_modules(quantized: Mapping[str, Any]) -> list[str]:

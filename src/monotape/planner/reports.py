@@ -12,6 +12,7 @@ from monotape.errors import UsageError
 from monotape.planner.accounting import shape_from_config
 from monotape.planner.box import TERA, Box, tokens_per_second
 from monotape.planner.catalogue import find_gpu, find_model, models, table
+from monotape.planner.compared import median, timed
 from monotape.planner.load import Load
 from monotape.planner.precision import kv_bytes_for, precision_for
 
@@ -112,9 +113,12 @@ def built_in_points() -> tuple[Point, ...]:
 
 
 def built_in_table(reports: dict[str, dict[str, Any]]) -> str:
-    """The data file behind `built_in_points`; `python bench/index.py` writes it."""
-    rows = [f"  {json.dumps(asdict(point))}" for point in own_points(reports)]
-    return '{"made_by": "python bench/index.py", "points": [\n' + ",\n".join(rows) + "\n]}\n"
+    """The data file behind `built_in_points` and `built_in_times`; `python bench/index.py` writes it."""
+    points, times = (
+        ",\n".join(f"  {json.dumps(asdict(row))}" for row in rows)
+        for rows in (own_points(reports), timed(reports))
+    )
+    return f'{{"made_by": "python bench/index.py", "points": [\n{points}\n], "times": [\n{times}\n]}}\n'
 
 
 def cpu_shares(points: Iterable[Point]) -> tuple[list[tuple[int, float]], str]:
@@ -129,13 +133,7 @@ def cpu_shares(points: Iterable[Point]) -> tuple[list[tuple[int, float]], str]:
         raise UsageError(
             "No report holds a decode speed of the CPU engine.", "Run `python bench/decode.py --save` first."
         )
-    return [(context, _median(found)) for context, found in sorted(shares.items())], "; ".join(where)
-
-
-def _median(values: list[float]) -> float:
-    """The standard library's takes longer to import than a plan takes to make."""
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    return [(context, median(found)) for context, found in sorted(shares.items())], "; ".join(where)
 
 
 def measured_here(box: Box, model: str, dtype: str) -> tuple[Point, ...]:

@@ -7,15 +7,12 @@ from typing import Any
 
 from monotape.errors import UsageError
 from monotape.planner.box import MICRO, Box, ceilings, fit
-from monotape.planner.engines import PEAK_SHARE, Engine, peak_flops
+from monotape.planner.engines import Engine
 from monotape.planner.load import Load
+from monotape.planner.prefill import Prefill, prefill_json, prefill_seconds
 
 MAX_TOKENS = 1 << 32
 SAMPLES = 32  # contexts at which decode is timed; between them it changes by less than a line does
-PREFILL_ROWS = 128  # of one prefill pass of this engine
-PREFILL_SOURCE = (
-    "vLLM 0.24 on one H200 reached 61 % (1B) and 70 % (8B) of the peak on prompts of 8,192 tokens"
-)
 MARKET = (10, 20, 50)  # "10x speed at a 20x to 50x price premium per token" (SemiAnalysis, 31 May 2026)
 
 
@@ -76,25 +73,6 @@ class RequestTime:
         return self.cache_read + self.prefill_extend + self.decode
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """How prompts are computed."""
-
-    rows: int = PREFILL_ROWS
-    share: float = PEAK_SHARE  # of the dense peak
-    cache_bandwidth: float | None = None  # bytes a second, where cached KV lies outside the device's memory
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.rows <= 1 << 20:
-            raise UsageError(f"--prefill-rows {self.rows} makes no sense.", "Give 1 to 1048576.")
-        if not 0 < self.share <= 1:
-            raise UsageError(
-                f"--prefill-share {self.share:g} is no share of the peak.", "Give a number like 0.6."
-            )
-        if self.cache_bandwidth is not None and not 0 < self.cache_bandwidth < 1e18:
-            raise UsageError("--cache-bandwidth must be positive.", "Give GB/s, like 50.")
-
-
 def request_time(
     load: Load, box: Box, engine: Engine, request: Request, prefill: Prefill, users: int = 1
 ) -> RequestTime:
@@ -103,22 +81,6 @@ def request_time(
     return RequestTime(
         cache_s, extend_s, decode_seconds(load, box, engine, request.prompt, request.output, users)
     )
-
-
-def prefill_seconds(load: Load, box: Box, cached: int, new: int, prefill: Prefill) -> tuple[float, float]:
-    """(reading cached KV, computing new tokens): a pass reads the weights and all KV before it, or computes longer."""
-    passes = -(-new // prefill.rows)
-    bandwidth = box.count * box.best_bandwidth[0]
-    if prefill.cache_bandwidth is not None:
-        cached_bytes = load.shape.kv_stored_bytes(cached, load.kv_value_bytes)
-        cache_s = cached_bytes / prefill.cache_bandwidth if cached else 0.0
-    else:
-        cache_s = passes * load.kv_read(cached) / bandwidth if cached else 0.0
-    if not new:
-        return cache_s, 0.0
-    middle = cached + new // 2
-    read_s = passes * load.pass_bytes(0, min(new, prefill.rows)) / bandwidth
-    return cache_s, max(read_s, new * load.flops(middle) / peak_flops(load, box, prefill.share))
 
 
 def decode_seconds(load: Load, box: Box, engine: Engine, start: int, tokens: int, users: int = 1) -> float:
@@ -204,22 +166,19 @@ class Costing:
 
 
 def cost(
-    load: Load, box: Box, engine: Engine, stack: Engine, request: Request, prefill: Prefill, *, users: int,
-    stack_users: int, price: float | None,
+    load: Load, box: Box, engine: Engine, stack: Engine, request: Request, prefill: Prefill, stack_prefill: Prefill, *,
+    users: int, stack_users: int, price: float | None,
 ) -> Costing:  # fmt: skip
     """`price` is dollars an hour for one device."""
     for flag, value in (("--concurrency", users), ("--stack-concurrency", stack_users)):
         if not 1 <= value <= 4096:
             raise UsageError(f"{flag} {value} is no number of users.", "Give 1 to 4096.")
-    if price is not None and not 0 <= price < 1e6:
-        raise UsageError(
-            f"--price {price:g} is no hourly price.", "Give dollars an hour for one device, like 3.5."
-        )
+    check_price(price)
     hourly = None if price is None else price * box.count
     plans = [
-        ("one user", engine, 1),
-        (f"{users} users", engine, users),
-        (f"vLLM, {stack_users} users", stack, stack_users),
+        ("one user", engine, prefill, 1),
+        (f"{users} users", engine, prefill, users),
+        (f"vLLM, {stack_users} users", stack, stack_prefill, stack_users),
     ]
     if users == 1:
         del plans[1]
@@ -227,27 +186,37 @@ def cost(
         Offer(
             name,
             count,
-            request_time(load, box, one, request, prefill, count),
+            request_time(load, box, one, request, how, count),
             request.output,
             hourly,
             fit(load, box, request.prompt + request.output, count).fits,
         )
-        for name, one, count in plans
+        for name, one, how, count in plans
     )
     return Costing(request, offers, ceiling_decode_seconds(load, box, request))
 
 
-def costing_json(costing: Costing, prefill: Prefill, stack_assumption: str) -> dict[str, Any]:
+def check_price(price: float | None) -> None:
+    if price is not None and not 0 <= price < 1e6:
+        raise UsageError(
+            f"--price {price:g} is no hourly price.", "Give dollars an hour for one device, like 3.5."
+        )
+
+
+def costing_json(
+    costing: Costing, prefill: Prefill, stack_prefill: Prefill, stack_assumption: str
+) -> dict[str, Any]:
     """The costing as one object for programs. Times are seconds, prices dollars."""
     return {
         "prompt": costing.request.prompt,
         "cached": costing.request.cached,
         "output": costing.request.output,
-        "prefill": {"rows": prefill.rows, "share_of_peak": prefill.share, "source": PREFILL_SOURCE},
+        "prefill": prefill_json(prefill),
         "decode_share": costing.decode_share,
         "speedup_at_the_speed_of_light": costing.best_speedup,
         "offers": [_offer_json(offer) for offer in costing.offers],
         "stack": stack_assumption,
+        "stack_prefill": prefill_json(stack_prefill),
         "speed_against_stack": costing.speed_ratio if costing.comparable else None,
         "price_against_stack": costing.price_ratio if costing.comparable else None,
     }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from monotape.planner.agent import LoopTime, Trace
 from monotape.planner.projections import GPUS, Projection
-from monotape.planner.request import MARKET, PREFILL_SOURCE, Costing, Offer, Prefill
+from monotape.planner.request import MARKET, Costing, Offer
 from monotape.planner.text import columns, duration, speed
 
 
@@ -19,7 +19,7 @@ def _table(rows: Iterable[Sequence[str]], widths: Sequence[int]) -> list[str]:
     ]
 
 
-def describe_costing(costing: Costing, prefill: Prefill, stack_assumption: str, engine: str) -> str:
+def describe_costing(costing: Costing, assumption: str, stack_assumption: str, engine: str) -> str:
     """Where a request's time goes on the engine of that title, and what it costs."""
     request, time = costing.request, costing.offers[0].time
     title = f"request: {request.prompt:,} prompt tokens, {request.cached:,} of them cached, {request.output:,} output"
@@ -32,11 +32,7 @@ def describe_costing(costing: Costing, prefill: Prefill, stack_assumption: str, 
     ):  # fmt: skip
         lines.append(f"  {name:<16}{duration(seconds):>12} {100 * seconds / time.total:>6.1f} %")
     lines += ["", *columns("", _left_to_gain(costing), 2)]
-    assumption = (
-        f"assumption: prefill at {100 * prefill.share:g} % of the dense peak ({PREFILL_SOURCE}), or at the reading of"
-        f" the weights for every {prefill.rows} tokens, whichever is slower"
-    )
-    lines += columns("", assumption, 2)
+    lines += columns("", f"assumption: {assumption}", 2)
     return "\n".join([*lines, "", *_offers(costing, stack_assumption)]) + "\n"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 
 from monotape.planner.box import MICRO, TIGHT, Ceiling, balance
-from monotape.planner.engines import SUMS_PER_LAYER, Pass
-from monotape.planner.estimate import OWN_ENGINES, Estimate
+from monotape.planner.engines import OWN_ENGINES, SUMS_PER_LAYER, Pass
+from monotape.planner.estimate import Estimate
 from monotape.planner.reports import measured_here
 
 WIDTH = 110

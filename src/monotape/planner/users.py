@@ -13,8 +13,9 @@ from monotape.planner.agent import Trace
 from monotape.planner.box import Box
 from monotape.planner.engines import Engine
 from monotape.planner.load import Load
+from monotape.planner.prefill import Prefill, prefill_seconds
 from monotape.planner.queue_simulation import Simulation
-from monotape.planner.request import Prefill, Request, decode_seconds, prefill_seconds, request_time
+from monotape.planner.request import Request, decode_seconds, request_time
 from monotape.planner.waiting import Traffic, mean_wait_s, percentile
 
 MOST_USERS, MOST_REPLICAS = 10_000, 256
