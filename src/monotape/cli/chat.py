@@ -98,8 +98,8 @@ def _talk(conversation: Conversation, options: argparse.Namespace, introduction:
         try:
             if not conversation.take(line.strip()):
                 break
-        except RequestError as error:
-            refused = True
+        except RequestError as refusal:
+            refused, error = True, options.in_flags(refusal)
             print(f"monotape: {error.message}", file=sys.stderr)
             if error.hint:
                 print(f"  hint: {error.hint}", file=sys.stderr)
