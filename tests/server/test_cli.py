@@ -128,6 +128,17 @@ def test_files_that_are_no_model_are_refused_before_there_is_a_server(
     assert "truncated" in as_run_says and not started
 
 
+def test_a_model_that_does_not_run_here_is_refused_before_there_is_a_server(
+    capsys: pytest.CaptureFixture[str],
+    started: list[tuple[ServerConfig, EngineConfig]],
+    tmp_path: Path,
+) -> None:
+    model = write_wide_model(tmp_path / "model.gguf", {}, architecture="mamba")
+    assert main(["serve", str(model)]) == 2
+    error = capsys.readouterr().err
+    assert "mamba" in error and "hint: " in error and not started
+
+
 def test_every_setting_of_the_server_has_a_flag() -> None:
     _, commands = build_parser()
     text = commands["serve"].format_help()

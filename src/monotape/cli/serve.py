@@ -188,14 +188,17 @@ def _check_name(model: str) -> None:
 
 
 def _check_files(model: str) -> None:
-    """Files that are no model are refused here, as `run` refuses them, before there is a server that would have to
-    end. Only headers are read.
+    """Files that are no model, or none that runs here, are refused as `run` refuses them, before there is a server
+    that would have to end. Only headers are read.
     """
+    from monotape.models.registry import spec_from_config
+    from monotape.weights.check import check_tensors
     from monotape.weights.open import open_checkpoint
     from monotape.weights.paths import local_path
 
     if (path := local_path(model)) is not None:
-        open_checkpoint(path)
+        checkpoint = open_checkpoint(path)
+        check_tensors(spec_from_config(checkpoint.config), checkpoint)
 
 
 def _check(options: argparse.Namespace) -> None:
