@@ -19,6 +19,7 @@ CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
 HI = [{"role": "user", "content": "say:hi"}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}
 BAD_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
 
 #: path, body, code, param, a part of the message
@@ -67,6 +68,8 @@ REFUSED: list[tuple[str, Any, str | None, str | None, str]] = [
      "invalid_value", "response_format", "no json_schema.schema"),
     (CHAT, {"messages": HI, "response_format": BAD_SCHEMA},
      "invalid_value", "response_format", "Invalid type: nonsense. JSON schemas have the types null, boolean, object, "),
+    (CHAT, {"messages": HI, "tool_choice": "required", "tools": [BAD_TOOL]},
+     "invalid_value", "tools", "Invalid type: nonsense. JSON schemas have the types"),
     (CHAT, {"messages": HI, "structured_outputs": {"regex": "[a-"}},
      "invalid_value", "structured_outputs", "regular expression"),
     (CHAT, {"messages": HI, "structured_outputs": {}}, "invalid_value", "structured_outputs", "has 0 constraints"),
