@@ -143,7 +143,31 @@ def test_nan_in_the_weights(capsys: Captured, folder: Path, backend: str, name: 
 def test_prompt_longer_than_the_context(capsys: Captured, folder: Path) -> None:
     message = complaint(capsys, "run", "--model", str(folder), "--prompt-ids", ",".join(["5"] * 200))
     assert "maximum context length is 160" in message
-    assert "200" in message
+    assert "your prompt contains 200 input tokens" in message
+    assert "requested" not in message  # no length was asked for
+    assert "max" not in message.partition("hint: ")[2]  # the model was made for no more
+
+
+def test_a_longer_context_is_a_hint_where_the_model_has_one(capsys: Captured, folder: Path) -> None:
+    ids = ["--prompt-ids", ",".join(["5"] * 130)]
+    message = complaint(capsys, "run", "--model", str(folder), *ids, "--max-model-len", "100")
+    assert "at most 99 tokens, or load with a larger --max-model-len." in message
+
+
+def test_the_default_length_of_an_answer_ends_with_the_context(capsys: Captured, folder: Path) -> None:
+    """256 tokens have no room after this prompt, but only the command itself asked for so many."""
+    ids = ["--prompt-ids", ",".join(["5"] * 150)]
+    assert main(["run", "--model", str(folder), *ids, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["token_ids"]) <= 10
+    assert "at most 10 output tokens (--max-tokens)" in complaint(
+        capsys, "run", "--model", str(folder), *ids, "--max-tokens", "11"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["run", "--temperature", "abc"], ["serve", "--port", "abc"]])
+def test_what_is_no_number_is_named_with_its_flag(capsys: Captured, arguments: list[str]) -> None:
+    message = complaint(capsys, *arguments)
+    assert f"{arguments[1]}: 'abc' is not a " in message and "128" not in message
 
 
 def test_more_tokens_than_the_context(capsys: Captured, folder: Path) -> None:
@@ -169,6 +193,17 @@ def test_more_tokens_than_the_context(capsys: Captured, folder: Path) -> None:
 )
 def test_bad_flags(capsys: Captured, folder: Path, arguments: list[str], mentions: str) -> None:
     assert mentions in run(capsys, folder, *arguments)
+
+
+def test_hints_name_flags_where_the_python_interface_has_names(
+    capsys: Captured, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n"), "utf-8"))
+    message = complaint(capsys, "chat", "--model", str(folder))
+    assert (
+        "hint: Use `monotape run --raw` with a plain prompt, or give a template with --chat-template."
+        in message
+    )
 
 
 @pytest.mark.parametrize("given", ["1,x", "", "1,,2", "999999", "-1"])

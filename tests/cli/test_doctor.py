@@ -132,4 +132,5 @@ def test_a_gpu_of_amd_without_a_compiler_gets_the_fix(monkeypatch: pytest.Monkey
     finding = doctor._amd()
     assert not finding.good and finding.fix == "Install clang 19."
     monkeypatch.setattr("monotape.backends.hip.runtime.find_gpu", lambda: None)
+    assert doctor._amd().found.endswith("; there is no clang here that compiles for gfx942")
     assert doctor._amd().good  # without such a GPU there is nothing to fix

@@ -51,7 +51,7 @@ def test_without_ray() -> None:
     ("flags", "sentence"),
     [
         (["--replicas", "0"], "--replicas is 0."),
-        (["--replicas", "two"], "'two' is not a whole number."),
+        (["--replicas", "two"], "--replicas: 'two' is not a whole number."),
         (["--replicas", "4", "--max-replicas", "2"], "--max-replicas is 2."),
         (["--gpus-per-replica", "-1"], "--gpus-per-replica is -1."),
         (["--host", "0.0.0.0"], "Listening on 0.0.0.0 would let anybody on the network use this server."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from monotape.cli.main import build_parser, main
 from monotape.engine.config import EngineConfig
 from monotape.server.config import ServerConfig
 from server.running import scripted_server
+from weights.gguf_models import write_wide_model
 
 
 @pytest.fixture
@@ -109,6 +111,32 @@ def test_what_is_not_served_is_refused_by_name(
     assert main(["serve", *flags]) == 2
     error = capsys.readouterr().err
     assert words in error and "hint: " in error
+
+
+def test_files_that_are_no_model_are_refused_before_there_is_a_server(
+    capsys: pytest.CaptureFixture[str],
+    started: list[tuple[ServerConfig, EngineConfig]],
+    tmp_path: Path,
+) -> None:
+    """A server began to listen, and then blamed the tokenizer."""
+    model = write_wide_model(tmp_path / "model.gguf", {})
+    model.write_bytes(model.read_bytes()[:-100])
+    assert main(["run", "hello", "--model", str(model)]) == 2
+    as_run_says = capsys.readouterr().err
+    assert main(["serve", str(model)]) == 2
+    assert capsys.readouterr().err == as_run_says
+    assert "truncated" in as_run_says and not started
+
+
+def test_a_model_that_does_not_run_here_is_refused_before_there_is_a_server(
+    capsys: pytest.CaptureFixture[str],
+    started: list[tuple[ServerConfig, EngineConfig]],
+    tmp_path: Path,
+) -> None:
+    model = write_wide_model(tmp_path / "model.gguf", {}, architecture="mamba")
+    assert main(["serve", str(model)]) == 2
+    error = capsys.readouterr().err
+    assert "mamba" in error and "hint: " in error and not started
 
 
 def test_every_setting_of_the_server_has_a_flag() -> None:

@@ -19,6 +19,7 @@ CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
 HI = [{"role": "user", "content": "say:hi"}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}
 BAD_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
 
 #: path, body, code, param, a part of the message
@@ -66,7 +67,9 @@ REFUSED: list[tuple[str, Any, str | None, str | None, str]] = [
     (CHAT, {"messages": HI, "response_format": {"type": "json_schema"}},
      "invalid_value", "response_format", "no json_schema.schema"),
     (CHAT, {"messages": HI, "response_format": BAD_SCHEMA},
-     "invalid_value", "response_format", "The JSON schema cannot be used"),
+     "invalid_value", "response_format", "Invalid type: nonsense. JSON schemas have the types null, boolean, object, "),
+    (CHAT, {"messages": HI, "tool_choice": "required", "tools": [BAD_TOOL]},
+     "invalid_value", "tools", "Invalid type: nonsense. JSON schemas have the types"),
     (CHAT, {"messages": HI, "structured_outputs": {"regex": "[a-"}},
      "invalid_value", "structured_outputs", "regular expression"),
     (CHAT, {"messages": HI, "structured_outputs": {}}, "invalid_value", "structured_outputs", "has 0 constraints"),
@@ -78,7 +81,7 @@ REFUSED: list[tuple[str, Any, str | None, str | None, str]] = [
     (CHAT, {"messages": HI, "max_tokens": 30_000}, "context_length_exceeded", "messages",
      "This model's maximum context length is 20000 tokens. However, you requested 30000 output tokens and your prompt"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 30_000}]},
-     "context_length_exceeded", "messages", "input tokens"),
+     "context_length_exceeded", "messages", "However, your prompt contains 30"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 2_000_000}]},
      "context_length_exceeded", "messages", "at least"),
     (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "unsupported_parameter", "suffix", "no fill-in-the-middle tokens"),

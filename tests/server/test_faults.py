@@ -169,7 +169,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(scripted: RunningServer
             assert int(refused.headers["retry-after"]) >= 1
             error = refused.json()["error"]
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-            assert "one request is running and 4 are waiting" in error["message"]
+            assert "it has 5 requests already and runs one at a time" in error["message"]
         # No work is done for refused requests: not even this is checked.
         unrendered = {"messages": [{"role": "tool", "content": [{"type": "image"}]}]}
         assert scripted.post(CHAT, unrendered).status_code == 429

@@ -42,7 +42,7 @@ def test_turns_come_in_order_and_the_queue_is_bounded() -> None:
         assert (gate.running, gate.waiting) == (1, 2)
         with pytest.raises(QueueFull) as full:
             gate.admit()
-        assert full.value.waiting == 2 and full.value.retry_after_s >= 1
+        assert full.value.taken == 3 and full.value.retry_after_s >= 1
         await asyncio.gather(*tasks)
         assert (gate.running, gate.waiting) == (0, 0)
         return order
@@ -84,6 +84,17 @@ def test_a_request_that_is_made_ready_has_a_place_but_holds_up_nobody() -> None:
             assert gate.running == 1
 
     asyncio.run(play())
+
+
+def test_requests_that_are_made_ready_are_not_counted_beside_one_that_runs() -> None:
+    """Two were taken, of which none ran yet: the answer said that one was running and two were waiting."""
+    gate = Gate(1)
+    turns = [gate.admit(), gate.admit()]
+    with pytest.raises(QueueFull) as full:
+        gate.check()
+    assert full.value.taken == 2
+    for turn in turns:
+        turn.leave()
 
 
 def test_a_turn_that_comes_while_its_owner_is_cancelled_is_passed_on() -> None:

@@ -384,7 +384,7 @@ def test_the_timeline_shows_phases_and_stages_and_can_be_saved(visit: Open, tmp_
     say(shown, "Time yourself.")
     expect(shown.locator(".strip")).to_have_count(1)
     shown.click("#tab-timeline")
-    for phase in ("render", "tokenize", "queue", "prefill", "decode"):
+    for phase in ("render", "tokenize", "queue", "prefill", "decode", "elsewhere"):
         expect(shown.locator("#phases .gantt .name").get_by_text(phase, exact=True)).to_have_count(1)
     expect(shown.locator("#stages .gantt")).to_have_count(8)
     with shown.expect_download() as download:

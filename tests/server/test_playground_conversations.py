@@ -122,6 +122,16 @@ def test_conversations_are_listed_renamed_deleted_and_brought_back(visit: Open) 
 
 
 @needs_browser
+def test_a_long_question_is_a_title_that_says_it_is_cut(visit: Open) -> None:
+    """Titles ended in the middle of a word, as if that were all."""
+    shown = visit(Script(story=STORY, once=True, tokens_per_second=3000), size=(1440, 900))
+    ask(shown, "Why is it that " + "kettles " * 20)
+    shown.click("#new")
+    ask(shown, "k" * 100)
+    assert titles(shown) == ["k" * 79 + "…", "Why is it that " + "kettles " * 7 + "kettles…"]
+
+
+@needs_browser
 def test_a_deleted_conversation_does_not_come_back_with_its_answer(visit: Open) -> None:
     shown = visit(Script(tokens_per_second=60), size=(1440, 900))
     limit(shown, 5000)

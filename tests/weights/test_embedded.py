@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -41,6 +42,30 @@ def routes(folder: Path, lines: str = "", lines_6: str = "") -> tuple[Path, Path
     (folder / "route").write_text(IPV4 + lines)
     (folder / "ipv6_route").write_text(lines_6)
     return folder / "route", folder / "ipv6_route"
+
+
+def test_a_chat_with_it_says_first_that_it_does_not_chat(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    assert main(["chat", "--model", "embedded", "--max-tokens", "2", "--backend", "cpu"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("does not chat") == 1 and "--model smollm2" in captured.err
+    assert captured.out.strip()  # it answers all the same
+
+
+def test_inspect_says_in_how_many_bits_it_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "embedded", "--backend", "cpu"]) == 0
+    assert "bf16 100.0 %, unpacked from 22.7 MB in 4 and 8 bits\n" in capsys.readouterr().out
+
+
+def test_the_readme_asks_it_for_something_that_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """`def add(a, b):` alone, and drawn at random, gave a comment for a linter."""
+    prompt, arguments = "def add(a, b):\n    return", ["--temperature", "0", "--backend", "cpu"]
+    shown = f"monotape run --model embedded ${prompt!r} --stop $'\\n' --temperature 0   # a + b, "
+    assert shown in embedded_examples.README.read_text(encoding="utf-8")
+    assert main(["run", "--model", "embedded", prompt, "--stop", "\n", *arguments]) == 0
+    assert capsys.readouterr().out == " a + b\n"
 
 
 @pytest.mark.slow

@@ -23,10 +23,15 @@ from monotape.cli.statistics import loaded, sampling_line, stats_line
 from monotape.config import api_key
 from monotape.engine.wake import wake
 from monotape.errors import RequestError, UsageError, near
+from monotape.weights.embedded import is_embedded
 
 HELP = (
     "/clear forgets the conversation, /stats shows speed after each answer, /exit or Ctrl-D ends; Ctrl-C stops an"
     " answer or clears the line, Alt-Enter begins a new line"
+)
+DOES_NOT_CHAT = (
+    "The embedded model completes Python and does not chat. See `monotape run --model embedded --example`, or chat"
+    " with another model, for example --model smollm2."
 )
 COMMANDS = ("/clear", "/stats", "/exit", "/quit", "/help")
 
@@ -59,6 +64,8 @@ def main(options: argparse.Namespace) -> int:
     from monotape.engine.llm import LLM
 
     with LLM.from_config(config) as llm:
+        if is_embedded(llm.source):
+            print(f"monotape: {DOES_NOT_CHAT}", file=sys.stderr)
         given = sampling_settings(options)
         params = dataclasses.replace(llm.default_sampling_params, **{"max_tokens": None, **given})
         conversation = Conversation(
@@ -98,8 +105,8 @@ def _talk(conversation: Conversation, options: argparse.Namespace, introduction:
         try:
             if not conversation.take(line.strip()):
                 break
-        except RequestError as error:
-            refused = True
+        except RequestError as refusal:
+            refused, error = True, options.in_flags(refusal)
             print(f"monotape: {error.message}", file=sys.stderr)
             if error.hint:
                 print(f"  hint: {error.hint}", file=sys.stderr)

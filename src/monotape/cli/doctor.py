@@ -181,7 +181,7 @@ def _amd() -> Finding:
     try:
         compiler, fix = f"{find_compiler()} compiles for {ARCHITECTURE}", ""
     except BackendUnavailable as error:
-        compiler, fix = error.message.rstrip("."), error.hint
+        compiler, fix = error.message[0].lower() + error.message[1:].rstrip("."), error.hint
     text = f"{gpu or 'none found'}; --backend hip is {NEVER_RUN}; {compiler}"
     return Finding("amd gpu", gpu is None or not fix, text, fix if gpu else "", gpu)
 

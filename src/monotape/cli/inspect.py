@@ -69,7 +69,7 @@ def main(options: argparse.Namespace) -> int:
     for name, value in _facts(spec).items():
         print(f"{name:<16} {_shown(value)}")
     shares = (f"{name} {100 * share:.1f} %" for name, share in stored_formats(checkpoint).items())
-    print(f"{'stored as':<16} {', '.join(shares)}")
+    print(f"{'stored as':<16} {', '.join(shares)}{_packed(checkpoint.source)}")
     print()
     print(dump_gpu(plan) if isinstance(plan, GpuPlan) else dump(plan), end="")
     if drafting:
@@ -78,6 +78,15 @@ def main(options: argparse.Namespace) -> int:
     if memory:
         print(f"\nGPU memory       {memory}" + (" (a rank)" if len(plan.ranks) > 1 else ""))
     return 0
+
+
+def _packed(source: str) -> str:
+    """The embedded model is kept in fewer bits than the files that it is loaded from."""
+    from monotape.weights import embedded
+
+    if not embedded.is_embedded(source):
+        return ""
+    return f", unpacked from {embedded.PACKED.stat().st_size / 1e6:.1f} MB in 4 and 8 bits"
 
 
 def _memory(plan: Any, drafting: Any) -> Any:

@@ -41,7 +41,7 @@ def build_parser(wanted: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Pa
         summary = (module.__doc__ or "").split("\n")[0]
         sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         module.add_arguments(sub)
-        sub.set_defaults(handler=module.main)
+        sub.set_defaults(handler=module.main, in_flags=sub.in_flags)
         known[name] = sub
     return parser, known
 
@@ -87,7 +87,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         try:
             return handler(options)
         except MonotapeError as error:
-            raise commands[options.command].in_flags(error) from error
+            commands[options.command].in_flags(error)
+            raise
     except BaseException:
         # What ends a command that was to end is the interrupt, whatever it has become on its way: Python itself makes
         # a RuntimeError of one in __set_name__, and a package that was half imported fails in ways of its own.

@@ -92,7 +92,7 @@ def integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"'{text}' is not a whole number.", "Write it in digits, for example 128.") from None
+        raise UsageError(f"'{text}' is not a whole number.", "Write it in digits alone.") from None
 
 
 def real(text: str) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from monotape.errors import MonotapeError, UsageError, near
 
@@ -14,6 +15,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message[0].upper()}{message[1:]}.", f"See `{self.prog} --help`.")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except UsageError as error:
+            if not action.option_strings:
+                raise
+            raise UsageError(f"{action.option_strings[0]}: {error.message}", error.hint) from None
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
@@ -38,11 +47,17 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"{self.prog} does not understand '{given}'.", hint)
 
     def in_flags(self, error: MonotapeError) -> MonotapeError:
-        """The same error with the flag that the user gave in the place of the engine's name for it."""
-        for action in self._actions:
-            if action.option_strings and error.message.startswith(f"{action.dest} is "):
-                message = action.option_strings[0] + error.message.removeprefix(action.dest)
-                return type(error)(message, error.hint)
+        """The same error, with flags in the place of the engine's names for them. A message names a setting first, if
+        it names one; words that follow may come from files.
+        """
+        flags = {action.dest: action.option_strings[0] for action in self._actions if action.option_strings}
+        name, verb, rest = error.message.partition(" is ")
+        if verb and name in flags:
+            error.message = f"{flags[name]}{verb}{rest}"
+        for name, flag in flags.items():
+            if "_" in name:  # the others are words, too
+                error.hint = re.sub(rf"\b{name}\b", flag, error.hint)
+        error.hint = error.hint.replace("generate()", "`monotape run --raw`")
         return error
 
     @property

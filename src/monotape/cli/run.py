@@ -21,7 +21,7 @@ from monotape.cli.options import (
 from monotape.cli.standard_input import piped, read_text
 from monotape.cli.statistics import loaded, sampling_line, sampling_object, stats_line, stats_object
 from monotape.engine.wake import wake
-from monotape.errors import UsageError
+from monotape.errors import ContextOverflow, UsageError
 
 DEFAULT_MAX_TOKENS = 256
 QUESTION = "Why is the sky blue?"  # the example of a model that chats
@@ -75,7 +75,13 @@ def main(options: argparse.Namespace) -> int:
             prompt, params = _example(llm.config.model, params)
             if not options.json:
                 print(prompt, end="" if prompt.endswith("\n") else "\n", flush=True)
-        stream = _start(llm, prompt, options, params)
+        try:
+            stream = _start(llm, prompt, options, params)
+        except ContextOverflow:
+            if "max_tokens" in given:
+                raise
+            params = dataclasses.replace(params, max_tokens=None)  # the context ends before the default does
+            stream = _start(llm, prompt, options, params)
         interrupted = _play(stream, shown=not options.json)
         completion = stream.completion
         if options.json:

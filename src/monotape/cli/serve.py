@@ -125,7 +125,9 @@ def main(options: argparse.Namespace) -> int:
             f"The server needs the package '{error.name}'.", "pip install 'monotape[serve]'"
         ) from None
     options = with_file(options, "monotape serve", add_arguments)
-    return serve(*configurations(options))
+    config, engine = configurations(options)
+    _check_files(engine.model)
+    return serve(config, engine)
 
 
 def configurations(options: argparse.Namespace) -> tuple[ServerConfig, EngineConfig]:
@@ -183,6 +185,20 @@ def _check_name(model: str) -> None:
 
     if local_path(model) is None and model not in (DEFAULT_MODEL, embedded.NAME):
         hub_name(model)
+
+
+def _check_files(model: str) -> None:
+    """Files that are no model, or none that runs here, are refused as `run` refuses them, before there is a server
+    that would have to end. Only headers are read.
+    """
+    from monotape.models.registry import spec_from_config
+    from monotape.weights.check import check_tensors
+    from monotape.weights.open import open_checkpoint
+    from monotape.weights.paths import local_path
+
+    if (path := local_path(model)) is not None:
+        checkpoint = open_checkpoint(path)
+        check_tensors(spec_from_config(checkpoint.config), checkpoint)
 
 
 def _check(options: argparse.Namespace) -> None:

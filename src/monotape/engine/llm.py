@@ -319,7 +319,7 @@ class LLM:
                 "stop needs text, but this checkpoint has no tokenizer.", "Use stop_token_ids."
             )
         vocab = self.backend.spec.vocab
-        room = room_for(prompt, params, self.max_model_len)
+        room = room_for(prompt, params, self.max_model_len, self.backend.spec.context)
         request_id = str(next(self._request_ids))
         seed = self._seeds.getrandbits(SEED_BITS) if params.seed is None else params.seed
         params.sampling(seed=seed, vocab=vocab)

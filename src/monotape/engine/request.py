@@ -50,21 +50,25 @@ class Request:
         )
 
 
-def room_for(prompt: Prompt, params: SamplingParams, context: int) -> int:
-    """How many tokens the request may generate; an error when prompt and answer do not fit the context."""
-    room = context - len(prompt.ids)
+def room_for(prompt: Prompt, params: SamplingParams, context: int, model_context: int) -> int:
+    """How many tokens the request may generate; an error when prompt and answer do not fit the context, which may be
+    shorter than `model_context`, the model's own.
+    """
+    length = len(prompt.ids)
+    room = context - length
     wanted = params.max_tokens if params.max_tokens is not None else max(1, params.min_tokens)
     if wanted <= room:
         return room if params.max_tokens is None else wanted
-    fits = (
-        f"Ask for at most {room} output tokens (max_tokens), or shorten the prompt."
-        if room > 0
-        else f"Shorten the prompt to at most {context - 1} tokens, or load with a larger max_model_len."
-    )
+    larger = ", or load with a larger max_model_len" if context < model_context else ""
+    least, name = ("at least ", "min_tokens") if params.max_tokens is None else ("", "max_tokens")
+    if room > 0:
+        asked = f"you requested {least}{wanted} output tokens and your prompt"
+        fits = f"Ask for at most {room} output tokens ({name}), or shorten the prompt."
+    else:  # however short the answer
+        asked, fits = "your prompt", f"Shorten the prompt to at most {context - 1} tokens{larger}."
     raise ContextOverflow(
-        f"This model's maximum context length is {context} tokens. However, you requested {wanted} output "
-        f"tokens and your prompt contains {len(prompt.ids)} input tokens.",
+        f"This model's maximum context length is {context} tokens. However, {asked} contains {length} input tokens.",
         fits,
-        prompt_tokens=len(prompt.ids),
+        prompt_tokens=length,
         context=context,
     )

@@ -123,7 +123,7 @@ def context_for(config: EngineConfig, spec: ModelSpec, kv_budget: int | None = N
     context = min(spec.context, max(_CONTEXT_STEP, fits // _CONTEXT_STEP * _CONTEXT_STEP))
     logging.getLogger("monotape").warning(
         "Using a context of %d of the model's %d tokens: the KV of all would take %.1f GiB. "
-        "Set max_model_len to choose.",
+        "Set max_model_len (--max-model-len) to choose.",
         context, spec.context, spec.context * position_bytes / 2**30,
     )  # fmt: skip
     return context

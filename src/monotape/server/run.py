@@ -21,7 +21,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from monotape.engine.config import EngineConfig, with_model
-from monotape.errors import ResourceError, UsageError
+from monotape.errors import MonotapeError, ResourceError, UsageError
 from monotape.server.app import build
 from monotape.server.config import ServerConfig
 from monotape.server.engine.client import Engine
@@ -75,10 +75,10 @@ async def running_service(
 async def _load_text(service: Service, config: EngineConfig, source: str) -> None:
     try:
         text = await asyncio.to_thread(lambda: TextWork(importlib.import_module(source).load_text(config)))
-    except (
-        Exception
-    ) as error:  # whatever it is, /health must say so; the engine process reports most of them too
-        LOG.error("The tokenizer cannot be loaded: %s", error)
+    except MonotapeError as error:  # of the model's files; it names the one
+        service.engine.fail(str(error))
+        return
+    except Exception as error:  # whatever it is, /health must say so
         service.engine.fail(f"The tokenizer cannot be loaded: {error}")
         return
     service.text = text

@@ -196,8 +196,7 @@ class Engine:
             exit_code = None if self._process is None else self._process.returncode
             pause = restarts.after(was_ready, self._cause, exit_code)
             if isinstance(pause, str):
-                LOG.error("The engine is not started again: %s", pause)
-                self.fail(pause)
+                self.fail(pause)  # the server ends with this sentence
                 return
             self.restarts += 1
             why = died_of(exit_code) if self._cause is None else self._cause.message

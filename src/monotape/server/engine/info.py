@@ -7,6 +7,7 @@
       "backend": "cpu",                     cpu, cuda, reference
       "workers": 2,                         threads, or multiprocessors
       "context": 8192,                      prompt and answer together, in tokens
+      "model_context": 8192,                the most that the model was made for
       "bytes_per_token": {
         "weights": 144000000,               what every decoded token reads
         "kv_per_position": 11520            and what each position before it adds
@@ -92,6 +93,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     backend: str
     workers: int
     context: int
+    model_context: int
     vocab: int
     bytes_per_token: BytesPerToken
     bandwidth_bytes_per_second: float | None
@@ -112,6 +114,7 @@ def describe(llm: Any) -> ModelInfo:
         backend=backend.name,
         workers=plan.machine.workers,
         context=llm.max_model_len,
+        model_context=backend.spec.context,
         vocab=backend.spec.vocab,
         bytes_per_token=BytesPerToken(weights, plan.token_bytes(1) - weights),
         bandwidth_bytes_per_second=bandwidth,

@@ -22,6 +22,13 @@ _PARSER_LIMITS = llguidance.LLParserLimits(
 )
 _TRIED_TOKENS = 3  # a grammar that breaks after its first tokens is refused before an answer has begun
 _LONGEST_REASON = 200  # characters of llguidance's words that are passed on
+_TYPES = "null, boolean, object, array, number, integer and string"
+#: What to do about a grammar that is wrong rather than too large, by words of llguidance.
+_HINTS = {
+    "Invalid type": f"JSON schemas have the types {_TYPES}.",
+    "Unimplemented keys": "Leave them out.",
+    "Pointer '": "Correct the $ref, or add what it points at.",
+}
 _GBNF_ESCAPE = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\[\]])|.)", re.DOTALL
 )
@@ -98,11 +105,12 @@ class Matcher:
         lines = [line.strip() for line in problem.strip().splitlines()] or [""]
         named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         first = (named or lines)[0].rstrip(".")
+        hint = next((hint for words, hint in _HINTS.items() if words in first), "Simplify it.")
         if first.startswith("panic") or not first:
             first = "it is too large or too deep"
         if len(first) > _LONGEST_REASON:
             first = f"{first[:_LONGEST_REASON]}..."
-        return RequestError(f"{self._what} {verdict}: {first}.", "Simplify it.")
+        return RequestError(f"{self._what} {verdict}: {first}.", hint)
 
     def _source(self, grammar: Grammar) -> str:
         """What a request gave as a grammar of llguidance."""

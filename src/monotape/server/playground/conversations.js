@@ -5,6 +5,15 @@
 
 const ROOT = -1;
 const UNTITLED = "New conversation";
+const LONGEST_NAME = 80; // characters
+
+// The beginning of a text, up to the end of a word where there is one.
+function shortened(text) {
+  if (text.length <= LONGEST_NAME) return text;
+  const start = text.slice(0, LONGEST_NAME);
+  const end = start.lastIndexOf(" ");
+  return `${(end > LONGEST_NAME / 2 ? start.slice(0, end) : start.slice(0, -1)).trim()}…`;
+}
 
 class Conversation {
   constructor(given = {}) {
@@ -58,7 +67,7 @@ class Conversation {
     if (this.title) return this.title;
     const first = this.nodes.find((node) => node.role === "user");
     const text = first?.content || first?.files?.[0]?.name || "";
-    return text.replace(/\s+/g, " ").trim().slice(0, 80) || UNTITLED;
+    return shortened(text.replace(/\s+/g, " ").trim()) || UNTITLED;
   }
 
   // Keeps it. Where another tab has written the same one meanwhile, this one goes on under a name of its own.

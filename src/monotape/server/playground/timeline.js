@@ -45,6 +45,7 @@ function showPhases() {
     );
   const note = (text) => element("p", { class: "small" }, text);
   const decode = phases.find((phase) => phase.phase === "decode");
+  const known = untilDecode + (decode?.ms ?? 0);
   box.replaceChildren(
     element("h3", {}, "The last answer"),
     ...(phases.length
@@ -55,9 +56,12 @@ function showPhases() {
       : []),
     ...(decode
       ? [
-          note(`The whole answer: ${milliseconds(total)}`),
+          note(
+            `The whole answer: ${milliseconds(total)}. Elsewhere is the way to the server and back, and this page.`,
+          ),
           row({ phase: "until it decodes", start_ms: 0, ms: untilDecode }, total),
           row(decode, total),
+          row({ phase: "elsewhere", start_ms: known, ms: Math.max(0, total - known) }, total),
         ]
       : []),
     ...(phases.length ? [] : [note("The answer was stopped before the server reported its phases.")]),

@@ -16,11 +16,11 @@ _MEMORY = 0.3  # weight of the newest request in the running mean of how long on
 
 
 class QueueFull(Exception):
-    """Too many are waiting. `retry_after_s` is when a place is likely to be free."""
+    """`taken` requests are here already. `retry_after_s` is when a place is likely to be free."""
 
-    def __init__(self, waiting: int, retry_after_s: int) -> None:
-        super().__init__(waiting)
-        self.waiting, self.retry_after_s = waiting, retry_after_s
+    def __init__(self, taken: int, retry_after_s: int) -> None:
+        super().__init__(taken)
+        self.taken, self.retry_after_s = taken, retry_after_s
 
 
 class Gate:
@@ -43,8 +43,9 @@ class Gate:
 
     def check(self) -> None:
         """Raises QueueFull where there is no place, before any work is done."""
-        if int(self._busy) + self.waiting > self._max_waiting:
-            raise QueueFull(self.waiting, max(1, math.ceil(self._mean_s)))
+        taken = self.running + self.waiting
+        if taken > self._max_waiting:
+            raise QueueFull(taken, max(1, math.ceil(self._mean_s)))
 
     def admit(self) -> Turn:
         """A place for a request that is being made ready; QueueFull when there is none."""

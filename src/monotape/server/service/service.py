@@ -110,7 +110,7 @@ class Service:
             raise ApiError(400, "The prompt is empty. It must have at least one token.", param="prompt")
         try:
             params.sampling(seed=0, vocab=info.vocab)
-            room_for(Prompt(None, prompt), params, info.context)
+            room_for(Prompt(None, prompt), params, info.context, info.model_context)
         except RequestError as error:
             raise from_engine_error(error) from None
 
@@ -156,9 +156,10 @@ class Service:
             yield
         except QueueFull as error:
             self.metrics.refused.inc()
+            requests = "1 request" if error.taken == 1 else f"{error.taken} requests"
             raise ApiError(
                 429,
-                f"The server is busy: one request is running and {error.waiting} are waiting. Try again later.",
+                f"The server is busy: it has {requests} already and runs one at a time. Try again later.",
                 code="rate_limit_exceeded",
                 headers={"retry-after": str(error.retry_after_s)},
             ) from None
