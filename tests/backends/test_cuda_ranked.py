@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ import pytest
 from backends.fake_cuda import FakeCuda, fake_gpu
 from families import Case, make_checkpoint
 from monotape.backends.cuda import backend as module
+from monotape.backends.cuda import driver, ranked
 from monotape.backends.cuda.params import ParamsStruct, StatusStruct
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job
 from monotape.compiler.gpu import gpu_plan
 from monotape.engine.loading import load_backend
-from monotape.errors import BackendError, ResourceError
+from monotape.errors import BackendError, DeadlineFault, ResourceError
 from monotape.models.lanes import Lanes, delayed, silent
 from monotape.models.registry import spec_from_config
 from monotape.plan.gpu import MOST_RANKS
@@ -214,6 +216,34 @@ def test_when_one_rank_does_not_fit_the_others_are_given_back(
             load(folder, emulated=True)
         assert made == [0, 1]
         assert gpu.used == 0
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_gpu_without_room_is_named_before_anything_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ranked, "memory_free_and_total", lambda: ((1 << 30) * (driver.device_index() == 0), 1 << 30)
+    )
+    monkeypatch.setattr(module.CudaBackend, "load", lambda *arguments, **settings: pytest.fail("loaded"))
+    with fake_gpu(RankGpu(devices=2)), pytest.raises(ResourceError, match=r"GPU 1 has 0\.00 GB free"):
+        load(folder, emulated=False)
+
+
+def test_a_broken_gpu_is_the_fault_that_is_told() -> None:
+    """Others wait for it until their deadline, and what its own workers waited for cannot be read any more."""
+    late, broken = DeadlineFault("Rank 0 waited too long."), BackendError("The driver says no.")
+
+    def unreadable(fault: DeadlineFault) -> DeadlineFault:
+        raise broken
+
+    launches: Any = [SimpleNamespace(fault=fault, tokens=[], filled=0) for fault in (late, broken)]
+    for launch in launches:
+        launch.start_ns, launch.collect = 0, lambda: True
+    backend: Any = SimpleNamespace(name_deadline=unreadable)
+    sequence: Any = SimpleNamespace(parts=[SimpleNamespace(clear=lambda: None)] * 2)
+    running = ranked.RankedLaunch(backend, launches, sequence)
+    assert running.collect() and running.collect() and running.fault is broken
 
 
 def test_the_driver_has_a_queue_for_every_rank() -> None:

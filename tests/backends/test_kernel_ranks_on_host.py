@@ -35,7 +35,7 @@ from monotape.backends.cuda.links import Numbers
 from monotape.backends.cuda.ranked import RankedCudaBackend
 from monotape.backends.protocol import Job, Sampling
 from monotape.compiler.gpu import Tuning, gpu_plan
-from monotape.errors import DeadlineFault, NumericalFault, UnsupportedModel
+from monotape.errors import BackendError, DeadlineFault, NumericalFault, ResourceError, UnsupportedModel
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
 
@@ -210,7 +210,43 @@ def test_numbers_start_again_before_they_run_out(load: Load, monkeypatch: pytest
     for _ in range(5):
         seen.append(ids(list(backend.start(job, backend.new_sequence()))))
     assert all(tokens == seen[0] for tokens in seen)
-    assert backend.ranks[0]._numbers.send < 1200
+    assert backend._numbers.send < 1200
+
+
+def fails_once(error: Exception, real: Any) -> Any:
+    faults = [error]
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return real(*arguments, **options)
+
+    return call
+
+
+@on_machines()
+def test_a_rank_that_is_short_of_memory_leaves_all_in_step(load: Load) -> None:
+    """A request is begun again when kept conversations have given way; by then no rank may be ahead of another."""
+    backend, job = load("qwen2", 2, 2), Job(TOKENS[:3], 0, 3)
+    expected = ids(list(backend.start(job, backend.new_sequence())))
+    sequence = backend.new_sequence()
+    second = sequence.parts[1]
+    second.reserve = fails_once(ResourceError("The GPU has too little free memory."), second.reserve)  # type: ignore[method-assign]
+    with pytest.raises(ResourceError):
+        backend.start(job, sequence)
+    for _ in range(2):
+        assert ids(list(backend.start(job, sequence))) == expected
+
+
+@on_machines()
+def test_a_rank_that_cannot_be_launched_keeps_no_other_busy(load: Load) -> None:
+    backend, job = load("qwen2", 2, 2), Job(TOKENS[:3], 0, 3)
+    expected = ids(list(backend.start(job, backend.new_sequence())))
+    second = backend.ranks[1]
+    second.launch = fails_once(ResourceError("Too many blocks.", "Free some."), second.launch)  # type: ignore[method-assign]
+    with pytest.raises(BackendError, match="Too many blocks"):
+        backend.start(job, backend.new_sequence())
+    assert ids(list(backend.start(job, backend.new_sequence()))) == expected
 
 
 def test_numbers_are_used_once() -> None:

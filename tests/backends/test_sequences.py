@@ -99,6 +99,59 @@ def test_a_sequence_of_a_gpu_shrinks_to_the_units_that_it_uses() -> None:
         assert not sequence.shrink()  # half of it is used
 
 
+class Tight:
+    """A sequence of 150 units with KV in it, on a GPU that has room for so many."""
+
+    def __init__(self, units: int) -> None:
+        kv = KvUnits(layers=2, kv_heads=3, head_dim=16, format=Format.BF16, units_per_split=1, splits=1)
+        self.unit, self.gpu = kv.unit_bytes, FakeCuda(memory=units * 6 * kv.unit_bytes)
+        with fake_gpu(self.gpu):
+            self.sequence = CudaSequence(kv, 8192)
+            self.sequence.reserve(32 * 150)
+            self.sequence.length = 32 * 150 - 5
+            assert self.sequence._memory is not None and self.sequence.units == 150
+            self.filled = np.random.default_rng(1).integers(0, 256, self.sequence.bytes, np.uint8)
+            self.sequence._memory.write(self.filled)
+
+    def check(self, units: int) -> None:
+        """The KV is as it was, with zeros behind it."""
+        sequence, held = self.sequence, 150 * self.unit
+        assert sequence._memory is not None and (sequence.units, sequence.length) == (units, 32 * 150 - 5)
+        seen = sequence._memory.read(np.empty(sequence.bytes, np.uint8)).reshape(6, -1)
+        assert np.array_equal(seen[:, :held], self.filled.reshape(6, -1)) and not seen[:, held:].any()
+
+
+@pytest.mark.parametrize(
+    ("room", "units"),
+    [(1000, 256), (350, 160), (200, 160)],  # twice as much; what is asked for; that, with nothing beside it
+)
+def test_a_conversation_grows_as_long_as_it_fits(room: int, units: int) -> None:
+    tight = Tight(room)
+    with fake_gpu(tight.gpu):
+        tight.sequence.reserve(32 * 160)
+        tight.check(units)
+
+
+def test_a_conversation_that_cannot_grow_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    tight, real, failed = Tight(200), CudaSequence._new_memory, []
+    with fake_gpu(tight.gpu):
+        with pytest.raises(ResourceError):
+            tight.sequence.reserve(8192)
+        tight.check(150)
+
+        def taken_meanwhile(sequence: CudaSequence, units: int) -> Any:
+            if units > 150:
+                failed.append(units)
+                raise ResourceError("The GPU has too little free memory.")
+            return real(sequence, units)
+
+        monkeypatch.setattr(CudaSequence, "_new_memory", taken_meanwhile)
+        with pytest.raises(ResourceError):
+            tight.sequence.reserve(32 * 160)
+        tight.check(150)
+        assert failed == [256, 160, 160]
+
+
 def test_sequences_of_several_gpus_shrink_together() -> None:
     kv = KvUnits(layers=2, kv_heads=3, head_dim=16, format=Format.BF16, units_per_split=1, splits=1)
     with fake_gpu(FakeCuda()):

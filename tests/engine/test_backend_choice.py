@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from backends.fake_cuda import FakeCuda, fake_gpu
-from engine.fake_backend import FakeBackend
 from families import BY_NAME, Case, make_checkpoint
 from monotape.backends.cuda import detection
 from monotape.engine import loading
 from monotape.engine.asked import Asked, formats_for
 from monotape.engine.config import EngineConfig
 from monotape.engine.formats import Chosen
+from monotape.engine.kv_room import kv_room_for
 from monotape.engine.loading import choose_backend, load_backend, planned
-from monotape.engine.startup import kv_budget_for
 from monotape.engine.wake import wake
 from monotape.errors import BackendUnavailable, UnsupportedModel, UsageError
 from monotape.models.registry import spec_from_config
@@ -97,7 +96,7 @@ def test_ranks_go_to_the_cores_with_a_note_where_a_gpu_was_passed_over(
         spec = spec_from_config(opened.config)
         plan = planned("auto", spec, opened, dtype="auto", context=64, workers=None, tp=2)
         assert (plan.machine.kind, len(plan.ranks)) == ("cpu", 2)
-        assert kv_budget_for(EngineConfig(tp=2), spec) == EngineConfig().kv_budget
+        assert kv_room_for(EngineConfig(tp=2), spec, opened).budget == EngineConfig().kv_budget
         assert choose_backend("auto", ranks=2, emulate_ranks=True) == "cuda"
     with fake_gpu(FakeCuda(devices=2)):
         assert choose_backend("auto", ranks=2) == "cuda"
@@ -163,13 +162,3 @@ def test_a_gpus_plan_needs_no_gpu(tmp_path: Path) -> None:
     assert (shared.workers, len(shared.ranks)) == (7, 2)
     with pytest.raises(UsageError, match="no kernels for f32 weights"):
         planned("cuda", spec, opened, dtype="f32", context=64, workers=7)
-
-
-def test_the_kv_budget_is_that_of_the_memory_where_it_lies(gpu: Any) -> None:
-    spec = FakeBackend([1], vocab=300, context=5000).spec
-    gpu(None)
-    with fake_gpu(FakeCuda(memory=1 << 30)):
-        assert kv_budget_for(EngineConfig(), spec) == ((1 << 30) - 2 * spec.parameters) // 2
-        assert kv_budget_for(EngineConfig(kv_bytes=77), spec) == 77
-    gpu("")
-    assert kv_budget_for(EngineConfig(), spec) == EngineConfig().kv_budget

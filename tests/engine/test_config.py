@@ -10,6 +10,7 @@ import pytest
 
 from engine.fake_backend import FakeBackend
 from monotape.engine.config import EngineConfig, memory_bytes
+from monotape.engine.kv_room import room_in_memory
 from monotape.engine.loading import BACKENDS
 from monotape.engine.startup import context_for
 from monotape.errors import UsageError
@@ -38,14 +39,19 @@ def test_every_setting_has_a_help_text() -> None:
 
 def test_the_context_is_the_models_unless_memory_or_the_user_says_otherwise(caplog: Any) -> None:
     spec = FakeBackend([1], vocab=300, context=5000).spec
-    assert context_for(EngineConfig(), spec) == 5000
-    assert context_for(EngineConfig(max_model_len=33), spec) == 33
+
+    def context(**settings: Any) -> int:
+        config = EngineConfig(**settings)
+        return context_for(config, spec, room_in_memory(config, spec))
+
+    assert context() == 5000
+    assert context(max_model_len=33) == 33
     with pytest.raises(UsageError, match="5001, but the model was made for 5000"):
-        context_for(EngineConfig(max_model_len=5001), spec)
+        context(max_model_len=5001)
     position_bytes = 2 * spec.layers * spec.kv_rows * 4
     with caplog.at_level(logging.WARNING):
-        assert context_for(EngineConfig(kv_bytes=position_bytes * 1000), spec) == 768
-        assert context_for(EngineConfig(kv_bytes=0), spec) == 256
+        assert context(kv_bytes=position_bytes * 1000) == 768
+        assert context(kv_bytes=0) == 256
     assert "768 of the model's 5000 tokens" in caplog.text
 
 

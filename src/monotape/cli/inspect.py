@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     from monotape.compiler.gpu import drafting_plan
+    from monotape.engine.kv_room import room_in_memory
     from monotape.engine.loading import planned
     from monotape.engine.startup import context_for
     from monotape.models.registry import spec_from_config
@@ -49,7 +50,7 @@ def main(options: argparse.Namespace) -> int:
     config = EngineConfig(
         model=options.model, max_model_len=options.max_model_len, workers=options.workers, tp=options.tp
     )
-    context = context_for(config, spec)
+    context = context_for(config, spec, room_in_memory(config, spec))
     plan = planned(
         options.backend, spec, checkpoint,
         dtype=options.dtype, head_dtype=options.head_dtype, kv_dtype=options.kv_dtype, context=context,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from monotape.backends.protocol import Backend
-from monotape.compiler.split import lanes_for
 from monotape.engine.config import EngineConfig
 from monotape.engine.defaults import DefaultSampling, default_sampling
-from monotape.engine.loading import GPU_BACKENDS, choose_backend, load_backend
+from monotape.engine.kv_room import KvRoom, kv_room_for
+from monotape.engine.loading import load_backend
 from monotape.engine.progress import progress_bar
 from monotape.engine.tokenizer import Tokenizer
 from monotape.engine.wake import wake
@@ -51,8 +51,8 @@ def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
     checkpoint = open_checkpoint(path)
     spec = spec_from_config(checkpoint.config)
     check_tensors(spec, checkpoint)
-    kv_budget = kv_budget_for(config, spec)
-    context = context_for(config, spec, kv_budget)
+    room = kv_room_for(config, spec, checkpoint)
+    context = context_for(config, spec, room)
     phase("open and check the files")
     tokenizer = Tokenizer.from_assets(checkpoint.text)
     phase("tokenizer")
@@ -68,7 +68,7 @@ def load(config: EngineConfig, phase: Phase = lambda name: None) -> Loaded:
     generation = checkpoint.generation_config
     sampling = default_sampling(generation, _names(config.model, path, checkpoint.config))
     return Loaded(
-        backend, tokenizer, checkpoint.text.chat_template, generation, context, kv_budget, sampling,
+        backend, tokenizer, checkpoint.text.chat_template, generation, context, room.budget, sampling,
         checkpoint.source,
     )  # fmt: skip
 
@@ -86,24 +86,7 @@ def _fetched(config: EngineConfig) -> Path:
     return resolve(config.model, config.progress)
 
 
-def kv_budget_for(config: EngineConfig, spec: ModelSpec) -> int:
-    """Bytes of KV that may be kept: the configured value, or a share of the memory that will hold the KV."""
-    ranks = lanes_for(spec, config.tp).count
-    chosen = choose_backend(config.backend, config.dtype, config.workers, ranks, config.emulate_ranks)
-    if config.kv_bytes is not None or chosen not in GPU_BACKENDS:
-        return config.kv_budget
-    if chosen == "hip":
-        from monotape.backends.hip.backend import use_hip
-
-        use_hip()
-    import monotape.backends.cuda.backend  # noqa: F401  -- all of it, while the driver makes the context
-    from monotape.backends.cuda.driver import memory_free_and_total
-
-    left = memory_free_and_total()[0] - 2 * spec.parameters
-    return max(0, left) // 2  # the other half is for the conversation that is going on, and grows
-
-
-def context_for(config: EngineConfig, spec: ModelSpec, kv_budget: int | None = None) -> int:
+def context_for(config: EngineConfig, spec: ModelSpec, room: KvRoom) -> int:
     """The context to plan for: the configured one, or as much of the model's as the KV's memory allows."""
     if config.max_model_len is not None:
         if config.max_model_len > spec.context:
@@ -112,18 +95,13 @@ def context_for(config: EngineConfig, spec: ModelSpec, kv_budget: int | None = N
                 f"Use at most {spec.context}, or leave it out.",
             )
         return config.max_model_len
-    kv_heads = max(spec.kv_heads, lanes_for(spec, config.tp).count)  # every rank has one at least
-    # Float32 is the widest that any backend keeps. In 8 bits keys are padded to 32 values, and a power of two follows.
-    narrow = config.kv_dtype != "auto" and config.backend != "reference"
-    head_bytes = -(-spec.head_dim // 32) * 32 + 1 if narrow else 4 * spec.head_dim
-    position_bytes = 2 * spec.layers * kv_heads * head_bytes
-    fits = (config.kv_budget if kv_budget is None else kv_budget) // position_bytes
+    fits = room.budget // room.position
     if spec.context <= fits:
         return spec.context
     context = min(spec.context, max(_CONTEXT_STEP, fits // _CONTEXT_STEP * _CONTEXT_STEP))
     logging.getLogger("monotape").warning(
         "Using a context of %d of the model's %d tokens: the KV of all would take %.1f GiB. "
         "Set max_model_len (--max-model-len) to choose.",
-        context, spec.context, spec.context * position_bytes / 2**30,
+        context, spec.context, spec.context * room.position / 2**30,
     )  # fmt: skip
     return context

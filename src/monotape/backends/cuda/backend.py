@@ -183,8 +183,12 @@ class CudaBackend:
         kernel: Kernel | None = None, trace: DeviceMemory | None = None,
     ) -> Launch:  # fmt: skip
         """Launches a job. `chunk` 0 takes the prompt along the path of decoding, one token at a time."""
-        prepared = self.prepare(job, sequence, chunk=chunk, logits_out=logits_out, kernel=kernel, trace=trace)
-        return self.launch(*prepared)
+        launch, params = self.prepare(
+            job, sequence, chunk=chunk, logits_out=logits_out, kernel=kernel, trace=trace
+        )
+        if self.inbox is not None:  # a rank alone
+            self.number([params], self._numbers, [self.inbox])
+        return self.launch(launch, params)
 
     def prepare(
         self, job: Job, sequence: CudaSequence, *, chunk: int | None = None, logits_out: int = 0,
@@ -218,8 +222,6 @@ class CudaBackend:
                 job, params, kernel.stream, whole_prompt=has_penalties(job), drafts=drafts
             )
             self._memories["exchange"].fill(0xFF, kernel.stream)
-            if self.inbox is not None:
-                self._take_numbers(params)
             writer = MaskWriter(self.masks, len(job.prompt)) if job.masked and masks is None else None
             if job.masked:
                 params.sampling.masks = (masks or self.masks).pointer
@@ -231,13 +233,16 @@ class CudaBackend:
             self._latest.launch = launch
             return launch
 
-    def _take_numbers(self, params: ParamsStruct) -> None:
-        """Reserves numbers for the longest possible request, so that all ranks count alike."""
-        assert self.inbox is not None and params.ranks.inbox[0].sums, "a rank that nobody has connected"
-        if self._numbers.used_up:
-            self._numbers.start_again([self.inbox])
-        taken = self._numbers.take(self.plan.context + 1, self.gpu_rank.links.sends, self.plan.modules)
-        params.ranks.first_send, params.ranks.first_token, params.ranks.first_meeting = taken
+    def number(
+        self, of_ranks: Sequence[ParamsStruct], numbers: Numbers, inboxes: Sequence[InboxMemory]
+    ) -> None:
+        """Gives every rank the same numbers, enough for the longest possible request."""
+        if numbers.used_up:
+            numbers.start_again(inboxes)
+        taken = numbers.take(self.plan.context + 1, self.gpu_rank.links.sends, self.plan.modules)
+        for params in of_ranks:
+            assert params.ranks.inbox[0].sums, "a rank that nothing is connected with"
+            params.ranks.first_send, params.ranks.first_token, params.ranks.first_meeting = taken
 
     def logits(
         self, tokens: Sequence[int], sequence: KvSequence, chunk: int | None = None

@@ -56,7 +56,7 @@ def _kernel_bytes(plan: GpuPlan, rank: int) -> tuple[int, int]:
     return words, 4 * own.rows_a_pass * own.dimensions.all_vocab + chains
 
 
-def require_memory(needed: MemoryPlan, free: int) -> None:
+def require_memory(needed: MemoryPlan, free: int, gpu: str = "The GPU") -> None:
     """Refuses a model that does not fit, with the numbers and the longest context that would."""
     if needed.total <= free:
         return
@@ -67,4 +67,4 @@ def require_memory(needed: MemoryPlan, free: int) -> None:
         if fits > 0
         else "Use a smaller model, or free some of the GPU's memory."
     )
-    raise ResourceError(f"The GPU has {free / 1e9:.2f} GB free, but the model needs {needed}.", hint)
+    raise ResourceError(f"{gpu} has {free / 1e9:.2f} GB free, but the model needs {needed}.", hint)

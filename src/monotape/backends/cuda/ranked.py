@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.blame import sentence
-from monotape.backends.cuda.driver import DeviceMemory, Kernel, allow_peers, on_device
+from monotape.backends.cuda.driver import DeviceMemory, Kernel, allow_peers, memory_free_and_total, on_device
 from monotape.backends.cuda.generation import CudaGeneration, MaskedCudaGeneration
 from monotape.backends.cuda.launch import Launch, Running, require_idle
+from monotape.backends.cuda.links import Numbers
 from monotape.backends.cuda.masks import MaskTable, Verdict
+from monotape.backends.cuda.memory import memory_plan, require_memory
+from monotape.backends.cuda.params import ParamsStruct
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import Bits, Job, KvSequence
 from monotape.backends.token_ids import TokenIds
-from monotape.errors import BackendError, DeadlineFault, NumericalFault
+from monotape.errors import BackendError, DeadlineFault, NumericalFault, ResourceError
 from monotape.models.spec import ModelSpec
 from monotape.plan.gpu import GpuPlan
 from monotape.weights.checkpoint import Checkpoint
@@ -104,9 +107,12 @@ class RankedLaunch(Running):
         not_numbers = [launch for launch in broken if isinstance(launch.fault, NumericalFault)]
         if not_numbers:  # they spread to all ranks: where were they first?
             return min(not_numbers, key=lambda launch: launch.fault_place).fault
-        for launch in broken:
-            if isinstance(launch.fault, DeadlineFault):
-                return self._backend.name_deadline(launch.fault)
+        deadlines = [launch.fault for launch in broken if isinstance(launch.fault, DeadlineFault)]
+        if deadlines:
+            try:
+                return self._backend.name_deadline(deadlines[0])
+            except BackendError as error:  # a broken GPU does not even say what it waited for
+                return error
         if broken:
             return broken[0].fault
         chosen = [[token.id for token in launch.tokens] for launch in self._launches]
@@ -148,9 +154,10 @@ class RankedCudaBackend:
         self._stopped: tuple[int, int] | None = None
         self._launch: RankedLaunch | None = None
         self._lock = threading.RLock()
-        inboxes = [rank.inbox for rank in self.ranks if rank.inbox is not None]
+        self._numbers = Numbers()
+        self._inboxes = [rank.inbox for rank in self.ranks if rank.inbox is not None]
         for rank in self.ranks:
-            rank.connect(inboxes)
+            rank.connect(self._inboxes)
             rank.kernel.load_now()
 
     @classmethod
@@ -162,6 +169,10 @@ class RankedCudaBackend:
         assert len(devices) == len(plan.ranks) > 1
         if len(set(devices)) > 1:
             allow_peers(max(devices) + 1)
+            for number, index in enumerate(devices):  # weights take minutes; what cannot be is said before
+                with on_device(index):
+                    free, _ = memory_free_and_total()
+                    require_memory(memory_plan(plan, number), free, f"GPU {index}")
         ranks: list[CudaBackend] = []
         shared: dict[int, dict[str, DeviceMemory]] = {}
         try:
@@ -217,12 +228,30 @@ class RankedCudaBackend:
                     prepared.append(
                         rank.prepare(own_job, part, chunk=chunk, logits_out=logits_out, masks=masks)
                     )
+            # After the last thing that may fail: ranks that count differently would wait for each other for ever.
+            self.ranks[0].number([params for _, params in prepared], self._numbers, self._inboxes)
             launches = [launch for launch, _ in prepared]
             self._launch = RankedLaunch(self, launches, sequence)
+            self._launch_all(prepared, sequence)
+            return self._launch
+
+    def _launch_all(self, prepared: Sequence[tuple[Launch, ParamsStruct]], sequence: RankedSequence) -> None:
+        """All ranks or none: one that runs without the others ends at its deadline, and nothing may run until then."""
+        running: list[Launch] = []
+        try:
             for rank, (launch, params) in zip(self.ranks, prepared, strict=True):
                 if self._stopped != (rank.rank, 0):
                     rank.launch(launch, params)
-            return self._launch
+                    running.append(launch)
+        except BaseException as error:
+            for launch in running:
+                launch.abandon()
+            for part in sequence.parts:
+                part.clear()  # those of ranks that ran are no longer as they were
+            self._launch = None
+            if isinstance(error, ResourceError):  # a smaller cache would not help, so it is not asked for
+                raise BackendError(error.message, error.hint) from error
+            raise
 
     def _job_of(self, rank: CudaBackend, job: Job) -> Job:
         if self._stopped is None or self._stopped[0] != rank.rank or not self._stopped[1]:
@@ -238,10 +267,13 @@ class RankedCudaBackend:
         with on_device(self.ranks[0].device):
             out = DeviceMemory(4 * len(tokens) * self.spec.vocab)
         job = Job(prompt, sequence.length, 1)
-        self.begin(job, sequence, chunk=chunk, logits_out=out.pointer).finish()
-        for part in sequence.parts:
-            part.length = len(prompt)
-        return out.read(np.empty((len(tokens), self.spec.vocab), np.float32))
+        try:
+            self.begin(job, sequence, chunk=chunk, logits_out=out.pointer).finish()
+            for part in sequence.parts:
+                part.length = len(prompt)
+            return out.read(np.empty((len(tokens), self.spec.vocab), np.float32))
+        finally:
+            out.close()  # the traceback of a fault would keep it
 
     def name_deadline(self, fault: DeadlineFault) -> DeadlineFault:
         """The same fault as all ranks together explain it."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from monotape.backends.cuda.driver import DeviceMemory
+import numpy as np
+from numpy.typing import NDArray
+
+from monotape.backends.cuda.driver import DeviceMemory, memory_free_and_total
 from monotape.backends.protocol import KvSequence
+from monotape.errors import ResourceError
 from monotape.plan.gpu import UNIT_POSITIONS, KvUnits
 
 _STEP_UNITS = 64  # growing by at least 2,048 positions keeps growing rare
@@ -58,13 +62,54 @@ class CudaSequence:
         if wanted <= self.units:
             return
         units = min(self._most_units, max(wanted, self.units * 2, _STEP_UNITS))
-        memory = DeviceMemory(self._heads * units * self._unit_bytes)
-        if self._memory is not None and self.length:
+        if self._memory is None or not self.length:
+            self.clear()  # an empty one needs no room beside its successor
+        try:
+            memory = self._new_memory(units)
+        except ResourceError:
+            units = wanted  # as much as it takes to go on
+            if self._grow_alone(units):
+                return
+            memory = self._new_memory(units)
+        if self._memory is None:
+            memory.fill(0, stream)
+        else:
             memory.fill(0)
             self._copy_into(memory, units)
-        else:
-            memory.fill(0, stream)
         self._memory, self.units = memory, units
+
+    def _new_memory(self, units: int) -> DeviceMemory:
+        return DeviceMemory(self._heads * units * self._unit_bytes)
+
+    def _grow_alone(self, units: int) -> bool:
+        """Grows where there is room for the new memory but not for the old one beside it: its KV waits on the host.
+
+        A conversation of any length that was accepted can be reached so, however it got there. Says whether it did.
+        """
+        if self._memory is None:
+            return False
+        more = self._heads * (units - self.units) * self._unit_bytes
+        free, _ = memory_free_and_total()
+        if not more <= free < more + self.bytes:
+            return False
+        rows = self._memory.read(np.empty((self._heads, self.units * self._unit_bytes), np.uint8))
+        length, before = self.length, self.units
+        self._memory.close()
+        self.clear()
+        try:
+            self._put_back(rows, units, length)
+        except ResourceError:  # somebody else was faster
+            self._put_back(rows, before, length)
+            return False
+        return True
+
+    def _put_back(self, rows: NDArray[np.uint8], units: int, length: int) -> None:
+        memory = self._new_memory(units)
+        memory.fill(0)
+        used = -(-length // UNIT_POSITIONS) * self._unit_bytes
+        for head, row in enumerate(rows):
+            memory.write(row[:used], head * units * self._unit_bytes)
+        self._memory, self.units, self.length = memory, units, length
 
     def shrink(self) -> bool:
         """Gives back the units that were reserved and not used, where they are more than half; says whether it did."""
