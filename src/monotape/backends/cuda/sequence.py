@@ -98,7 +98,7 @@ class CudaSequence:
         self.clear()
         try:
             self._put_back(rows, units, length)
-        except ResourceError:  # somebody else was faster
+        except ResourceError:  # another process has taken the room meanwhile
             self._put_back(rows, before, length)
             return False
         return True
