@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from engine.fake_backend import FakeBackend
-from engine.scripted_model import END, GREEDY, ids_of, make
+from engine.scripted_model import END, GREEDY, VOCAB, ids_of, make
 from engine.vocabularies import byte_level
-from monotape.backends.protocol import KvSequence
+from monotape.backends.protocol import Job, KvSequence
 from monotape.engine.llm import LLM
 from monotape.engine.sampling_params import SamplingParams
-from monotape.errors import NumericalFault, RequestError
+from monotape.engine.turnstile import Turnstile
+from monotape.errors import NumericalFault, RequestError, UsageError
+from token_source import SourceGeneration
+from waiting import PATIENCE_S, until
 
 
 def test_deltas_add_up_to_the_answer() -> None:
@@ -217,6 +220,70 @@ def test_closing_the_model_ends_an_open_stream() -> None:
         next(stream)
     assert backend.closed
     assert stream.output.outputs[0].finish_reason == "abort"
+
+
+class BusyBackend(FakeBackend):
+    """Its first job ends when it is cancelled, not before."""
+
+    def __init__(self) -> None:
+        super().__init__([5], vocab=VOCAB)
+
+    def wait(self, generation: SourceGeneration, index: int) -> None:
+        if index == 3 and generation is self.generations[0]:
+            assert generation.cancelled.wait(PATIENCE_S), "a cancellation"
+        super().wait(generation, index)
+
+
+class CountingTurnstile(Turnstile):
+    """Counts those that came to it."""
+
+    entered = 0
+
+    def enter(self) -> None:
+        self.entered += 1
+        super().enter()
+
+
+def test_closing_the_model_refuses_the_requests_that_wait_for_their_turn() -> None:
+    backend = BusyBackend()
+    llm = LLM.from_parts(backend, context=97)
+    llm._turnstile = turnstile = CountingTurnstile()
+    ended: list[str] = []
+
+    def work() -> None:
+        try:
+            ended.append(str(llm.generate([1, 2], GREEDY)[0].outputs[0].finish_reason))
+        except UsageError as error:
+            ended.append(error.message)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for count, thread in enumerate(threads, start=1):
+        thread.start()
+        until(lambda count=count: backend.jobs and turnstile.entered == count, "its turn")
+    llm.close()
+    for thread in threads:
+        thread.join()
+    assert sorted(ended) == ["This model is closed."] * 3 + ["abort"]
+    assert len(backend.jobs) == 1
+
+
+def test_a_request_that_begins_while_the_model_is_closed_is_cancelled() -> None:
+    backend = BusyBackend()
+    llm = LLM.from_parts(backend, context=97)
+    closing = threading.Thread(target=llm.close)
+    turnstile = llm._turnstile = CountingTurnstile()
+    start = backend.start
+
+    def start_late(job: Job, sequence: KvSequence) -> SourceGeneration:
+        closing.start()
+        until(lambda: turnstile.entered == 2, "the other thread")
+        return start(job, sequence)
+
+    backend.start = start_late  # type: ignore[method-assign]
+    output = llm.generate([1, 2], GREEDY)[0].outputs[0]
+    closing.join()
+    assert output.finish_reason == "abort" and len(output.token_ids) < 40
+    assert backend.closed
 
 
 def test_another_thread_waits_for_an_open_stream() -> None:

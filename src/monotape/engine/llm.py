@@ -128,7 +128,7 @@ class LLM:
         self._request_ids = itertools.count()
         self._seeds = random.Random(config.seed) if config.seed is not None else random.SystemRandom()
         self._latest: Callable[[], TextStream | None] = lambda: None
-        self._closed = False
+        self._closing = self._closed = False
         self.eos_ids = end_of_text_ids(backend.spec, generation_config, tokenizer)
         self.default_sampling = sampling or default_sampling(generation_config, (config.model,))
         self.source = source  # the file or folder that was loaded: a name alone may stand for several
@@ -247,9 +247,12 @@ class LLM:
                 self._turnstile.leave()
 
     def close(self) -> None:
-        """Ends the running request and frees the model."""
+        """Ends the running request, refuses those that wait for their turn, and frees the model."""
         if self._closed:
             return
+        self._closing = (
+            True  # before the latest stream is looked for: `_open` sets that one, then looks at this
+        )
         if (stream := self._latest()) is not None:
             stream.cancel()
             if self._turnstile.held_here:
@@ -349,10 +352,12 @@ class LLM:
         self._turnstile.enter()
         stream = None
         try:
-            if self._closed:
+            if self._closing:
                 raise UsageError("This model is closed.", "Load it again.")
             stream = TextStream(request, self.backend, self._pool, self.tokenizer, self._turnstile.leave)
             self._latest = weakref.ref(stream)
+            if self._closing:  # since a moment ago, so that `close` may not have seen this stream
+                stream.cancel()
             return stream
         except BaseException:
             if stream is None:
