@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import threading
 from pathlib import Path
@@ -265,6 +266,29 @@ def test_a_kernel_is_compiled_once(kernels: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compilation, "_compile", lambda header, source: pytest.fail("compiled again"))
     assert driver.compile_kernel("constexpr int kTwo = 2;") == first
     assert [path.suffix for path in (kernels.parent / "cache" / "cubin").iterdir()] == [".cubin"]
+
+
+@pytest.mark.parametrize("obstacle", ["no folder", "a full disk"])
+def test_a_kernel_that_cannot_be_kept_is_used_all_the_same(
+    obstacle: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "cache" / "cubin"
+    if obstacle == "no folder":
+        (tmp_path / "cache").write_text("a file")
+    else:
+        write = Path.write_bytes
+
+        def fill(path: Path, data: bytes) -> int:
+            write(path, data[:2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_bytes", fill)
+    for number in range(2):
+        path = folder / f"{number}.cubin"
+        assert compilation.kept_code(path, lambda: b"machine code") == b"machine code"
+    assert not folder.is_dir() or list(folder.iterdir()) == []
+    (warning,) = caplog.messages
+    assert f"cannot be kept in {folder} (" in warning and "MONOTAPE_CACHE" in warning
 
 
 def test_the_cache_is_keyed_by_contents(kernels: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from monotape.backends.cuda import drafting
 from monotape.backends.cuda.drafting import Compiling
 from waiting import until
 
@@ -23,4 +24,17 @@ def test_it_says_why_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert compiling.code() is None
     assert compiling.failure is not None
     assert "The kernel does not compile" in compiling.failure and "this is no plan" in compiling.failure
+    compiling.close()
+
+
+def test_it_says_where_its_code_could_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    cache.write_text("a file")
+    monkeypatch.setenv("MONOTAPE_CACHE", str(cache))
+    at_once = "from monotape.backends.cuda import compilation\ncompilation._compile = lambda *_: b'code'\n"
+    monkeypatch.setattr(drafting, "_COMPILE", drafting._COMPILE.replace("try:", f"{at_once}try:"))
+    compiling = Compiling("")
+    until(lambda: compiling.failure is not None, "the reason")
+    assert compiling.failure is not None
+    assert f"cannot be kept in {cache / 'cubin'} (" in compiling.failure
     compiling.close()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import os
 import re
 import struct
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from monotape.config import cache_dir
 from monotape.errors import BackendError, BackendUnavailable
 from monotape.plan.gpu_machines import GPU_MACHINES, HOPPER, GpuMachine
 
+_log = logging.getLogger("monotape")
 KERNELS = Path(__file__).parent.parent.parent / "kernels"
 ARCHITECTURE = "sm_90a"
 STANDARD = "c++17"
@@ -46,15 +50,40 @@ def compile_kernel(header: str, source: str = KERNEL_FILE) -> bytes:
 
 
 def kept_code(path: Path, compile_code: Callable[[], bytes]) -> bytes:
-    """What lies at `path`; it is compiled and put there first if there is nothing."""
-    if path.exists():
+    """What lies at `path`; it is compiled and put there first if there is nothing.
+
+    Code that cannot be put there is as good: only the next start has to compile it again.
+    """
+    with contextlib.suppress(OSError):
         return path.read_bytes()
     code = compile_code()
+    try:
+        _keep(code, path)
+    except OSError as error:
+        _say_not_kept(path.parent, error.strerror or str(error))
+    return code
+
+
+def _keep(code: bytes, path: Path) -> None:
+    """Whole or not at all, also when two processes compile the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(code)
-    os.replace(temporary, path)  # whole or not at all, also when two processes compile the same
-    return code
+    try:
+        temporary.write_bytes(code)
+        os.replace(temporary, path)
+    except OSError:  # a disk that is full has a part of it
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@cache
+def _say_not_kept(folder: Path, why: str) -> None:
+    """Once a process: every rank has a kernel of its own."""
+    _log.warning(
+        "The compiled kernel cannot be kept in %s (%s), so the next start compiles it again. "
+        "Set MONOTAPE_CACHE to a folder that can be written.",
+        folder, why,
+    )  # fmt: skip
 
 
 def cached_path(header: str, source: str = KERNEL_FILE) -> Path:

@@ -39,13 +39,16 @@ _PACKAGES = Path(__file__).parents[3]
 _COMPILE = """
 import os, sys
 sys.path.append(sys.argv[1])
-from monotape.backends.cuda.compilation import compile_kernel
+from monotape.backends.cuda.compilation import cached_path, compile_kernel
 from monotape.errors import MonotapeError
 os.nice(10)
+header = sys.stdin.read()
 try:
-    compile_kernel(sys.stdin.read())
+    compile_kernel(header)
 except MonotapeError as error:
     sys.exit(error.message)
+if not cached_path(header).exists():
+    sys.exit(1)  # the warning has said why
 """
 
 
