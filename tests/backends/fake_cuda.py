@@ -95,6 +95,7 @@ class FakeCuda:
         self.Device: Any = lambda index: self._device(index)
         self.Device.get_all_devices = lambda: [self._device(index) for index in range(devices)]
         self.used = 0
+        self.fault: str | None = None  # that a kernel has met: from then on calls fail
         self.kept: dict[int, Any] = {}
         self.device_of: dict[int, int] = {}  # of memory, by its address
         self.pools: dict[int, Any] = {}
@@ -116,8 +117,12 @@ class FakeCuda:
             set_current=lambda: (setattr(self.current, "ready", True), setattr(self.current, "index", index)),
             create_stream=lambda: self._needs_context(Stream),
             create_event=lambda: self._needs_context(Event),
-            sync=lambda: None,
+            sync=self._raise_fault,
         )
+
+    def _raise_fault(self) -> None:
+        if self.fault is not None:
+            raise CUDAError(self.fault)
 
     def _needs_context(self, make: Callable[[], Any]) -> Any:
         assert getattr(self.current, "ready", False), "no context is current in this thread"
@@ -156,6 +161,7 @@ class FakeCuda:
         FakeCuda.device_memory.pop(address, None)
         self.kept.pop(address).close()
         self.used -= size
+        self._raise_fault()
 
     @property
     def ObjectCode(self) -> Any:  # noqa: N802

@@ -7,6 +7,7 @@ import errno
 import gc
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,32 @@ def test_too_little_memory_is_an_error_with_a_hint() -> None:
         driver.DeviceMemory(1001)
 
 
+def test_too_little_memory_is_the_same_error_from_every_layer_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fake_gpu(FakeCuda()) as gpu, monkeypatch.context() as patch:
+        kernel = driver.Kernel(b"cubin", "some_kernel", 200_000)
+        full = SimpleNamespace(**vars(gpu.bindings))
+        patch.setattr(driver, "_bindings", lambda: full)
+        for name in ("CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"):
+            full.cuFuncLoad = lambda _, name=name: (Status(name),)
+            with pytest.raises(ResourceError, match=r"too little free memory.*--max-model-len"):
+                kernel.load_now()
+        full.cuFuncLoad = lambda _: (Status("CUDA_ERROR_INVALID_IMAGE"),)
+        with pytest.raises(BackendError, match=r"CUDA driver says CUDA_ERROR_INVALID_IMAGE.*doctor"):
+            kernel.load_now()
+
+
+def test_memory_is_freed_after_a_fault_and_the_fault_is_not_reported_again() -> None:
+    with fake_gpu(FakeCuda(devices=2)) as gpu:
+        with driver.on_device(1):
+            memories = [driver.DeviceMemory(100), driver.PinnedMemory(100), driver.DeviceMemory(100)]
+        gpu.fault = "CUDA_ERROR_ILLEGAL_ADDRESS: While executing a kernel, ..."
+        for memory in memories:
+            memory.close()
+        assert gpu.used == 0
+
+
 def test_free_and_total_memory() -> None:
     with fake_gpu(FakeCuda(memory=1000)):
         kept = driver.DeviceMemory(100)
@@ -86,6 +113,17 @@ def test_every_thread_gets_the_context() -> None:
         thread.start()
         thread.join()
         assert found
+
+
+class Status(int):
+    """A CUresult that is no success, with its name."""
+
+    def __new__(cls, name: str) -> Status:
+        status = super().__new__(cls, 1)
+        status.name = name
+        return status
+
+    name: str
 
 
 class Parameters(ctypes.Structure):

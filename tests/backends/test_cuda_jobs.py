@@ -23,6 +23,8 @@ from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.cuda.trace import FIELDS
 from monotape.backends.protocol import Job, Sampling
 from monotape.compiler.gpu import gpu_plan
+from monotape.engine.llm import LLM
+from monotape.engine.sampling_params import SamplingParams
 from monotape.errors import (
     BackendError,
     CheckpointError,
@@ -384,6 +386,22 @@ def test_a_driver_that_fails_ends_the_job_with_its_error(
         list(generation)
     assert generation.finish_reason is None
     ThreadKernel.made[0]._thread.join()
+
+
+def test_a_backend_whose_driver_has_failed_gives_everything_back(
+    gpu: FakeCuda, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> bool:
+        ThreadKernel.made[0]._thread.join()
+        raise BackendError("The CUDA driver says CUDA_ERROR_ILLEGAL_ADDRESS.")
+
+    backend = load(folder)
+    llm = LLM.from_parts(backend, context=CONTEXT)
+    monkeypatch.setattr(backend.kernel, "finished", broken)
+    gpu.fault = "CUDA_ERROR_ILLEGAL_ADDRESS: While executing a kernel, ..."
+    with pytest.raises(BackendError, match="ILLEGAL_ADDRESS"), llm:
+        llm.generate([[3, 4]], SamplingParams(max_tokens=9))
+    assert gpu.used == 0
 
 
 def test_logits_of_every_row(backend: CudaBackend) -> None:

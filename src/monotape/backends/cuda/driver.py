@@ -25,7 +25,7 @@ from monotape.backends.cuda.compilation import (
     resource_usage,
 )
 from monotape.backends.cuda.detection import HOPPER
-from monotape.errors import BackendError, BackendUnavailable, ResourceError
+from monotape.errors import BackendError, BackendUnavailable, MonotapeError, ResourceError
 
 __all__ = [
     "KERNELS", "DeviceMemory", "Kernel", "PinnedMemory", "ResourceUsage", "allow_peers", "can_reach", "compile_kernel",
@@ -67,12 +67,14 @@ def driver_errors() -> Iterator[None]:
     except Exception as error:
         if not _is_driver_error(error):
             raise
-        if "OUT_OF_MEMORY" in str(error):
-            raise ResourceError(
-                "The GPU has too little free memory.", "Use a smaller model or --max-model-len."
-            ) from error
-        name = str(error).split(":")[0].strip()
-        raise BackendError(f"The {_driver_name()} says {name}.", "Run `monotape doctor`.") from error
+        raise _error_of(str(error).split(":")[0].strip()) from error
+
+
+def _error_of(name: str) -> MonotapeError:
+    """Our error for the driver's, which is CUDA_ERROR_OUT_OF_MEMORY or hipErrorOutOfMemory where memory is short."""
+    if "outofmemory" in name.replace("_", "").lower():
+        return ResourceError("The GPU has too little free memory.", "Use a smaller model or --max-model-len.")
+    return BackendError(f"The {_driver_name()} says {name}.", "Run `monotape doctor`.")
 
 
 def _bindings() -> Any:
@@ -89,8 +91,7 @@ def _check(result: tuple[Any, ...]) -> Any:
     status, *values = result
     if int(status) == 0:
         return values[0] if len(values) == 1 else tuple(values)
-    name = getattr(status, "name", status)
-    raise BackendError(f"The {_driver_name()} says {name}.", "Run `monotape doctor`.")
+    raise _error_of(str(getattr(status, "name", status)))
 
 
 def device_index() -> int:
@@ -213,6 +214,19 @@ def _memory_stream() -> Any:
     return _memory_stream_of(device_index())
 
 
+def _give_back(buffer: Any, index: int) -> None:
+    """Frees memory that kernels of GPU `index` have used, once none runs.
+
+    After a fault all calls of the driver fail. The fault was reported where it happened, and other memory has to be
+    freed after this: errors end here.
+    """
+    with on_device(index):
+        with contextlib.suppress(BackendError, ResourceError), driver_errors():
+            device().sync()  # a pool hands memory on at once, even while a kernel still reads it
+        with contextlib.suppress(BackendError, ResourceError), driver_errors():
+            buffer.close()
+
+
 class DeviceMemory:
     """Bytes on the GPU."""
 
@@ -284,13 +298,11 @@ class DeviceMemory:
         """Gives the memory back; nothing happens the second time."""
         buffer, self._buffer, self.pointer = getattr(self, "_buffer", None), None, 0
         if buffer is not None:
-            with on_device(self._device):
-                device().sync()  # a pool hands memory on at once, even while a kernel still reads it
-                buffer.close()
+            _give_back(buffer, self._device)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            with contextlib.suppress(Exception):  # after a fault of the kernel every call fails, this one too
+            with contextlib.suppress(Exception):
                 self.close()
 
 
@@ -299,6 +311,7 @@ class PinnedMemory:
 
     def __init__(self, count: int) -> None:
         device()
+        self._device = device_index()
         with driver_errors():
             # Not from a pool of pinned memory: not every driver that runs a Hopper has those.
             self._buffer = _core().LegacyPinnedMemoryResource().allocate(max(count, 16))
@@ -310,8 +323,7 @@ class PinnedMemory:
         """Gives the memory back; `view` must not be used any more."""
         buffer, self._buffer = getattr(self, "_buffer", None), None
         if buffer is not None:
-            device().sync()
-            buffer.close()
+            _give_back(buffer, self._device)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
