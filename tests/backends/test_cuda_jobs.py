@@ -18,6 +18,7 @@ from backends.fake_cuda import FakeCuda, Stream, fake_gpu
 from families import Case, make_checkpoint
 from monotape.backends.cuda import backend as module
 from monotape.backends.cuda.backend import CudaBackend
+from monotape.backends.cuda.loading import LoadedModel
 from monotape.backends.cuda.params import ParamsStruct, StatusStruct
 from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.cuda.trace import FIELDS
@@ -36,7 +37,8 @@ from monotape.errors import (
 )
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
-from waiting import PATIENCE_S
+from monotape.weights.tapes import Progress
+from waiting import PATIENCE_S, until
 
 CONTEXT, WORKERS = 2500, 5
 CASE = Case("job", "llama", {"head_dim": 16, "max_position_embeddings": 4000})
@@ -128,10 +130,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
         yield fake
 
 
-def load(folder: Path) -> CudaBackend:
+def load(folder: Path, progress: Progress | None = None) -> CudaBackend:
     checkpoint = open_checkpoint(folder)
     spec = spec_from_config(checkpoint.config)
-    return CudaBackend.load(spec, gpu_plan(spec, WORKERS, CONTEXT), checkpoint)
+    return CudaBackend.load(spec, gpu_plan(spec, WORKERS, CONTEXT), checkpoint, progress)
 
 
 @pytest.fixture
@@ -467,6 +469,35 @@ def test_what_cannot_be_loaded_is_refused_before_anything_is_taken(
     monkeypatch.setattr(module, "compile_kernel", broken)
     with pytest.raises(BackendError, match="does not compile"):
         load(folder)
+    assert gpu.used == 0
+
+
+def test_a_kernel_that_does_not_compile_ends_the_loading_of_the_weights(
+    gpu: FakeCuda, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    told: list[tuple[str, int, int]] = []
+    load_weights = module.load_model
+
+    def broken(header: str) -> bytes:
+        assert begun.wait(PATIENCE_S)
+        raise BackendError("The kernel does not compile.")
+
+    def load_slowly(*arguments: Any) -> LoadedModel:
+        *before, report, shared = arguments
+
+        def tell(what: str, done: int, total: int) -> None:
+            report(what, done, total)
+            begun.set()
+            until(lambda: report(what, done, total), "the error of the compiler")
+
+        return load_weights(*before, tell, shared)
+
+    monkeypatch.setattr(module, "compile_kernel", broken)
+    monkeypatch.setattr(module, "load_model", load_slowly)
+    with pytest.raises(BackendError, match="does not compile"):
+        load(folder, lambda *progress: told.append(progress))
+    assert {done for _, done, _ in told} == {1}
     assert gpu.used == 0
 
 

@@ -6,7 +6,7 @@ Of several ranks (see ranked.py) each is a backend of this kind.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -53,6 +53,18 @@ from monotape.weights.tapes import Progress
 DEADLINE_NS = 2_000_000_000
 KERNEL_NAME, TOLD = "monotape_request", "request"
 _KEPT_LOGITS = 16  # rows; more of them are asked for by tests and scores, a few by every constrained token
+
+
+def _watching(cubin: Future[bytes], progress: Progress | None) -> Progress:
+    """Progress that ends the loading with the compiler's error as soon as there is one: weights may take a minute."""
+
+    def report(what: str, done: int, total: int) -> None:
+        if cubin.done():
+            cubin.result()
+        if progress is not None:
+            progress(what, done, total)
+
+    return report
 
 
 class CudaBackend:
@@ -152,7 +164,7 @@ class CudaBackend:
         beside = ThreadPoolExecutor(1, "compile")
         try:
             cubin = beside.submit(cls.compile, header)
-            model = load_model(spec, own_plan, checkpoint, progress, shared)
+            model = load_model(spec, own_plan, checkpoint, _watching(cubin, progress), shared)
             try:
                 return cls(spec, plan, model, cubin.result(), rank=rank)
             except BaseException:
