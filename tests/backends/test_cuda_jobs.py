@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -342,6 +343,30 @@ def test_an_interrupted_wait_ends_the_kernel(backend: CudaBackend, monkeypatch: 
     assert not backend.kernel.running  # type: ignore[attr-defined]
     assert generation.finish_reason == "cancelled"
     assert works(backend)
+
+
+def test_an_interrupt_between_the_launch_and_its_owner_ends_the_kernel(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel: Any = backend.kernel
+    launch = kernel.launch
+
+    def interrupted(*arguments: Any) -> None:
+        launch(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "launch", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:  # it holds all frames, as an interactive shell does
+            backend.start(Job((3, 4), 0, 2000), backend.new_sequence())
+    running = kernel.running
+    StatusStruct.from_address(kernel.params.status).cancel = 1  # no test after this one has such a thread
+    kernel._thread.join()
+    assert not running
+    assert works(backend)
+    assert signal.getsignal(signal.SIGINT) is handler
+    del caught
 
 
 def test_a_nan_is_a_fault_that_says_where_and_the_sequence_is_empty(backend: CudaBackend) -> None:

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from monotape.backends.cuda.launch import POLL_S, Running
 from monotape.backends.cuda.masks import Verdict
 from monotape.backends.protocol import Bits, FinishReason, Job, Token
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C has its effect at the end of the `with` block. Python's handlers run in the main thread alone."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    held = False
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal held
+        if held:  # a second one does not wait: the driver may hang
+            handler(number, frame)
+        held = True
+
+    try:
+        signal.signal(signal.SIGINT, hold)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 class CudaGeneration:
@@ -19,9 +46,15 @@ class CudaGeneration:
     def __init__(
         self, backend: Any, job: Job, sequence: Any, chunk: int | None = None
     ) -> None:  # of one rank or of several, with a sequence of that kind
+        self._launch: Running
         before = time.perf_counter_ns()
-        self._launch: Running = backend.begin(job, sequence, chunk=chunk)
-        self.launch_ns = time.perf_counter_ns() - before  # of the host, all before the kernel's own start
+        try:
+            with _interrupts_held():  # a kernel must not run without what cancels it
+                self._launch = backend.begin(job, sequence, chunk=chunk)
+            self.launch_ns = time.perf_counter_ns() - before  # of the host, all before the kernel's own start
+        except BaseException:
+            self._abandon()  # a traceback may keep this object for long
+            raise
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -67,11 +100,16 @@ class CudaGeneration:
     def cancel(self) -> None:
         self._launch.cancel()
 
+    def _abandon(self) -> None:
+        """Ends the launch, if there is one."""
+        launch: Running | None = getattr(self, "_launch", None)
+        if launch is not None:
+            launch.abandon()
+
     def __del__(self) -> None:
-        launch = getattr(self, "_launch", None)
-        if launch is not None and not sys.is_finalizing():
+        if not sys.is_finalizing():
             with contextlib.suppress(Exception):
-                launch.abandon()
+                self._abandon()
 
 
 class MaskedCudaGeneration(CudaGeneration):
