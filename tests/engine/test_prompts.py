@@ -83,14 +83,16 @@ def test_all_prompts_are_checked_before_the_first_one_runs() -> None:
 
 def test_a_prompt_beyond_the_context_is_refused_with_the_numbers() -> None:
     llm, backend = make(context=31)
-    words = "length is 31 tokens. However, you requested {} output tokens and your prompt contains {} input"
-    with pytest.raises(RequestError, match=words.format(12, 20)) as caught:
+    words = "length is 31 tokens. However, you requested {} output tokens and your prompt contains 20 input"
+    with pytest.raises(RequestError, match=words.format(12)) as caught:
         llm.generate([[1] * 20], SamplingParams(max_tokens=12))
     assert "at most 11" in caught.value.hint
-    with pytest.raises(RequestError, match=words.format(1, 31)) as caught:
+    with pytest.raises(
+        RequestError, match=r"length is 31 tokens\. However, your prompt contains 31 input"
+    ) as caught:
         llm.generate([[1] * 31], SamplingParams(max_tokens=None))
     assert "at most 30 tokens" in caught.value.hint
-    with pytest.raises(RequestError, match=words.format(12, 20)):
+    with pytest.raises(RequestError, match=words.format("at least 12")):
         llm.generate([[1] * 20], SamplingParams(max_tokens=None, min_tokens=12))
     assert not backend.jobs
     llm.generate([[1] * 20], SamplingParams(max_tokens=None))

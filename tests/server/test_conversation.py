@@ -50,7 +50,7 @@ class StillEngine:
     """An engine that only keeps what it is asked for."""
 
     failure, restarts, retry_at = None, 0, None
-    info = SimpleNamespace(context=1000, vocab=1000)
+    info = SimpleNamespace(context=1000, model_context=1000, vocab=1000)
     defaults: dict[str, Any] = {"temperature": 0.5}  # noqa: RUF012
 
     def __init__(self) -> None:
