@@ -18,7 +18,8 @@ from families import Case, make_checkpoint
 from monotape.backends.cuda import backend as module
 from monotape.backends.cuda import driver, ranked
 from monotape.backends.cuda.params import ParamsStruct, StatusStruct
-from monotape.backends.cuda.ranked import RankedCudaBackend
+from monotape.backends.cuda.ranked import RankedCudaBackend, RankedSequence
+from monotape.backends.cuda.sequence import CudaSequence
 from monotape.backends.protocol import Job
 from monotape.compiler.gpu import gpu_plan
 from monotape.engine.loading import load_backend
@@ -228,6 +229,26 @@ def test_a_gpu_without_room_is_named_before_anything_is_loaded(
     monkeypatch.setattr(module.CudaBackend, "load", lambda *arguments, **settings: pytest.fail("loaded"))
     with fake_gpu(RankGpu(devices=2)), pytest.raises(ResourceError, match=r"GPU 1 has 0\.00 GB free"):
         load(folder, emulated=False)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_kv_stays_on_the_gpu_of_its_rank(folder: Path) -> None:
+    """Also where no launch is being prepared: when a conversation is copied, and when it gives memory back."""
+    with fake_gpu(RankGpu(devices=2)) as gpu:
+        backend = load(folder, emulated=False)
+        first, second = (
+            RankedSequence([CudaSequence(rank.gpu_rank.kv, 8192, rank.device) for rank in backend.ranks])
+            for _ in range(2)
+        )
+        assert [part._device for part in backend.new_sequence().parts] == [0, 1]
+        first.reserve(4000)
+        for part in first.parts:
+            part.length = 20
+        second.copy_from(first, 20)
+        assert first.shrink()
+        for sequence in (first, second):
+            assert [gpu.device_of[part.pointer] for part in sequence.parts] == [0, 1]
+        backend.close()
 
 
 def test_a_broken_gpu_is_the_fault_that_is_told() -> None:

@@ -201,8 +201,8 @@ def test_hints_name_flags_where_the_python_interface_has_names(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n"), "utf-8"))
     message = complaint(capsys, "chat", "--model", str(folder))
     assert (
-        "hint: Use `monotape run --raw` with a plain prompt, or give a template with --chat-template."
-        in message
+        "hint: Give a template with --chat-template, or send a plain prompt, by generate(), `monotape run --raw` or "
+        "/v1/completions." in message
     )
 
 

@@ -57,7 +57,6 @@ class Parser(argparse.ArgumentParser):
         for name, flag in flags.items():
             if "_" in name:  # the others are words, too
                 error.hint = re.sub(rf"\b{name}\b", flag, error.hint)
-        error.hint = error.hint.replace("generate()", "`monotape run --raw`")
         return error
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from monotape.engine.template_process import TemplateLimits, TemplateProcess
+from monotape.engine.template_process import WITHOUT_TEMPLATE, TemplateLimits, TemplateProcess
 from monotape.errors import RequestError, UsageError, nearest
 
 Message = Mapping[str, Any]
@@ -82,7 +82,7 @@ class ChatTemplate:
         if not source:
             raise RequestError(
                 "This model has no chat template.",
-                "Use generate() with a plain prompt, or give a template with chat_template.",
+                f"Give a template with chat_template, or {WITHOUT_TEMPLATE}.",
             )
         extra = dict(rendering.chat_template_kwargs or {})
         for name in extra:

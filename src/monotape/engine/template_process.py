@@ -20,7 +20,8 @@ from monotape.errors import RequestError
 
 _SIZE = struct.Struct(">I")  # before each message
 AT_ONCE = 1 << 18  # bytes that are received at once: more than a socket holds
-_HINT = "Give another template with chat_template, or use generate() with a plain prompt."
+WITHOUT_TEMPLATE = "send a plain prompt, by generate(), `monotape run --raw` or /v1/completions"
+_HINT = f"Give another template with chat_template, or {WITHOUT_TEMPLATE}."
 
 
 @dataclass(frozen=True, slots=True)

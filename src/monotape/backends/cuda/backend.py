@@ -180,7 +180,7 @@ class CudaBackend:
         return compile_kernel(header)
 
     def new_sequence(self) -> CudaSequence:
-        return CudaSequence(self.gpu_rank.kv, self.plan.context)
+        return CudaSequence(self.gpu_rank.kv, self.plan.context, self.device)
 
     def start(self, job: Job, sequence: KvSequence) -> CudaGeneration:
         assert isinstance(sequence, CudaSequence), "a sequence of another backend"

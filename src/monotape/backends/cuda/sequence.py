@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from monotape.backends.cuda.driver import DeviceMemory, memory_free_and_total
+from monotape.backends.cuda.driver import DeviceMemory, memory_free_and_total, on_device
 from monotape.backends.protocol import KvSequence
 from monotape.errors import ResourceError
 from monotape.plan.gpu import UNIT_POSITIONS, KvUnits
@@ -18,8 +18,10 @@ _STEP_UNITS = 64  # growing by at least 2,048 positions keeps growing rare
 class CudaSequence:
     """[layers][kv heads][units of 32 positions]"""
 
-    def __init__(self, kv: KvUnits, context: int) -> None:
+    def __init__(self, kv: KvUnits, context: int, device: int = 0) -> None:
+        """`device`: the GPU that has its memory, whichever is the thread's when it grows."""
         self.length = 0
+        self._device = device
         self._heads = kv.layers * kv.kv_heads
         self._unit_bytes = kv.unit_bytes
         self._most_units = -(-context // UNIT_POSITIONS)
@@ -79,7 +81,8 @@ class CudaSequence:
         self._memory, self.units = memory, units
 
     def _new_memory(self, units: int) -> DeviceMemory:
-        return DeviceMemory(self._heads * units * self._unit_bytes)
+        with on_device(self._device):
+            return DeviceMemory(self._heads * units * self._unit_bytes)
 
     def _grow_alone(self, units: int) -> bool:
         """Grows where there is room for the new memory but not for the old one beside it: its KV waits on the host.
@@ -89,7 +92,8 @@ class CudaSequence:
         if self._memory is None:
             return False
         more = self._heads * (units - self.units) * self._unit_bytes
-        free, _ = memory_free_and_total()
+        with on_device(self._device):
+            free, _ = memory_free_and_total()
         if not more <= free < more + self.bytes:
             return False
         rows = self._memory.read(np.empty((self._heads, self.units * self._unit_bytes), np.uint8))
@@ -116,7 +120,7 @@ class CudaSequence:
         units = -(-self.length // UNIT_POSITIONS)
         if self._memory is None or not units or 2 * units >= self.units:
             return False
-        memory = DeviceMemory(self._heads * units * self._unit_bytes)
+        memory = self._new_memory(units)
         self._copy_into(memory, units)
         self._memory, self.units = memory, units
         return True
