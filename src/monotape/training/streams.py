@@ -113,13 +113,17 @@ class StreamedLaneformer(Laneformer):
         modules = 2 * len(self.model.layers)
         plan = schedule(self.lanes, modules)
         residuals = Residuals(self.model.tok_embeddings(ids).to(self.compute), plan)
-        turns = self.turns[:, : ids.shape[1]]
+        turns = by_value(self.turns[:, : ids.shape[1]])
         for number, layer in enumerate(self.model.layers):
             assert isinstance(layer, Layer)
             for module, part in ((2 * number, layer.attention), (2 * number + 1, layer.feed_forward)):
                 norm = layer.ffn_norm if module % 2 else layer.attention_norm
-                normed = normalised(norm, residuals.value())
-                inner = fed(part, normed) if isinstance(part, FeedForward) else attended(part, normed, turns)
+                unit, gain = of_unit_size(residuals.value(), norm.eps).to(self.compute), gain_of(norm)
+                inner = (
+                    fed(part, unit, gain)
+                    if isinstance(part, FeedForward)
+                    else attended(part, unit, gain, turns)
+                )
                 last = part.w2.weight if isinstance(part, FeedForward) else part.wo.weight
                 residuals.add(
                     module, *projected(inner, last, module in plan.kept_apart, module in plan.summed)
@@ -134,7 +138,8 @@ class StreamedLaneformer(Laneformer):
         if kind not in ("mean", "sum") or (x.shape[2] == 1 and kind == "sum"):
             x = x.expand(-1, -1, self.lanes.count, -1)
         lane_first = (x.sum(2, keepdim=True) if kind == "sum" else x).permute(2, 0, 1, 3)
-        normed = normalised(self.model.norm, lane_first).permute(1, 2, 0, 3)
+        norm = self.model.norm
+        normed = (of_unit_size(lane_first, norm.eps) * gain_of(norm)[:, None]).to(x.dtype).permute(1, 2, 0, 3)
         if kind in ("mean", "sum"):
             flat = normed.mean(2)
             weight = (self.model.tok_embeddings if self.lm_head is None else self.lm_head).weight
@@ -145,20 +150,25 @@ class StreamedLaneformer(Laneformer):
         return logits.flatten(-2) if kind == "vocabulary" else logits
 
 
-def normalised(norm: Norm, x: Tensor) -> Tensor:
-    """RMSNorm of [lane, batch, position, width] in float32, then the type of the activations."""
-    gain: Tensor = getattr(norm, norm.name)
-    if gain.dim() == 2:
-        gain = gain[:, None, None, :]
+def of_unit_size(x: Tensor, eps: float) -> Tensor:
+    """RMSNorm without its gain, in float32."""
     wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps) * gain).to(x.dtype)
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
-def multiplied(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+def gain_of(norm: Norm) -> Tensor:
+    """[lane or 1, 1, width]."""
+    gain: Tensor = getattr(norm, norm.name)
+    return gain.view(-1, 1, gain.shape[-1])
+
+
+def multiplied(x: Tensor, gain: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
     """[lane or 1, batch, position, in] by matrices [lane, out, in] side by side: [lane, batch, position, outs].
 
-    Of one lane for all: [1, batch, position, lane * outs], lane by lane."""
-    weight = torch.cat(weights, 1).to(x.dtype)
+    Of one lane for all: [1, batch, position, lane * outs], lane by lane. The norm's gain goes into the matrices: its
+    gradient is then a sum over their rows, where it would be one over all positions of all lanes."""
+    stored = torch.cat(weights, 1).to(x.dtype)  # as a finished run's weights are kept
+    weight = (stored * gain).to(x.dtype)
     lanes, _, width = weight.shape
     batch, length = x.shape[1:3]
     if x.shape[0] == 1:
@@ -168,12 +178,12 @@ def multiplied(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
     )
 
 
-def attended(part: Attention, x: Tensor, turns: Tensor) -> Tensor:
+def attended(part: Attention, x: Tensor, gain: Tensor, turns: Tensor) -> Tensor:
     """[lane or 1, batch, position, width] to the mixed values [lane or 1, batch, position, lane's or all q_rows]."""
     groups, batch, length, _ = x.shape
     count = part.wq.weight.shape[0] // groups  # lanes side by side in one group
     rows = [part.wq.weight.shape[1], part.wk.weight.shape[1], part.wv.weight.shape[1]]
-    joined = multiplied(x, (part.wq.weight, part.wk.weight, part.wv.weight))
+    joined = multiplied(x, gain, (part.wq.weight, part.wk.weight, part.wv.weight))
     q, k, v = torch.split(joined.view(groups * batch, length, count, sum(rows)), rows, -1)
 
     def heads(values: Tensor) -> Tensor:
@@ -192,10 +202,10 @@ def attended(part: Attention, x: Tensor, turns: Tensor) -> Tensor:
     return mixed.transpose(1, 2).reshape(groups, batch, length, -1)
 
 
-def fed(part: FeedForward, x: Tensor) -> Tensor:
+def fed(part: FeedForward, x: Tensor, gain: Tensor) -> Tensor:
     """[lane or 1, batch, position, width] to the gated columns [lane or 1, batch, position, lane's or all columns]."""
     groups, batch, length, _ = x.shape
-    joined = multiplied(x, (part.w1.weight, part.w3.weight))
+    joined = multiplied(x, gain, (part.w1.weight, part.w3.weight))
     columns = part.w1.weight.shape[1]
     gate, up = joined.view(groups, batch, length, -1, 2, columns).unbind(-2)
     return (functional.silu(gate) * up).reshape(groups, batch, length, -1)
@@ -220,15 +230,20 @@ def projected(
     return partial, partial.sum(0) if summed else None
 
 
-def rotated(heads: Tensor, turns: Tensor) -> Tensor:
-    """RoPE on pairs (2 i, 2 i + 1) of [batch, head, position, head_dim], in float32."""
-    even, odd = heads.float().view(*heads.shape[:-1], -1, 2).unbind(-1)
+def by_value(turns: Tensor) -> Tensor:
+    """Cosines and sines [2, position, pair] as factors of a value and of its partner, [2, position, head_dim]."""
     cosines, sines = turns[0], turns[1]
-    return (
-        torch.stack((even * cosines - odd * sines, odd * cosines + even * sines), -1)
-        .flatten(-2)
-        .to(heads.dtype)
-    )
+    return torch.stack((torch.stack((cosines, cosines), -1), torch.stack((-sines, sines), -1))).flatten(-2)
+
+
+def rotated(heads: Tensor, turns: Tensor) -> Tensor:
+    """RoPE on pairs (2 i, 2 i + 1) of [batch, head, position, head_dim], in float32.
+
+    A flip brings each value its partner, and a flip's gradient is a flip: one pass forwards and one back. Halves that
+    are taken apart and stacked would be written in float32 in between."""
+    wide = heads.float()
+    partners = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return (wide * turns[0] + partners * turns[1]).to(heads.dtype)
 
 
 def token_losses(model: Laneformer, rows: Tensor, targets: Tensor) -> Tensor:

@@ -31,9 +31,12 @@ from monotape.training.streams import IGNORED, StreamedLaneformer, token_losses
 
 RESULT = "run.json"
 LAST_MATRICES = ("wo.weight", "w2.weight")
-#: Sums over up to 16 lanes are written out. The compiler does so for fewer than 8; a reduction of 8 took 2.5 ms
-#: where reading its input takes 0.13.
-WRITTEN_OUT: dict[str, str | int | bool | Callable[..., Any]] = {"unroll_reductions_threshold": 17}
+#: What the compiler is asked. Sums over up to 16 lanes are written out; it does so for fewer than 8, and a reduction of
+#: 8 took 2.5 ms where reading its input takes 0.13. A norm's gradient is written once, not computed for each reader.
+COMPILED: dict[str, str | int | bool | Callable[..., Any]] = {
+    "unroll_reductions_threshold": 17,
+    "realize_reads_threshold": 3,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Trainer:
         self._corpus_hash = str(corpus.record["files"][TRAIN]["sha256"])
         self.progress = self._resumed()
         self._micro_loss = (
-            torch.compile(micro_loss, fullgraph=True, dynamic=False, options=WRITTEN_OUT)
+            torch.compile(micro_loss, fullgraph=True, dynamic=False, options=COMPILED)
             if settings.compiled
             else micro_loss
         )
