@@ -13,7 +13,9 @@ holds the two against each other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,11 +111,17 @@ class StreamedLaneformer(Laneformer):
 
     compute: torch.dtype = torch.float32
 
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        # Stored: a compiler that is shown how they are made would make them again for every value.
+        self.register_buffer("factors", by_value(self.turns), persistent=False)
+        self.factors: Tensor
+
     def forward(self, ids: Tensor) -> Tensor:
         modules = 2 * len(self.model.layers)
         plan = schedule(self.lanes, modules)
         residuals = Residuals(self.model.tok_embeddings(ids).to(self.compute), plan)
-        turns = by_value(self.turns[:, : ids.shape[1]])
+        turns = self.factors[:, : ids.shape[1]]
         for number, layer in enumerate(self.model.layers):
             assert isinstance(layer, Layer)
             for module, part in ((2 * number, layer.attention), (2 * number + 1, layer.feed_forward)):
