@@ -99,7 +99,12 @@ def test_the_python_api_gives_the_same_numbers(capsys: Captured) -> None:
         (["--gpu", "cpu", "--bandwidth", "0.1", "--kv-dtype", "fp8"], "KV is kept at 16 bits"),
         (["--kv-dtype", "f32"], "KV is kept at 16 bits"),
         (["--kv-dtype", "fp8"], "KV at 8 bits is compiled and simulated, never run on hardware"),
-        (["--count", "3"], "2, 4 or 8 GPUs"),
+        (["--count", "3"], "3 GPUs cannot share 16 heads evenly"),
+        (["--count", "16"], "among up to 8 GPUs"),
+        (
+            ["--gpu", "cpu", "--bandwidth", "0.1", "--count", "2", "--link-us", "1"],
+            "or the cores of one machine",
+        ),
         (
             ["--gpu", "cpu", "--bandwidth", "0.1", "--dtype", "fp8"],
             "its kernels do not read fp8 weights there",
@@ -131,6 +136,13 @@ def test_what_monotape_runs_has_a_speed(capsys: Captured, arguments: list[str]) 
     prediction = json.loads(planned(capsys, "qwen2.5-coder-0.5b", *arguments, "--json"))["prediction"]
     assert (prediction["runs"], prediction["obstacles"]) == (True, [])
     assert prediction["tokens_per_second"] > 0
+
+
+def test_how_many_gpus_share_a_model_depends_on_its_heads(capsys: Captured) -> None:
+    """SmolLM2-135M has nine heads of queries and three of keys."""
+    for count, runs in (("2", False), ("3", True), ("9", False)):
+        found = json.loads(planned(capsys, "smollm2-135m", "--gpu", "h200", "--count", count, "--json"))
+        assert found["prediction"]["runs"] is runs, count
 
 
 def test_a_cpu_is_predicted_at_the_share_that_was_measured(capsys: Captured) -> None:

@@ -18,7 +18,7 @@ def test_logits_and_gradients_are_those_of_the_plain_model(name: str) -> None:
     plain, streamed = Laneformer(config(**SETTINGS[name])), StreamedLaneformer(config(**SETTINGS[name]))
     with torch.no_grad():
         for parameter in plain.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)  # gains begin at 1, where one that is forgotten does not show
+            parameter += 0.1 * torch.randn_like(parameter)  # a gain of 1 that is forgotten would not show
     streamed.load_state_dict(plain.state_dict())
     ids, weight = torch.randint(0, VOCAB, (2, 23)), torch.randn(2, 23, VOCAB)
     want, got = plain(ids), streamed(ids)

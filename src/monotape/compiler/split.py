@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from monotape.errors import UsageError
-from monotape.models.lanes import Lanes, tensor_parallel
+from monotape.models.lanes import Lanes, tensor_parallel, uneven_heads
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import TILE_ROWS
 
@@ -64,10 +64,8 @@ def _obstacle(spec: ModelSpec, ranks: int) -> str:
     """Why `ranks` ranks cannot share the model; empty if they can."""
     if not 1 <= ranks <= MAX_RANKS:
         return f"{ranks} ranks cannot be"
-    if spec.heads % ranks:
-        return f"{ranks} ranks cannot share {spec.heads} heads evenly"
-    if spec.kv_heads % ranks and ranks % spec.kv_heads:
-        return f"{ranks} ranks cannot share {spec.kv_heads} KV heads: neither number divides the other"
+    if uneven := uneven_heads(spec.heads, spec.kv_heads, ranks):
+        return f"{ranks} ranks cannot share {uneven}"
     if spec.ffn < ranks or -(-spec.vocab // TILE_ROWS) < ranks:
         return f"{ranks} ranks are more than {spec.ffn} columns or {spec.vocab} words can be shared among"
     return ""

@@ -46,6 +46,15 @@ class Lanes:
         return self.attention and self.feed_forward
 
 
+def uneven_heads(heads: int, kv_heads: int, ranks: int) -> str:
+    """Which heads so many ranks cannot share, and why; empty if they can share all."""
+    if heads % ranks:
+        return f"{heads} heads evenly"
+    if kv_heads % ranks and ranks % kv_heads:
+        return f"{kv_heads} KV heads: neither number divides the other"
+    return ""
+
+
 def tensor_parallel(ranks: int) -> Lanes:
     """Plain tensor parallelism: every module's sum is folded in before the next module starts."""
     return Lanes(ranks, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monotape.models.lanes import uneven_heads
 from monotape.models.registry import FAMILIES
 from monotape.plan.formats import LAYOUTS, Format
 from monotape.plan.gpu_machines import NEVER_RUN
@@ -11,7 +12,7 @@ from monotape.planner.load import Load
 CPU = "cpu"
 HOPPER = ("h100", "h200")
 CDNA3 = ("mi300x", "mi325x")
-RANKS = (1, 2, 4, 8)
+MOST_GPUS = 8
 #: Formats of tapes that hold weights of a precision, by the first word of its name; one that kernels read is enough.
 _HELD_BY = {
     "f32": (Format.F32,), "bf16": (Format.BF16,), "fp16": (Format.F16,), "fp8": (Format.FP8_BLOCK,),
@@ -51,6 +52,11 @@ def _formats(load: Load, box: Box) -> list[str]:
         found.append(f"KV at 8 bits is {NEVER_RUN}")
     elif load.kv_value_bytes != (_SINGLE if load.precision.name == "f32" else _HALF):
         found.append("KV is kept at 16 bits, or at 32 beside f32 weights")
-    if box.count not in RANKS or (box.gpu.name == CPU and box.count > 1):
-        found.append("it shares a model among 2, 4 or 8 GPUs, or the cores of one machine")
-    return found
+    return [*found, *_sharing(load, box)]
+
+
+def _sharing(load: Load, box: Box) -> list[str]:
+    if box.count > (1 if box.gpu.name == CPU else MOST_GPUS):
+        return [f"it shares a model among up to {MOST_GPUS} GPUs, or the cores of one machine"]
+    uneven = uneven_heads(*load.shape.heads, box.count) if load.shape.heads else ""
+    return [f"{box.count} GPUs cannot share {uneven}"] if uneven else []
