@@ -250,7 +250,7 @@ def rotated(heads: Tensor, turns: Tensor) -> Tensor:
     A flip brings each value its partner, and a flip's gradient is a flip: one pass forwards and one back. Halves that
     are taken apart and stacked would be written in float32 in between."""
     wide = heads.float()
-    partners = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    partners = wide.view(*wide.shape[:-1], -1, 2).flip(-1).flatten(-2)
     return (wide * turns[0] + partners * turns[1]).to(heads.dtype)
 
 
