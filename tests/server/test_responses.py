@@ -71,6 +71,19 @@ def test_a_whole_conversation_is_rendered(scripted: RunningServer) -> None:
     assert response["status"] == "completed" and response["error"] is None
 
 
+def test_thoughts_words_and_a_call_that_are_sent_back_are_one_turn() -> None:
+    items: list[dict[str, Any]] = [
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": "Well."},
+        {"type": "function_call", "call_id": "c1", "name": "shell", "arguments": "{}"},
+        {"type": "message", "role": "assistant", "content": "Another."},
+    ]
+    first, second = to_chat(ResponsesRequest(input=items)).messages
+    assert (first["role"], first["content"], first["reasoning_content"]) == ("assistant", "Well.", "hm")
+    assert len(first["tool_calls"]) == 1
+    assert second == {"role": "assistant", "content": "Another."}
+
+
 def test_the_call_of_a_tool_is_echoed_with_the_settings(scripted: RunningServer) -> None:
     body = {
         "input": "say:hi",
