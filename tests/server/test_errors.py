@@ -98,6 +98,7 @@ REFUSED: list[tuple[str, Any, str | None, str | None, str]] = [
      "unsupported_parameter", "previous_response_id", "keeps no responses"),
     (RESPONSES, {"input": "x", "background": True}, "unsupported_parameter", "background", "keeps no responses"),
     (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "invalid_value", "input", "'item_reference'"),
+    (RESPONSES, {"input": [{"type": "reasoning", "content": 5}]}, "invalid_value", "input", "no list of parts"),
     (RESPONSES, {"input": "x", "tools": [{"type": "computer"}]},
      "unsupported_parameter", "tools", "only functions and custom tools are, not 'computer'"),
     (RESPONSES, {"input": "x", "tools": [{"type": "custom"}]}, "invalid_value", "tools", "missing required field"),

@@ -110,9 +110,12 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         content = output if isinstance(output, str | list) else json.dumps(output, ensure_ascii=False)
         messages.append(result(item.get("call_id"), content))
     elif kind == "reasoning":
-        thought = "".join(
-            str(part.get("text") or "") for part in item.get("content") or [] if isinstance(part, dict)
-        )
+        parts = item.get("content") or []
+        if not isinstance(parts, list):
+            raise bad_request(
+                f"{where} has reasoning whose content is no list of parts.", "input", "invalid_value"
+            )
+        thought = "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
         if thought:
             messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
     else:
