@@ -31,6 +31,8 @@ REFUSED: list[tuple[str, Any, str | None, str | None, str]] = [
     (CHAT, {"messages": [{"content": "x"}]}, "invalid_value", "messages", "has the role 'None'"),
     (CHAT, {"messages": [{"role": "user", "content": 3}]}, "invalid_value", "messages", "neither text nor a list"),
     (CHAT, {"messages": IMAGE}, "unsupported_content", "messages", "'image_url'. This model reads text only."),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}, *HI], "tools": [TOOL]},
+     "invalid_value", "messages", "messages[0].tool_calls is not a list of calls."),
     (CHAT, {"messages": HI, "max_tokens": 0}, "invalid_value", "max_tokens", ">= 1"),
     (CHAT, {"messages": HI, "max_tokens": 2**40}, "invalid_value", "max_tokens", "<= 2147483647"),
     (CHAT, {"messages": HI, "max_tokens": "many"}, "invalid_value", "max_tokens", "Expected 'int | null', got 'str'"),
