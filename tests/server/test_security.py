@@ -153,6 +153,17 @@ def test_the_own_origin_and_allowed_ones_are_served(scripted: RunningServer, loc
     assert "authorization" in preflight.headers["access-control-allow-headers"]
 
 
+def test_a_page_of_an_allowed_origin_may_send_the_headers_of_any_client(locked: RunningServer) -> None:
+    """A browser sends nothing at all where one of the headers it asks about is missing from the answer."""
+    asked = "authorization,content-type,x-stainless-os,anthropic-dangerous-direct-browser-access"
+    headers = {"origin": "https://app.example", "access-control-request-headers": asked}
+    preflight = httpx.options(locked.url + "/v1/chat/completions", headers=headers)
+    assert preflight.headers["access-control-allow-headers"] == asked
+    headers["access-control-request-headers"] = "no header: at all"
+    preflight = httpx.options(locked.url + "/v1/chat/completions", headers=headers)
+    assert preflight.headers["access-control-allow-headers"].startswith("authorization, ")
+
+
 def test_a_template_of_the_request_needs_the_flag_and_is_sandboxed(locked: RunningServer) -> None:
     def ask(template: str) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": "x"}], "chat_template": template, "temperature": 0}
