@@ -237,6 +237,17 @@ def test_the_progress_of_reading_the_prompt_on_request(scripted: RunningServer) 
     )  # only where it is wanted
 
 
+def test_an_echo_alone_has_no_tokens_of_its_own(scripted: RunningServer) -> None:
+    body = {"prompt": "say:hi", "echo": True, "max_tokens": 0}
+    answer = scripted.post("/v1/completions", body).json()
+    chunks = events(
+        scripted.post("/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})
+    )
+    assert answer["choices"][0]["text"] == "say:hi"
+    for usage in (answer["usage"], chunks[-2]["usage"]):
+        assert usage["completion_tokens"] == 0 and usage["total_tokens"] == usage["prompt_tokens"] > 0
+
+
 def test_a_request_id_is_echoed_or_made(scripted: RunningServer) -> None:
     assert scripted.get("/version", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     made = scripted.get("/version", headers={"x-request-id": "no spaces, please"}).headers["x-request-id"]

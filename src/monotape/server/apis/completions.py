@@ -49,7 +49,7 @@ async def completions(service: Service, request: CompletionRequest, scope: Scope
     async with turn:
         clock.entered()
         choices = [await _choice(service, request, *each) for each in _numbered(prepared, clock.answers)]
-    return whole(head, choices, _usage(clock), clock)
+    return whole(head, choices, _usage(request, clock), clock)
 
 
 def _numbered(prepared: list[Prepared], count: int) -> Iterator[tuple[Prepared, int, int]]:
@@ -59,10 +59,12 @@ def _numbered(prepared: list[Prepared], count: int) -> Iterator[tuple[Prepared, 
             yield prompt, nth, place * count + nth
 
 
-def _usage(clock: Clock) -> dict[str, Any]:
-    """Every prompt counts once, however many completions it has."""
+def _usage(request: CompletionRequest, clock: Clock) -> dict[str, Any]:
+    """Every prompt counts once, however many completions it has, and only tokens that the client gets."""
     firsts = clock.done[:: clock.answers]
     usage = openai_usage(clock.done)
+    if request.max_tokens == 0:
+        usage["completion_tokens"] = 0
     usage["prompt_tokens"] = sum(stats.prompt_tokens for stats in firsts)
     usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
     usage["prompt_tokens_details"] = {"cached_tokens": sum(stats.cached_tokens for stats in firsts)}
@@ -193,7 +195,7 @@ async def _stream(
                     yield chunk
     if request.stream_options and request.stream_options.include_usage:
         figures = {"metrics": clock.metrics(), "timings": clock.timings()}
-        yield sse({**head, "choices": [], "usage": _usage(clock), **figures})
+        yield sse({**head, "choices": [], "usage": _usage(request, clock), **figures})
     yield DONE
 
 
