@@ -21,7 +21,8 @@ KEY = "correct-horse"
 def locked() -> Iterator[RunningServer]:
     with scripted_server(
         api_key=KEY,
-        allowed_origins=["https://app.example"],
+        allowed_origins=["https://app.example", "https://Other.Example/"],
+        allowed_hosts=["Proxy.Example"],
         trust_request_chat_template=True,
         max_body_bytes=5000,
     ) as server:
@@ -123,6 +124,12 @@ def test_a_header_that_is_checked_comes_once(
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1234", "127.0.0.1:1", "[::1]:80"])
 def test_local_hosts_are_served(scripted: RunningServer, host: str) -> None:
     assert scripted.get("/version", headers={"host": host}).status_code == 200
+
+
+def test_settings_name_hosts_and_origins_in_letters_of_any_size(locked: RunningServer) -> None:
+    for name, value in (("host", "Proxy.Example:8000"), ("origin", "https://other.example")):
+        response = locked.get("/version", headers={"x-api-key": KEY, name: value})
+        assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize(
