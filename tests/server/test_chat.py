@@ -248,6 +248,16 @@ def test_an_echo_alone_has_no_tokens_of_its_own(scripted: RunningServer) -> None
         assert usage["completion_tokens"] == 0 and usage["total_tokens"] == usage["prompt_tokens"] > 0
 
 
+def test_a_streamed_echo_places_its_scores_where_the_prompt_is(scripted: RunningServer) -> None:
+    body = {"prompt": "say:hi", "echo": True, "logprobs": 0, "max_tokens": 2, "temperature": 0}
+    whole = scripted.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    chunks = events(scripted.post("/v1/completions", {**body, "stream": True}))[:-1]
+    shown = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    *answered, prompt = [logprobs for logprobs in shown if logprobs is not None]
+    offsets = [*prompt["text_offset"], *(offset for part in answered for offset in part["text_offset"])]
+    assert offsets == whole["text_offset"] == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
 def test_a_request_id_is_echoed_or_made(scripted: RunningServer) -> None:
     assert scripted.get("/version", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     made = scripted.get("/version", headers={"x-request-id": "no spaces, please"}).headers["x-request-id"]

@@ -211,11 +211,11 @@ async def _chunks(
     clock = prepared.work.clock
     reading = Reading(prepared.work, head if request.return_progress else None)
 
-    def chunk(text: str, chosen: list[wire.Chosen | None], **more: Any) -> bytes:
+    def chunk(text: str, chosen: list[wire.Chosen | None], *, begin: int | None = None, **more: Any) -> bytes:
         nonlocal offset
         logprobs = None
         if request.logprobs is not None and chosen:
-            logprobs = _logprobs(service, chosen, prepared, offset)
+            logprobs = _logprobs(service, chosen, prepared, offset if begin is None else begin)
         offset += len(text)
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
         return sse({**head, "choices": [{**choice, **more.pop("choice", {})}], **more})
@@ -232,6 +232,7 @@ async def _chunks(
                 yield chunk(
                     "" if silent else message.text,
                     scores,
+                    begin=0,  # they are the prompt's, which was echoed first
                     choice=last,
                     metrics=clock.metrics(),
                     timings=clock.timings(),
