@@ -258,6 +258,16 @@ def test_a_streamed_echo_places_its_scores_where_the_prompt_is(scripted: Running
     assert offsets == whole["text_offset"] == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
+def test_a_completion_counts_its_tokens_in_every_chunk_on_request(scripted: RunningServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "rate=200 say:abc", "stream": True, "stream_options": options, "temperature": 0}
+    *chunks, last, _ = events(scripted.post("/v1/completions", body))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] >= 1
+    assert counts[-1] == last["usage"]["completion_tokens"]
+    assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in chunks)
+
+
 def test_a_request_id_is_echoed_or_made(scripted: RunningServer) -> None:
     assert scripted.get("/version", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     made = scripted.get("/version", headers={"x-request-id": "no spaces, please"}).headers["x-request-id"]

@@ -209,6 +209,8 @@ async def _chunks(
 ) -> AsyncGenerator[bytes, None]:
     tokens = offset = 0
     clock = prepared.work.clock
+    options = request.stream_options
+    continuous = bool(options and options.continuous_usage_stats)
     reading = Reading(prepared.work, head if request.return_progress else None)
 
     def chunk(text: str, chosen: list[wire.Chosen | None], *, begin: int | None = None, **more: Any) -> bytes:
@@ -217,6 +219,11 @@ async def _chunks(
         if request.logprobs is not None and chosen:
             logprobs = _logprobs(service, chosen, prepared, offset if begin is None else begin)
         offset += len(text)
+        if continuous:
+            prompt = len(prepared.work.prompt)
+            more["usage"] = {
+                "prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens
+            }  # fmt: skip
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
         return sse({**head, "choices": [{**choice, **more.pop("choice", {})}], **more})
 
@@ -240,7 +247,7 @@ async def _chunks(
                 return
             if told := reading.told(message):
                 yield told
-            tokens += len(message.token_ids)
+            tokens += 0 if silent else len(message.token_ids)
             if (message.text or message.chosen) and not silent:
                 more = {"timings": so_far(tokens, message.decode_ns)} if request.timings_per_token else {}
                 yield chunk(message.text, list(message.chosen or []), **more)
