@@ -249,5 +249,7 @@ async def _chunks(
                 yield told
             tokens += 0 if silent else len(message.token_ids)
             if (message.text or message.chosen) and not silent:
-                more = {"timings": so_far(tokens, message.decode_ns)} if request.timings_per_token else {}
+                more: dict[str, Any] = {}
+                if request.timings_per_token:
+                    more["timings"] = so_far(tokens, message.decode_ns)
                 yield chunk(message.text, list(message.chosen or []), **more)
