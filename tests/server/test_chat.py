@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from monotape.backends.token_ids import TokenIds
+from monotape.engine.sampling_params import SamplingParams
+from monotape.server.apis.completions import Prepared, _begin, _logprobs
+from monotape.server.engine import wire
+from monotape.server.service.service import Work
 from server.running import RunningServer
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -256,6 +262,22 @@ def test_a_streamed_echo_places_its_scores_where_the_prompt_is(scripted: Running
     *answered, prompt = [logprobs for logprobs in shown if logprobs is not None]
     offsets = [*prompt["text_offset"], *(offset for part in answered for offset in part["text_offset"])]
     assert offsets == whole["text_offset"] == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_offsets_count_characters_and_not_the_tokens_they_are_made_of(scripted: RunningServer) -> None:
+    body = {"prompt": "say:😀h", "echo": True, "logprobs": 0, "temperature": 0, "max_tokens": 5}
+    choice = scripted.post("/v1/completions", body).json()["choices"][0]
+    assert choice["text"] == "say:😀h😀h"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4, 4, 4, 4, 5, 6, 6, 6, 6, 7]
+
+
+def test_a_token_that_the_echo_does_not_show_moves_no_offset() -> None:
+    """As the one with which many tokenizers begin every text."""
+    pieces = SimpleNamespace(bytes_of={1: b"<s>", 2: b"ab", 3: b"c"}.get)
+    service: Any = SimpleNamespace(text=SimpleNamespace(tokenizer=SimpleNamespace(pieces=pieces)))
+    prepared = Prepared(Work(TokenIds.of([1, 2, 3]), SamplingParams()), "abc")
+    scores = [None, wire.Chosen(2, -1.0, []), wire.Chosen(3, -1.0, [])]
+    assert _logprobs(service, scores, prepared, _begin(service, prepared))["text_offset"] == [0, 0, 2]
 
 
 def test_a_completion_counts_its_tokens_in_every_chunk_on_request(scripted: RunningServer) -> None:

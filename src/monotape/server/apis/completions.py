@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from monotape.errors import RequestError
 from monotape.server.api_error import ApiError, bad_request, from_engine_error
 from monotape.server.apis.openai_frame import DONE, begin, failure, whole
 from monotape.server.apis.progress import Reading
-from monotape.server.apis.usage import finish_reason, openai_usage, token_text
+from monotape.server.apis.usage import finish_reason, openai_usage, token_bytes, token_text
 from monotape.server.engine import wire
 from monotape.server.http.endpoint import Stream
 from monotape.server.http.replies import sse
@@ -154,10 +155,12 @@ async def _choice(
                 chosen += message.chosen or []
     if request.max_tokens == 0:
         parts, chosen = parts[:1], []
+    scores = done.prompt_scores or []
+    begin = _begin(service, prepared) if scores else 0
     return {
         "index": index,
         "text": "".join(parts),
-        "logprobs": _logprobs(service, [*(done.prompt_scores or []), *chosen], prepared)
+        "logprobs": _logprobs(service, [*scores, *chosen], prepared, begin)
         if request.logprobs is not None
         else None,
         "finish_reason": "length" if request.max_tokens == 0 else finish_reason(done),
@@ -168,7 +171,11 @@ async def _choice(
 def _logprobs(
     service: Service, chosen: list[wire.Chosen | None], prepared: Prepared, offset: int = 0
 ) -> dict[str, Any]:
-    """Completions' log-probabilities: four lists. The first token of an echoed prompt has none."""
+    """Completions' log-probabilities: four lists. The first token of an echoed prompt has none.
+
+    A token that is a part of a character stands where the character does, and so adds no place of its own.
+    """
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
     shown: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in chosen:
         token_id = prepared.work.prompt[0] if token is None else token.id
@@ -178,9 +185,15 @@ def _logprobs(
         shown["top_logprobs"].append(
             None if token is None else {token_text(service, other): value for other, value in token.top}
         )
-        shown["text_offset"].append(offset)
-        offset += len(text)
+        shown["text_offset"].append(max(0, offset))
+        offset += len(characters.decode(token_bytes(service, token_id)))
     return shown
+
+
+def _begin(service: Service, prepared: Prepared) -> int:
+    """The place of a scored prompt's first token: before the text, where that does not show the token."""
+    data = b"".join(token_bytes(service, int(token_id)) for token_id in prepared.work.prompt)
+    return len(prepared.echoed) - len(data.decode("utf-8", "replace"))
 
 
 async def _stream(
@@ -239,7 +252,7 @@ async def _chunks(
                 yield chunk(
                     "" if silent else message.text,
                     scores,
-                    begin=0,  # they are the prompt's, which was echoed first
+                    begin=_begin(service, prepared) if scores else None,  # the prompt was echoed first
                     choice=last,
                     metrics=clock.metrics(),
                     timings=clock.timings(),
