@@ -280,6 +280,15 @@ def test_a_token_that_the_echo_does_not_show_moves_no_offset() -> None:
     assert _logprobs(service, scores, prepared, _begin(service, prepared))["text_offset"] == [0, 0, 2]
 
 
+def test_of_likely_tokens_that_read_alike_the_likeliest_is_shown() -> None:
+    """Parts of characters are all the same sign; the most likely token is the largest value."""
+    pieces = SimpleNamespace(bytes_of={1: b"a", 2: b"\xf0", 3: b"\xc3"}.get)
+    service: Any = SimpleNamespace(text=SimpleNamespace(tokenizer=SimpleNamespace(pieces=pieces)))
+    prepared = Prepared(Work(TokenIds.of([1]), SamplingParams()), "")
+    chosen: list[wire.Chosen | None] = [wire.Chosen(2, -0.5, [(2, -0.5), (1, -1.0), (3, -2.0)])]
+    assert _logprobs(service, chosen, prepared)["top_logprobs"] == [{"\ufffd": -0.5, "a": -1.0}]
+
+
 def test_a_completion_counts_its_tokens_in_every_chunk_on_request(scripted: RunningServer) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": "rate=200 say:abc", "stream": True, "stream_options": options, "temperature": 0}

@@ -182,11 +182,17 @@ def _logprobs(
         text = token_text(service, token_id)
         shown["tokens"].append(text)
         shown["token_logprobs"].append(None if token is None else token.logprob)
-        shown["top_logprobs"].append(
-            None if token is None else {token_text(service, other): value for other, value in token.top}
-        )
+        shown["top_logprobs"].append(None if token is None else _likely(service, token))
         shown["text_offset"].append(max(0, offset))
         offset += len(characters.decode(token_bytes(service, token_id)))
+    return shown
+
+
+def _likely(service: Service, token: wire.Chosen) -> dict[str, float]:
+    """The most likely tokens, best first; of those that read alike, as parts of characters do, the best one."""
+    shown: dict[str, float] = {}
+    for other, value in token.top:
+        shown.setdefault(token_text(service, other), value)
     return shown
 
 
