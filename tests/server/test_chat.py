@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from monotape.backends.token_ids import TokenIds
+from monotape.engine.sampling_params import SamplingParams
+from monotape.server.apis.completions import Prepared, _begin, _logprobs
+from monotape.server.engine import wire
+from monotape.server.service.service import Work
 from server.running import RunningServer
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -235,6 +241,62 @@ def test_the_progress_of_reading_the_prompt_on_request(scripted: RunningServer) 
     assert not any(
         "prompt_progress" in chunk for chunk in stream(scripted, text)[:-1]
     )  # only where it is wanted
+
+
+def test_an_echo_alone_has_no_tokens_of_its_own(scripted: RunningServer) -> None:
+    body = {"prompt": "say:hi", "echo": True, "max_tokens": 0}
+    answer = scripted.post("/v1/completions", body).json()
+    chunks = events(
+        scripted.post("/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})
+    )
+    assert answer["choices"][0]["text"] == "say:hi"
+    for usage in (answer["usage"], chunks[-2]["usage"]):
+        assert usage["completion_tokens"] == 0 and usage["total_tokens"] == usage["prompt_tokens"] > 0
+
+
+def test_a_streamed_echo_places_its_scores_where_the_prompt_is(scripted: RunningServer) -> None:
+    body = {"prompt": "say:hi", "echo": True, "logprobs": 0, "max_tokens": 2, "temperature": 0}
+    whole = scripted.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    chunks = events(scripted.post("/v1/completions", {**body, "stream": True}))[:-1]
+    shown = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    *answered, prompt = [logprobs for logprobs in shown if logprobs is not None]
+    offsets = [*prompt["text_offset"], *(offset for part in answered for offset in part["text_offset"])]
+    assert offsets == whole["text_offset"] == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_offsets_count_characters_and_not_the_tokens_they_are_made_of(scripted: RunningServer) -> None:
+    body = {"prompt": "say:😀h", "echo": True, "logprobs": 0, "temperature": 0, "max_tokens": 5}
+    choice = scripted.post("/v1/completions", body).json()["choices"][0]
+    assert choice["text"] == "say:😀h😀h"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4, 4, 4, 4, 5, 6, 6, 6, 6, 7]
+
+
+def test_a_token_that_the_echo_does_not_show_moves_no_offset() -> None:
+    """As the one with which many tokenizers begin every text."""
+    pieces = SimpleNamespace(bytes_of={1: b"<s>", 2: b"ab", 3: b"c"}.get)
+    service: Any = SimpleNamespace(text=SimpleNamespace(tokenizer=SimpleNamespace(pieces=pieces)))
+    prepared = Prepared(Work(TokenIds.of([1, 2, 3]), SamplingParams()), "abc")
+    scores = [None, wire.Chosen(2, -1.0, []), wire.Chosen(3, -1.0, [])]
+    assert _logprobs(service, scores, prepared, _begin(service, prepared))["text_offset"] == [0, 0, 2]
+
+
+def test_of_likely_tokens_that_read_alike_the_likeliest_is_shown() -> None:
+    """Parts of characters are all the same sign; the most likely token is the largest value."""
+    pieces = SimpleNamespace(bytes_of={1: b"a", 2: b"\xf0", 3: b"\xc3"}.get)
+    service: Any = SimpleNamespace(text=SimpleNamespace(tokenizer=SimpleNamespace(pieces=pieces)))
+    prepared = Prepared(Work(TokenIds.of([1]), SamplingParams()), "")
+    chosen: list[wire.Chosen | None] = [wire.Chosen(2, -0.5, [(2, -0.5), (1, -1.0), (3, -2.0)])]
+    assert _logprobs(service, chosen, prepared)["top_logprobs"] == [{"\ufffd": -0.5, "a": -1.0}]
+
+
+def test_a_completion_counts_its_tokens_in_every_chunk_on_request(scripted: RunningServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "rate=200 say:abc", "stream": True, "stream_options": options, "temperature": 0}
+    *chunks, last, _ = events(scripted.post("/v1/completions", body))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] >= 1
+    assert counts[-1] == last["usage"]["completion_tokens"]
+    assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in chunks)
 
 
 def test_a_request_id_is_echoed_or_made(scripted: RunningServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,12 +222,19 @@ def test_one_token_has_no_speed() -> None:
     assert clock.timings()["predicted_per_second"] is None
 
 
-def test_names_never_tell_paths(tmp_path: object) -> None:
+def test_names_never_tell_paths(tmp_path: Path) -> None:
     assert served_names("smollm2", ()) == ("smollm2",)
     assert served_names("Qwen/Qwen3-0.6B", ()) == ("Qwen/Qwen3-0.6B", "Qwen3-0.6B")
     assert served_names(str(tmp_path), ()) == (str(tmp_path).rpartition("/")[2],)
     assert served_names("/models/secret/x.gguf", ()) == ("x",)
     assert served_names("/models/x.gguf", ("a/b", "c")) == ("a/b", "c", "b")
+
+
+def test_the_folder_that_one_is_in_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "qwen" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "qwen" / "inner")
+    assert served_names(".", ()) == ("inner",)
+    assert served_names("..", ()) == ("qwen",)
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:

@@ -62,6 +62,21 @@ def test_blocks_become_messages() -> None:
     )
 
 
+def test_an_answer_that_the_client_has_begun_goes_on(scripted: RunningServer) -> None:
+    def tokens(*said: dict[str, Any]) -> int:
+        body = {"messages": [{"role": "user", "content": "x"}, *said]}
+        counted: int = scripted.post("/v1/messages/count_tokens", body).json()["input_tokens"]
+        return counted
+
+    begun = {"role": "assistant", "content": "{"}
+    assert tokens(begun) == tokens() + 1  # the turn neither ends nor begins again
+    call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+    for content in (" ", [{"type": "text", "text": "Well."}, call]):
+        assert not to_chat(
+            MessagesRequest(max_tokens=1, messages=[InputMessage("assistant", content)])
+        ).continue_final_message
+
+
 def test_a_stream_of_thoughts_text_and_a_call(scripted: RunningServer) -> None:
     text = 'rate=900 say:<think>hm</think>Well.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     body: dict[str, Any] = {

@@ -41,3 +41,12 @@ def test_an_explicit_field_wins_over_the_defaults() -> None:
     assert (silent.temperature, silent.top_p) == (0.2, 0.9)
     explicit = sampling_params(ChatRequest(messages=messages, temperature=1, top_p=1), defaults)
     assert (explicit.temperature, explicit.top_p) == (1, 1)
+
+
+def test_a_seed_of_minus_one_is_none() -> None:
+    """So clients of llama.cpp and vLLM ask for another answer each time."""
+    seeds = {
+        seed: sampling_params(ChatRequest(messages=[{"role": "user", "content": "x"}], seed=seed), {}).seed
+        for seed in (-1, -2, 0, 7)
+    }
+    assert seeds == {-1: None, -2: 2**64 - 2, 0: 0, 7: 7}

@@ -71,6 +71,31 @@ def test_a_whole_conversation_is_rendered(scripted: RunningServer) -> None:
     assert response["status"] == "completed" and response["error"] is None
 
 
+def test_thoughts_words_and_a_call_that_are_sent_back_are_one_turn() -> None:
+    items: list[dict[str, Any]] = [
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": "Well."},
+        {"type": "function_call", "call_id": "c1", "name": "shell", "arguments": "{}"},
+        {"type": "message", "role": "assistant", "content": "Another."},
+    ]
+    first, second = to_chat(ResponsesRequest(input=items)).messages
+    assert (first["role"], first["content"], first["reasoning_content"]) == ("assistant", "Well.", "hm")
+    assert len(first["tool_calls"]) == 1
+    assert second == {"role": "assistant", "content": "Another."}
+
+
+@pytest.mark.parametrize("tool", [TOOLS[0], {"type": "custom", "name": "shell"}])
+def test_an_item_that_was_cut_off_is_incomplete(scripted: RunningServer, tool: dict[str, Any]) -> None:
+    call = json.dumps({"name": "shell", "arguments": {"input": "x" * 99}})
+    found = events(
+        scripted, input=f"say:Well.<tool_call>{call}</tool_call>", tools=[tool], max_output_tokens=80
+    )
+    assert found[-1]["type"] == "response.incomplete"
+    output = found[-1]["response"]["output"]
+    assert [item["status"] for item in output] == ["completed", "incomplete"]
+    assert [event["item"] for event in found if event["type"] == "response.output_item.done"] == output
+
+
 def test_the_call_of_a_tool_is_echoed_with_the_settings(scripted: RunningServer) -> None:
     body = {
         "input": "say:hi",

@@ -21,7 +21,8 @@ KEY = "correct-horse"
 def locked() -> Iterator[RunningServer]:
     with scripted_server(
         api_key=KEY,
-        allowed_origins=["https://app.example"],
+        allowed_origins=["https://app.example", "https://Other.Example/"],
+        allowed_hosts=["Proxy.Example"],
         trust_request_chat_template=True,
         max_body_bytes=5000,
     ) as server:
@@ -125,6 +126,12 @@ def test_local_hosts_are_served(scripted: RunningServer, host: str) -> None:
     assert scripted.get("/version", headers={"host": host}).status_code == 200
 
 
+def test_settings_name_hosts_and_origins_in_letters_of_any_size(locked: RunningServer) -> None:
+    for name, value in (("host", "Proxy.Example:8000"), ("origin", "https://other.example")):
+        response = locked.get("/version", headers={"x-api-key": KEY, name: value})
+        assert response.status_code == 200, response.text
+
+
 @pytest.mark.parametrize(
     "origin",
     [
@@ -151,6 +158,17 @@ def test_the_own_origin_and_allowed_ones_are_served(scripted: RunningServer, loc
     preflight = httpx.options(locked.url + "/v1/chat/completions", headers={"origin": "https://app.example"})
     assert preflight.status_code == 204
     assert "authorization" in preflight.headers["access-control-allow-headers"]
+
+
+def test_a_page_of_an_allowed_origin_may_send_the_headers_of_any_client(locked: RunningServer) -> None:
+    """A browser sends nothing at all where one of the headers it asks about is missing from the answer."""
+    asked = "authorization,content-type,x-stainless-os,anthropic-dangerous-direct-browser-access"
+    headers = {"origin": "https://app.example", "access-control-request-headers": asked}
+    preflight = httpx.options(locked.url + "/v1/chat/completions", headers=headers)
+    assert preflight.headers["access-control-allow-headers"] == asked
+    headers["access-control-request-headers"] = "no header: at all"
+    preflight = httpx.options(locked.url + "/v1/chat/completions", headers=headers)
+    assert preflight.headers["access-control-allow-headers"].startswith("authorization, ")
 
 
 def test_a_template_of_the_request_needs_the_flag_and_is_sandboxed(locked: RunningServer) -> None:

@@ -28,7 +28,7 @@ ARGUMENTS = '{"a": "}\\" {", "b": [1, {"c": null}]}'
 
 def parsed(style: ToolFormat, text: str, step: int, **more: Any) -> tuple[str, list[tuple[str, str]]]:
     """The text and the calls of an answer that comes `step` characters at a time."""
-    parser, events = ToolParser(style, **more), list[Event]()
+    parser, events = ToolParser(style, offered=("f", "g"), **more), list[Event]()
     for start in range(0, len(text), step):
         events += parser.feed(text[start : start + step])
     events += parser.end()
@@ -62,6 +62,10 @@ CASES: list[tuple[ToolFormat, str, str, list[tuple[str, str]]]] = [
     (LLAMA3, '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', "",
      [("f", "{}"), ("g", "{}")]),
     (LLAMA3, '  {"answer": 1} is JSON', '  {"answer": 1} is JSON', []),
+    (LLAMA3, '{"name": "f"}', "", [("f", "{}")]),
+    (LLAMA3, '{"name": "h", "parameters": {"a": 1}}', "", [("h", '{"a": 1}')]),
+    (LLAMA3, '{"name": "Ada", "age": 36}', '{"name": "Ada", "age": 36}', []),
+    (LLAMA3, '{"name": "Ada", "age"', '{"name": "Ada", "age"', []),
     (LLAMA3, 'I say {"name": "f"}', 'I say {"name": "f"}', []),
     (LLAMA3, "  ", "  ", []),
     (MISTRAL, f"[TOOL_CALLS] [{ONE}, {ONE}]", "", [("f", ARGUMENTS), ("f", ARGUMENTS)]),
@@ -80,13 +84,13 @@ def test_calls_are_found_however_the_text_is_cut(
 
 
 def test_text_goes_out_as_soon_as_it_cannot_be_a_call() -> None:
-    parser = ToolParser(HERMES)
+    parser = ToolParser(HERMES, offered=("f",))
     assert parser.feed("a <tool") == [Say("content", "a ")]
     assert parser.feed("box>") == [Say("content", "<toolbox>")]
 
 
 def test_arguments_stream_before_they_are_complete() -> None:
-    parser = ToolParser(HERMES)
+    parser = ToolParser(HERMES, offered=("f",))
     (begins,) = parser.feed('<tool_call>{"name": "f", "arguments":')
     assert isinstance(begins, CallBegins) and begins.name == "f" and begins.id.startswith("call_")
     assert parser.feed(' {"a": "lo') == [CallArguments(0, '{"a": "lo')]
@@ -99,7 +103,7 @@ def test_one_call_only_where_more_are_not_wanted() -> None:
 
 
 def test_mistral_wants_ids_of_nine_characters() -> None:
-    events = ToolParser(MISTRAL).feed(f"[TOOL_CALLS][{ONE}]")
+    events = ToolParser(MISTRAL, offered=("f",)).feed(f"[TOOL_CALLS][{ONE}]")
     assert isinstance(events[0], CallBegins) and len(events[0].id) == 9 and events[0].id.isalnum()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from monotape.errors import RequestError
 from monotape.server.api_error import ApiError, bad_request, from_engine_error
 from monotape.server.apis.openai_frame import DONE, begin, failure, whole
 from monotape.server.apis.progress import Reading
-from monotape.server.apis.usage import finish_reason, openai_usage, token_text
+from monotape.server.apis.usage import finish_reason, openai_usage, token_bytes, token_text
 from monotape.server.engine import wire
 from monotape.server.http.endpoint import Stream
 from monotape.server.http.replies import sse
@@ -49,7 +50,7 @@ async def completions(service: Service, request: CompletionRequest, scope: Scope
     async with turn:
         clock.entered()
         choices = [await _choice(service, request, *each) for each in _numbered(prepared, clock.answers)]
-    return whole(head, choices, _usage(clock), clock)
+    return whole(head, choices, _usage(request, clock), clock)
 
 
 def _numbered(prepared: list[Prepared], count: int) -> Iterator[tuple[Prepared, int, int]]:
@@ -59,10 +60,12 @@ def _numbered(prepared: list[Prepared], count: int) -> Iterator[tuple[Prepared, 
             yield prompt, nth, place * count + nth
 
 
-def _usage(clock: Clock) -> dict[str, Any]:
-    """Every prompt counts once, however many completions it has."""
+def _usage(request: CompletionRequest, clock: Clock) -> dict[str, Any]:
+    """Every prompt counts once, however many completions it has, and only tokens that the client gets."""
     firsts = clock.done[:: clock.answers]
     usage = openai_usage(clock.done)
+    if request.max_tokens == 0:
+        usage["completion_tokens"] = 0
     usage["prompt_tokens"] = sum(stats.prompt_tokens for stats in firsts)
     usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
     usage["prompt_tokens_details"] = {"cached_tokens": sum(stats.cached_tokens for stats in firsts)}
@@ -152,10 +155,12 @@ async def _choice(
                 chosen += message.chosen or []
     if request.max_tokens == 0:
         parts, chosen = parts[:1], []
+    scores = done.prompt_scores or []
+    begin = _begin(service, prepared) if scores else 0
     return {
         "index": index,
         "text": "".join(parts),
-        "logprobs": _logprobs(service, [*(done.prompt_scores or []), *chosen], prepared)
+        "logprobs": _logprobs(service, [*scores, *chosen], prepared, begin)
         if request.logprobs is not None
         else None,
         "finish_reason": "length" if request.max_tokens == 0 else finish_reason(done),
@@ -166,19 +171,35 @@ async def _choice(
 def _logprobs(
     service: Service, chosen: list[wire.Chosen | None], prepared: Prepared, offset: int = 0
 ) -> dict[str, Any]:
-    """Completions' log-probabilities: four lists. The first token of an echoed prompt has none."""
+    """Completions' log-probabilities: four lists. The first token of an echoed prompt has none.
+
+    A token that is a part of a character stands where the character does, and so adds no place of its own.
+    """
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
     shown: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in chosen:
         token_id = prepared.work.prompt[0] if token is None else token.id
         text = token_text(service, token_id)
         shown["tokens"].append(text)
         shown["token_logprobs"].append(None if token is None else token.logprob)
-        shown["top_logprobs"].append(
-            None if token is None else {token_text(service, other): value for other, value in token.top}
-        )
-        shown["text_offset"].append(offset)
-        offset += len(text)
+        shown["top_logprobs"].append(None if token is None else _likely(service, token))
+        shown["text_offset"].append(max(0, offset))
+        offset += len(characters.decode(token_bytes(service, token_id)))
     return shown
+
+
+def _likely(service: Service, token: wire.Chosen) -> dict[str, float]:
+    """The most likely tokens, best first; of those that read alike, as parts of characters do, the best one."""
+    shown: dict[str, float] = {}
+    for other, value in token.top:
+        shown.setdefault(token_text(service, other), value)
+    return shown
+
+
+def _begin(service: Service, prepared: Prepared) -> int:
+    """The place of a scored prompt's first token: before the text, where that does not show the token."""
+    data = b"".join(token_bytes(service, int(token_id)) for token_id in prepared.work.prompt)
+    return len(prepared.echoed) - len(data.decode("utf-8", "replace"))
 
 
 async def _stream(
@@ -193,7 +214,7 @@ async def _stream(
                     yield chunk
     if request.stream_options and request.stream_options.include_usage:
         figures = {"metrics": clock.metrics(), "timings": clock.timings()}
-        yield sse({**head, "choices": [], "usage": _usage(clock), **figures})
+        yield sse({**head, "choices": [], "usage": _usage(request, clock), **figures})
     yield DONE
 
 
@@ -207,14 +228,21 @@ async def _chunks(
 ) -> AsyncGenerator[bytes, None]:
     tokens = offset = 0
     clock = prepared.work.clock
+    options = request.stream_options
+    continuous = bool(options and options.continuous_usage_stats)
     reading = Reading(prepared.work, head if request.return_progress else None)
 
-    def chunk(text: str, chosen: list[wire.Chosen | None], **more: Any) -> bytes:
+    def chunk(text: str, chosen: list[wire.Chosen | None], *, begin: int | None = None, **more: Any) -> bytes:
         nonlocal offset
         logprobs = None
         if request.logprobs is not None and chosen:
-            logprobs = _logprobs(service, chosen, prepared, offset)
+            logprobs = _logprobs(service, chosen, prepared, offset if begin is None else begin)
         offset += len(text)
+        if continuous:
+            prompt = len(prepared.work.prompt)
+            more["usage"] = {
+                "prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens
+            }  # fmt: skip
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
         return sse({**head, "choices": [{**choice, **more.pop("choice", {})}], **more})
 
@@ -230,6 +258,7 @@ async def _chunks(
                 yield chunk(
                     "" if silent else message.text,
                     scores,
+                    begin=_begin(service, prepared) if scores else None,  # the prompt was echoed first
                     choice=last,
                     metrics=clock.metrics(),
                     timings=clock.timings(),
@@ -237,7 +266,9 @@ async def _chunks(
                 return
             if told := reading.told(message):
                 yield told
-            tokens += len(message.token_ids)
+            tokens += 0 if silent else len(message.token_ids)
             if (message.text or message.chosen) and not silent:
-                more = {"timings": so_far(tokens, message.decode_ns)} if request.timings_per_token else {}
+                more: dict[str, Any] = {}
+                if request.timings_per_token:
+                    more["timings"] = so_far(tokens, message.decode_ns)
                 yield chunk(message.text, list(message.chosen or []), **more)

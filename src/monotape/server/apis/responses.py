@@ -78,18 +78,25 @@ class _Response:
     def object(self, status: str | None = None, error: ApiError | None = None) -> dict[str, Any]:
         """The response as it is now."""
         clock: Clock = self._conversation.work.clock
-        cut = self._done is not None and self._done.finish_reason == "length"
         shown = {
             **self._head,
-            "status": status or ("incomplete" if cut else "completed"),
+            "status": status or ("incomplete" if self._cut else "completed"),
             "error": None if error is None else {"code": "server_error", "message": error.message},
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [self._item(block, "completed") for block in self._blocks.all],
+            "incomplete_details": {"reason": "max_output_tokens"} if self._cut else None,
+            "output": [self._item(block, self._ended(block)) for block in self._blocks.all],
             "usage": None if self._done is None else self._usage(self._done.stats),
         }
         if self._done is not None:
             shown |= {"metrics": clock.metrics(), "timings": clock.timings()}
         return shown
+
+    @property
+    def _cut(self) -> bool:
+        return self._done is not None and self._done.finish_reason == "length"
+
+    def _ended(self, block: Block) -> str:
+        """The status of an item that nothing is added to: a call that was cut off must not be made."""
+        return "incomplete" if self._cut and block is self._blocks.all[-1] else "completed"
 
     def _usage(self, stats: wire.Stats) -> dict[str, Any]:
         return {
@@ -161,14 +168,14 @@ class _Response:
         events = self._event(f"response.{name}.done", **place, **whole)
         if block.kind == "content":
             events += self._event("response.content_part.done", **place, part=self._part(block))
-        item = self._item(block, "completed")
+        item = self._item(block, self._ended(block))
         return events + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _custom_step(self, step: Step, place: dict[str, Any]) -> bytes:
         """The text of a custom call lies inside its arguments, so it is known when they are whole."""
         if step.what == "delta":
             return b""
-        item = self._item(step.block, "completed")
+        item = self._item(step.block, self._ended(step.block))
         kind = "response.custom_tool_call_input"
         return (
             self._event(f"{kind}.delta", **place, delta=item["input"])

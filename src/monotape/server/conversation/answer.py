@@ -41,4 +41,4 @@ class AnswerStyle:
             return None
         if self.calls.xml:
             return XmlCallParser(self.schemas, several=self.several)
-        return ToolParser(self.calls, several=self.several)
+        return ToolParser(self.calls, offered=self.schemas, several=self.several)

@@ -45,11 +45,16 @@ def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
         if isinstance(thought, str):
             checked["reasoning_content"] = checked["reasoning"] = thought
     calls = message.get("tool_calls")
-    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+    if calls is not None and not (isinstance(calls, list) and all(map(_is_call, calls))):
         raise bad_request(
             f"messages[{index}].tool_calls is not a list of calls.", "messages", "invalid_value"
         )
     return checked
+
+
+def _is_call(call: Any) -> bool:
+    """Templates read the function's fields; one that is missing or null is left to them."""
+    return isinstance(call, dict) and isinstance(call.get("function") or {}, dict)
 
 
 def _text(content: Any, where: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Container
 
 from monotape.engine.answer import CallArguments, CallBegins, Event, Say, new_call_id
 from monotape.server.conversation.call_scanner import CallScanner
@@ -13,10 +14,13 @@ _NAMED = re.compile(r"([\w.\-]+)\s*(?:\[CALL_ID\]\s*[\w\-]+\s*)?\[ARGS\]\s*")
 
 
 class ToolParser:
-    """One answer. A call that turns out not to be one is given back as text, nothing of it lost."""
+    """One answer. A call that turns out not to be one is given back as text, nothing of it lost.
 
-    def __init__(self, style: ToolFormat, *, several: bool = True) -> None:
-        self._style, self._several = style, several
+    `offered` are the names of the functions: without a mark, an object with another name and no arguments is data.
+    """
+
+    def __init__(self, style: ToolFormat, *, offered: Container[str], several: bool = True) -> None:
+        self._style, self._offered, self._several = style, offered, several
         self._mode = "text"
         self._buffer = ""
         self._marker = ""
@@ -97,6 +101,11 @@ class ToolParser:
         if self._scanner.broken and not self._announced:
             self._give_up(events)
             return True
+        if self._may_be_data(self._scanner):
+            if not self._scanner.done:
+                return False
+            self._give_up(events)
+            return True
         self._report(events, arguments)
         if self._scanner.done or self._scanner.broken:
             if self._announced and self._scanner.empty_arguments:
@@ -105,6 +114,10 @@ class ToolParser:
             self._mode = "gap"
             return True
         return False
+
+    def _may_be_data(self, scanner: CallScanner) -> bool:
+        marked = bool(self._marker.strip())
+        return not marked and scanner.empty_arguments and scanner.name not in self._offered
 
     def _find_object(self, ended: bool) -> bool:
         """Skips to the call's object. False: it is not there yet."""

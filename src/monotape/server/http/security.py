@@ -25,6 +25,8 @@ _SINGLE = (b"host", b"origin")
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[\w.-]+)(:\d{1,5})?", re.ASCII | re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _CORS_HEADERS = b"authorization, content-type, x-api-key, x-request-id, anthropic-version"
+#: What a browser asks leave to send; the clients of OpenAI and Anthropic add headers about themselves.
+_ASKED_HEADERS = re.compile(rb"[\w-]+( ?, ?[\w-]+)*", re.ASCII)
 Headers = dict[bytes, bytes]
 
 
@@ -40,7 +42,9 @@ class Security:
     def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics, routes: frozenset[str]) -> None:
         self._app, self._config, self._metrics, self._routes = app, config, metrics, routes
         self._key = None if config.api_key is None else config.api_key.encode()
-        self._hosts = frozenset({*_LOCAL_NAMES, config.host, *config.allowed_hosts})
+        self._hosts = frozenset(name.lower() for name in (*_LOCAL_NAMES, config.host, *config.allowed_hosts))
+        # As browsers write them: in small letters, and without a path.
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -57,7 +61,11 @@ class Security:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id), *self._cors(origin)]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id),
+                    *self._cors(headers),
+                ]
             await send(message)
 
         try:
@@ -115,7 +123,7 @@ class Security:
         raise ApiError(403, f"The Origin '{shown}' is not allowed here. {hint}", code="origin_not_allowed")
 
     def _allows(self, origin: bytes) -> bool:
-        return "*" in self._config.allowed_origins or origin.decode("latin-1") in self._config.allowed_origins
+        return "*" in self._origins or origin.decode("latin-1") in self._origins
 
     def _check_key(self, headers: Headers, path: str) -> None:
         assert self._key is not None
@@ -129,12 +137,14 @@ class Security:
                 code="invalid_api_key", headers=challenge,
             )  # fmt: skip
 
-    def _cors(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
+    def _cors(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        origin, asked = headers.get(b"origin"), headers.get(b"access-control-request-headers", b"")
         if origin is None or not self._allows(origin):
             return []
+        named = asked if _ASKED_HEADERS.fullmatch(asked) else _CORS_HEADERS
         return [
             (b"access-control-allow-origin", origin), (b"vary", b"Origin"),
-            (b"access-control-allow-headers", _CORS_HEADERS),
+            (b"access-control-allow-headers", named),
             (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
             (b"access-control-expose-headers", b"x-request-id, retry-after"),
         ]  # fmt: skip

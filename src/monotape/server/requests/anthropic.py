@@ -89,6 +89,7 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
         tool_choice=_choice(choice),
         parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
         reasoning_effort="none" if request.thinking is None or request.thinking.type == "disabled" else None,
+        continue_final_message=_is_begun(messages[-1]),
     )
     if isinstance(request, MessagesRequest):
         _refuse(request)
@@ -100,6 +101,11 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
             chat.response_format = schema_format(wanted.schema)
         chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
     return chat
+
+
+def _is_begun(last: dict[str, Any]) -> bool:
+    """Whether the client has written the beginning of the answer: what comes is the rest of it."""
+    return last["role"] == "assistant" and bool(last["content"].strip()) and "tool_calls" not in last
 
 
 def _refuse(request: MessagesRequest) -> None:

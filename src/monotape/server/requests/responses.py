@@ -98,7 +98,7 @@ def _refuse(request: ResponsesRequest) -> None:
 def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
     kind = item.get("type", "message")
     if kind == "message":
-        messages.append({"role": item.get("role"), "content": item.get("content")})
+        _say(messages, item)
     elif kind in ("function_call", "custom_tool_call"):
         given = (
             item.get("arguments") or "{}" if kind == "function_call" else text_arguments(item.get("input"))
@@ -110,15 +110,29 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
         content = output if isinstance(output, str | list) else json.dumps(output, ensure_ascii=False)
         messages.append(result(item.get("call_id"), content))
     elif kind == "reasoning":
-        thought = "".join(
-            str(part.get("text") or "") for part in item.get("content") or [] if isinstance(part, dict)
-        )
+        parts = item.get("content") or []
+        if not isinstance(parts, list):
+            raise bad_request(
+                f"{where} has reasoning whose content is no list of parts.", "input", "invalid_value"
+            )
+        thought = "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
         if thought:
             messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
     else:
         raise bad_request(
             f"{where} has the type {str(kind)[:60]!r}, which is not supported.", "input", "invalid_value"
         )
+
+
+def _say(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    """Adds what was said; an assistant's words belong to the turn that its thoughts have begun."""
+    said = {"role": item.get("role"), "content": item.get("content")}
+    last = messages[-1] if messages else {}
+    only_thought = last.get("content") is None and "reasoning_content" in last and "tool_calls" not in last
+    if said["role"] == "assistant" and only_thought:
+        last.update(said)
+    else:
+        messages.append(said)
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:

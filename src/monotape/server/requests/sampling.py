@@ -11,6 +11,7 @@ from monotape.server.api_error import bad_request, from_engine_error
 from monotape.server.requests.openai import Sampled
 
 MAX_COMPLETIONS = 16
+_ANY_SEED = -1  # by which clients of llama.cpp and vLLM ask for another answer each time
 _PASSED_ON = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "skip_special_tokens",
@@ -22,12 +23,18 @@ _FIELDS = frozenset({*_PASSED_ON, "seed", "max_tokens", "logprobs", "prompt_logp
 def sampling_params(request: Sampled, defaults: Mapping[str, Any], **decided: Any) -> SamplingParams:
     """How the tokens of one completion are chosen; the model's own recommendations where the request is silent."""
     given = {name: value for name in _PASSED_ON if (value := getattr(request, name)) is not None}
-    if request.seed is not None:
+    if request.seed is not None and request.seed != _ANY_SEED:
         given["seed"] = request.seed % 2**SEED_BITS  # clients draw signed ones
     try:
         return SamplingParams(**{**defaults, **given, **decided})
     except RequestError as error:
         raise from_engine_error(error, _FIELDS) from None
+    except ValueError:  # Python reads no number of thousands of digits
+        raise bad_request(
+            "logit_bias has a key that is too long for a token id. Use ids of the vocabulary.",
+            "logit_bias",
+            "invalid_value",
+        ) from None
 
 
 def completions_of(request: Sampled) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import time
 from collections.abc import AsyncGenerator, Iterator, MutableMapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from monotape.server.service.clock import Clock
 from monotape.server.service.gate import Gate, QueueFull, Turn
 from monotape.server.service.metrics import Metrics
 from monotape.server.service.text_work import TextWork
+from monotape.weights.paths import local_path
 
 RESTART_WAIT_S = (
     120.0  # how long requests that were waiting already wait for an engine that is being restarted
@@ -233,7 +235,9 @@ def served_names(model: str, given: tuple[str, ...]) -> tuple[str, ...]:
     """What clients may call the model: never a path of this machine, and always one name without a slash."""
     names = list(given)
     if not names:
-        path = Path(model)
-        names = [path.name.removesuffix(".gguf")] if path.exists() or path.suffix == ".gguf" else [model]
+        here = local_path(model)  # perhaps ".", which has no name of its own
+        path = Path(model if here is None else os.path.abspath(here))
+        is_path = here is not None or path.suffix == ".gguf"
+        names = [path.name.removesuffix(".gguf")] if is_path else [model]
     names += [name.rpartition("/")[2] for name in names if "/" in name]
     return tuple(dict.fromkeys(names))
