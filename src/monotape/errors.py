@@ -101,3 +101,9 @@ def near(name: str, known: Iterable[str]) -> str | None:
     names = {other.lower(): other for other in sorted(known)}
     found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     return names[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The beginning of a hint; empty where no known name is near, because a far one only puzzles."""
+    found = near(name, known)
+    return f"Did you mean '{found}'? " if found else ""

@@ -345,3 +345,12 @@ def test_output_that_cannot_be_written(folder: Path, command: list[str]) -> None
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     assert "hint:" in result.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_is_like_one_that_nobody_reads(closed: str) -> None:
+    """`>&-` ended with a traceback: Python has no sys.stdout then."""
+    environment = {**os.environ, "PYTHONPATH": "src"}
+    command = ["sh", "-c", f'"$0" -m monotape plan --list {closed}', sys.executable]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -86,6 +86,15 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(
     assert remember_bandwidth(found) is found
 
 
+def test_a_cache_that_cannot_be_made_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """/proc/x was "ok", because its parent is said to be writable, and so was a folder below a file."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MONOTAPE_CACHE", str(tmp_path / "file" / "below"))
+    finding = doctor._cache()
+    assert not finding.good and "cannot be written: Not a directory" in finding.found
+    assert "MONOTAPE_CACHE" in finding.fix
+
+
 def test_missing_serve_packages_are_found(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     measuring(monkeypatch, 20.0)
     version = importlib.metadata.version

@@ -19,7 +19,7 @@ from monotape.backends.cuda.rank_view import rank_plan
 from monotape.backends.reference.model import ReferenceSequence
 from monotape.backends.reference.narrow_kv import TOKENS
 from monotape.compiler.gpu import gpu_plan
-from monotape.engine.asked import Asked, formats_for
+from monotape.engine.asked import Asked, dtype_format, formats_for
 from monotape.engine.formats import Chosen, stage_tensors
 from monotape.engine.loading import load_backend
 from monotape.errors import UsageError
@@ -266,3 +266,13 @@ def test_what_narrow_kv_costs_is_measured_at_load(
     ]
     assert f"relative error {errors[0]:.2f} % of keys and {errors[1]:.2f} % of values" in told
     assert 1.5 < errors[0] < 4 and 1.5 < errors[1] < 4
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"), [("foo", "Known: auto, f32"), ("int5", "Did you mean 'int8'? Known: ")]
+)
+def test_a_name_that_is_far_from_all_is_not_guessed(given: str, hint: str) -> None:
+    """`--dtype foo` was asked whether it meant float32."""
+    with pytest.raises(UsageError) as caught:
+        dtype_format(given)
+    assert caught.value.hint.startswith(hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,15 @@ def test_a_closed_model_says_so() -> None:
     assert backend.closed
     llm.close()
     with pytest.raises(UsageError, match="closed"):
+        llm.generate("hello", GREEDY)
+
+
+def test_a_forked_process_is_told_that_it_has_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first request waited for ever: threads do not outlive a fork."""
+    llm, _ = make()
+    here = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: here + 1)
+    with pytest.raises(UsageError, match="was forked after the model was loaded"):
         llm.generate("hello", GREEDY)
 
 

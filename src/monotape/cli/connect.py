@@ -13,7 +13,7 @@ import sys
 from monotape.cli.endpoint import Endpoint
 from monotape.cli.options import integer
 from monotape.config import api_key
-from monotape.errors import UsageError, nearest
+from monotape.errors import UsageError, did_you_mean
 from monotape.server.playground.agents import NO_KEY, Agent, Target, agents, as_text
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -66,7 +66,7 @@ def _agent(name: str) -> Agent:
     if name not in known:
         raise UsageError(
             f"No agent '{name}' is described.",
-            f"Did you mean '{nearest(name, known)}'? There are: {', '.join(known)}.",
+            f"{did_you_mean(name, known)}There are: {', '.join(known)}.",
         )
     return known[name]
 

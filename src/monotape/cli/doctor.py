@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -149,12 +149,13 @@ def _bandwidth() -> Finding:
 
 def _cache() -> Finding:
     folder = cache_dir()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if not os.access(existing, os.W_OK):
-        return Finding(
-            "cache", False, f"{folder} cannot be written", "set MONOTAPE_CACHE to a folder that can"
-        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        found = f"{folder} cannot be written: {error.strerror}"
+        return Finding("cache", False, found, "set MONOTAPE_CACHE to a folder that can")
     return Finding("cache", True, f"{folder}, {free / 1e9:.1f} GB free", value=free)
 
 

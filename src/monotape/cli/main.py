@@ -108,6 +108,7 @@ def _unknown_command(given: str) -> UsageError:
 
 
 def entry() -> NoReturn:
+    _open_what_is_closed()
     try:
         INTERRUPTS.install()
         code = main()
@@ -117,6 +118,13 @@ def entry() -> NoReturn:
         code = INTERRUPTED
     _let_go_of_output()
     sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """A shell's `>&-` leaves Python no stream at all: what is written then goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
 def _let_go_of_output() -> None:

@@ -15,7 +15,7 @@ from monotape.engine.formats import (
     mixes,
     stage_tensors,
 )
-from monotape.errors import UsageError, nearest
+from monotape.errors import UsageError, did_you_mean
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
 from monotape.plan.gpu_machines import GPU_MACHINES
@@ -53,7 +53,9 @@ def dtype_format(dtype: str, option: str = "dtype") -> Format | None:
         return None
     if dtype not in DTYPES:
         known = ("auto", *DTYPES)
-        raise UsageError(f"There is no {option} '{dtype}'.", f"Did you mean '{nearest(dtype, known)}'?")
+        raise UsageError(
+            f"There is no {option} '{dtype}'.", f"{did_you_mean(dtype, known)}Known: {', '.join(known)}."
+        )
     return DTYPES[dtype]
 
 

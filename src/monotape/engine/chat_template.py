@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from monotape.engine.template_process import WITHOUT_TEMPLATE, TemplateLimits, TemplateProcess
-from monotape.errors import RequestError, UsageError, nearest
+from monotape.errors import RequestError, UsageError, did_you_mean
 
 Message = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ class Rendering:
             if name not in known:
                 raise UsageError(
                     f"A chat has no argument '{name}'.",
-                    f"Did you mean '{nearest(name, known)}'? It has: {', '.join(known)}.",
+                    f"{did_you_mean(name, known)}It has: {', '.join(known)}.",
                 )
         return cls(**given)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from monotape.errors import UsageError, nearest
+from monotape.errors import UsageError, did_you_mean
 
 #: The user named no model: see weights/default.py.
 DEFAULT_MODEL = "default"
@@ -129,7 +129,7 @@ def check_unknown(arguments: Mapping[str, Any], known: tuple[str, ...]) -> None:
         if name not in ONE_DEVICE:
             raise UsageError(
                 f"LLM has no argument '{name}'.",
-                f"Did you mean '{nearest(name, known)}'? It has: {', '.join(known)}.",
+                f"{did_you_mean(name, known)}It has: {', '.join(known)}.",
             )
         if value != ONE_DEVICE[name]:
             hint = (

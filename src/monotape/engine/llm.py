@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -125,6 +126,7 @@ class LLM:
             backend.new_sequence, max_sequences=config.max_sequences, max_bytes=config.kv_budget
         )
         self._turnstile = Turnstile()
+        self._process = os.getpid()
         self._request_ids = itertools.count()
         self._seeds = random.Random(config.seed) if config.seed is not None else random.SystemRandom()
         self._latest: Callable[[], TextStream | None] = lambda: None
@@ -349,6 +351,11 @@ class LLM:
         return self._open(self._requests(prompt, params, index, constraint, special_mark, drafts)[0])
 
     def _open(self, request: Request) -> TextStream:
+        if os.getpid() != self._process:  # no worker would answer, for ever
+            raise UsageError(
+                "This process was forked after the model was loaded, and has none of its workers.",
+                "Load the model in this process, or let multiprocessing start it with spawn.",
+            )
         self._turnstile.enter()
         stream = None
         try:

@@ -17,7 +17,7 @@ from monotape.engine.config import may_use_gpu
 from monotape.engine.devices import check_devices
 from monotape.engine.formats import Chosen, has_kernels
 from monotape.engine.memory import Need, require_memory
-from monotape.errors import BackendUnavailable, UnsupportedModel, UsageError, nearest
+from monotape.errors import BackendUnavailable, UnsupportedModel, UsageError, did_you_mean
 from monotape.models.spec import ModelSpec
 from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan
@@ -85,7 +85,7 @@ def choose_backend(
     if name not in BACKENDS:
         raise UsageError(
             f"There is no backend '{name}'.",
-            f"Did you mean '{nearest(name, BACKENDS)}'? Known: {', '.join(BACKENDS)}.",
+            f"{did_you_mean(name, BACKENDS)}Known: {', '.join(BACKENDS)}.",
         )
     if name != "auto":
         require_kernels(name, dtype)

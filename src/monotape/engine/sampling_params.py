@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monotape.backends.protocol import Sampling
-from monotape.errors import RequestError, UsageError, nearest
+from monotape.errors import RequestError, UsageError, did_you_mean
 
 MAX_TOKENS = 2**31 - 1
 MAX_COMPLETIONS = 128
@@ -52,7 +52,7 @@ class SamplingParams:
                 known = [item.name for item in dataclasses.fields(cls)]
                 raise UsageError(
                     f"SamplingParams has no argument '{name}'.",
-                    f"Did you mean '{nearest(name, known)}'? It has: {', '.join(known)}.",
+                    f"{did_you_mean(name, known)}It has: {', '.join(known)}.",
                 )
         return object.__new__(cls)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -149,7 +150,22 @@ def _locate() -> Path:
     for candidate in (Path(__file__).parent / name, cached):
         if candidate.exists():
             return candidate
-    return build(cached.parent, find_compiler(cxx_compiler()))
+    return _build(cached.parent)
+
+
+def _build(folder: Path) -> Path:
+    compiler = find_compiler(cxx_compiler())
+    if compiler is not None:
+        logging.getLogger("monotape").warning(
+            "Compiling the CPU's kernels, once for this version: about a minute on two cores."
+        )
+    try:
+        return build(folder, compiler)
+    except OSError as error:
+        raise BackendUnavailable(
+            f"The native CPU library cannot be written into {folder}: {error.strerror}.",
+            "MONOTAPE_CACHE names another place.",
+        ) from error
 
 
 def isa_name() -> str:
