@@ -222,6 +222,7 @@ def test_no_prompt_and_two_prompts(capsys: Captured, folder: Path) -> None:
         capsys, "run", "a", "--example", "--model", str(folder)
     )
     assert "a part of Monotape itself" in complaint(capsys, "rm", "embedded")
+    assert "nothere is not in the cache" in complaint(capsys, "rm", "nothere")
 
 
 @pytest.mark.parametrize(

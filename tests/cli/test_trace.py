@@ -14,6 +14,7 @@ import pytest
 from backends.fake_cuda import FakeCuda, fake_gpu
 from monotape.backends.cuda.trace import RECORD, TraceRecords
 from monotape.cli.main import main
+from monotape.errors import BackendUnavailable
 
 
 class TracedBackend:
@@ -73,3 +74,15 @@ def test_another_gpu_is_refused_by_name(checkpoint: Any, capsys: pytest.CaptureF
     with fake_gpu(FakeCuda("NVIDIA L4", (8, 9))):
         assert main(["trace", str(checkpoint("llama-tied")), "--tokens", "1"]) == 2
     assert "The GPU is a NVIDIA L4" in capsys.readouterr().err
+
+
+def test_without_a_gpu_no_other_backend_is_recommended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(config: Any) -> Any:
+        raise BackendUnavailable("No NVIDIA GPU can be used here.", "Use --backend cpu.")
+
+    monkeypatch.setattr("monotape.engine.startup.load", load)
+    assert main(["trace", "some-model"]) == 2
+    said = capsys.readouterr().err
+    assert "No NVIDIA GPU can be used here." in said and "--backend" not in said

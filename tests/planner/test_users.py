@@ -122,6 +122,7 @@ def test_the_command_prints_a_table_and_an_object(capsys: Captured, tmp_path: Pa
     ("flags", "sentence"),
     [
         (["--users", "0"], "--users 0 makes no sense."),
+        (["--users", "1000000"], "--users 1,000,000 makes no sense."),
         (["--users", "5", "--think", "-1"], "--think -1 makes no sense."),
         (["--users", "5", "--conversation-queue", "-1"], "--conversation-queue -1 makes no sense."),
         (["--users", "5", "--service-times", "missing.json"], "missing.json cannot be read"),

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from monotape.cli.options import integer
-from monotape.errors import UsageError
+from monotape.errors import BackendUnavailable, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,13 @@ def main(options: argparse.Namespace) -> int:
 
     length = options.context + options.tokens + 1
     config = EngineConfig(model=options.model, backend="cuda", dtype=options.dtype, max_model_len=length)
-    backend = load(config).backend
+    try:
+        backend = load(config).backend
+    except BackendUnavailable as error:  # whose hint is the other backend, which is not recorded
+        raise BackendUnavailable(
+            error.message,
+            "Only a Hopper GPU's kernel is recorded; `monotape run --stats` tells any backend's speed.",
+        ) from error
     assert isinstance(backend, Traced)
     vocab = backend.spec.vocab
     prompt = [1 + 7919 * number % (vocab - 1) for number in range(options.context)]

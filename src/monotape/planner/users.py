@@ -105,7 +105,7 @@ def size(
         ("--conversation-queue", queue, 0, 10_000),
     ):  # fmt: skip
         if not low <= value <= high:
-            raise UsageError(f"{name} {value:g} makes no sense.", f"Give {low} to {high:g}.")
+            raise UsageError(f"{name} {value:,.10g} makes no sense.", f"Give {low} to {high:,.10g}.")
     if price is not None and not 0 <= price < 1e6:
         raise UsageError(f"--price {price:g} is no hourly price.", "Give dollars an hour, like 3.5.")
     traffic = Traffic(users, think_s, served.service_s)

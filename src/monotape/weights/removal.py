@@ -7,16 +7,13 @@ from pathlib import Path
 
 from monotape.errors import CheckpointError, ResourceError, near
 from monotape.weights.cache import REPOSITORY_PREFIX, CachedModel, cached_models
-from monotape.weights.hub import hub_name
-from monotape.weights.hub_names import SHORT_NAMES
+from monotape.weights.hub_names import SHORT_NAMES, parsed
 
 
 def remove(name: str) -> list[CachedModel]:
     """Removes the models cached under a name and returns them. A short name stands for all files of its repository."""
-    wanted = hub_name(name)
-    same = {str(wanted), *(short for short, full in SHORT_NAMES.items() if full == str(wanted))}
     known = cached_models()
-    found = [model for model in known if model.name in same or model.name.startswith(f"{wanted}:")]
+    found = [model for model in known if _is_of(name, model.name)]
     if not found:
         meant = near(name, [model.name for model in known])
         raise CheckpointError(
@@ -25,6 +22,14 @@ def remove(name: str) -> list[CachedModel]:
     for model in found:
         _delete(model)
     return found
+
+
+def _is_of(name: str, cached: str) -> bool:
+    wanted = parsed(name)
+    if wanted is None:  # no model has such a name
+        return False
+    same = {str(wanted), *(short for short, full in SHORT_NAMES.items() if full == str(wanted))}
+    return cached in same or cached.startswith(f"{wanted}:")
 
 
 def _delete(model: CachedModel) -> None:
