@@ -355,3 +355,35 @@ def test_a_closed_output_is_like_one_that_nobody_reads(closed: str) -> None:
     command = ["sh", "-c", f'"$0" -m monotape plan --list {closed}', sys.executable]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_closed_input_is_empty() -> None:
+    """It ended with a traceback, too."""
+    environment = {**os.environ, "PYTHONPATH": "src"}
+    command = ["sh", "-c", '"$0" -m monotape run - <&-', sys.executable]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 2 and "hint:" in result.stderr, result.stderr
+
+
+def test_child_processes_have_the_outputs_that_were_closed(tmp_path: Path) -> None:
+    """The process that compiles grammars writes over its error output, and would end without one."""
+    child = (
+        "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(str((sys.stdin, sys.stdout, sys.stderr)))"
+    )
+    script = (
+        "import subprocess, sys\n"
+        "from monotape.cli.main import _open_what_is_closed\n"
+        "_open_what_is_closed()\n"
+        f"subprocess.run([sys.executable, '-c', {child!r}, sys.argv[1]], check=True)\n"
+    )
+    command = [
+        "sh",
+        "-c",
+        '"$0" -c "$1" "$2" <&- >&- 2>&-',
+        sys.executable,
+        script,
+        str(tmp_path / "streams"),
+    ]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": "src"}, check=True)
+    streams = (tmp_path / "streams").read_text()
+    assert streams.count("TextIOWrapper") == 3, streams

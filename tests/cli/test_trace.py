@@ -86,3 +86,16 @@ def test_without_a_gpu_no_other_backend_is_recommended(
     assert main(["trace", "some-model"]) == 2
     said = capsys.readouterr().err
     assert "No NVIDIA GPU can be used here." in said and "--backend" not in said
+
+
+def test_what_can_be_installed_is_still_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a Hopper GPU without the packages the hint was that only a Hopper GPU is recorded."""
+
+    def load(config: Any) -> Any:
+        raise BackendUnavailable("The CUDA packages are not installed.", "pip install 'monotape[cuda]'")
+
+    monkeypatch.setattr("monotape.engine.startup.load", load)
+    assert main(["trace", "some-model"]) == 2
+    assert "hint: pip install" in capsys.readouterr().err

@@ -223,6 +223,20 @@ def test_a_final_message_can_be_continued(chat: ChatTemplate) -> None:
         )
 
 
+@pytest.mark.parametrize("begun", ["<", "e", "|im_end|", "{", "one, "])
+@pytest.mark.parametrize("trim", ["", " | trim"])
+def test_a_message_goes_on_where_it_ends_whatever_is_in_it(chat: ChatTemplate, begun: str, trim: str) -> None:
+    """The end of `<` was found in the mark that ends a turn."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content" + trim + " }}<|im_end|>{% endfor %}"
+    )
+    text = chat.render(
+        [user("x"), assistant(begun)],
+        Rendering(add_generation_prompt=False, continue_final_message=True, chat_template=template),
+    )
+    assert text == "<|im_start|>user: x<|im_end|><|im_start|>assistant: " + (begun.strip() if trim else begun)
+
+
 def test_a_template_is_given_as_text_or_as_a_file(tmp_path: Path) -> None:
     file = tmp_path / "chat.jinja"
     file.write_text("{{ messages }}")

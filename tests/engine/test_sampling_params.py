@@ -82,6 +82,7 @@ def test_flags_are_flags(name: str) -> None:
         {"stop": ""}, {"stop": ["a", ""]}, {"stop": [1]}, {"stop": 3}, {"stop": ["x"] * 65},
         {"stop": "x" * 1025}, {"stop_token_ids": "12"}, {"stop_token_ids": [-1]}, {"stop_token_ids": [True]},
         {"logit_bias": [1]}, {"logit_bias": {"x": 1}}, {"logit_bias": {3: 101}},
+        {"logit_bias": {"9" * 5000: 1}},
         {"logit_bias": {3: math.nan}}, {"logit_bias": {-3: 1.0}},
         {"logit_bias": dict.fromkeys(range(1025), 0.0)},
     ],

@@ -56,6 +56,14 @@ def test_active_parameters_are_about_what_was_published(name: str) -> None:
     assert shape_from_config(known.config).active == pytest.approx(known.published_active, rel=0.2)
 
 
+@pytest.mark.parametrize(("given", "kv_heads"), [({}, 8), ({"num_key_value_heads": None}, 32)])
+def test_heads_are_those_that_the_engine_reads(given: dict[str, Any], kv_heads: int) -> None:
+    """A file that names no KV heads has the family's number; null is as many as there are heads."""
+    config = dict(models()["mistralai/Mixtral-8x7B-v0.1"].config)
+    del config["num_key_value_heads"]
+    assert shape_from_config({**config, **given}).heads == (32, kv_heads)
+
+
 @pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "openai/gpt-oss-120b"])
 def test_gpt_oss_agrees_to_the_last_published_digit(name: str) -> None:
     known, shape = models()[name], shape_from_config(models()[name].config)

@@ -11,7 +11,7 @@ import pytest
 
 from monotape.backends.token_ids import TokenIds
 from monotape.engine.sampling_params import SamplingParams
-from monotape.server.apis.completions import Prepared, _begin, _logprobs
+from monotape.server.apis.completions import Prepared, _begin, _logprobs, _Places
 from monotape.server.engine import wire
 from monotape.server.service.service import Work
 from server.running import RunningServer
@@ -271,13 +271,24 @@ def test_offsets_count_characters_and_not_the_tokens_they_are_made_of(scripted: 
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4, 4, 4, 4, 5, 6, 6, 6, 6, 7]
 
 
+def test_a_streamed_token_has_its_offset_however_late_its_text_comes(scripted: RunningServer) -> None:
+    """What may become a stop string is held back; its tokens all had the offset of its beginning."""
+    body = {"prompt": "rate=200 say:a😀bcd", "stop": ["😀bx"], "logprobs": 0, "temperature": 0}
+    whole = scripted.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    chunks = events(scripted.post("/v1/completions", {**body, "stream": True}))[:-1]
+    shown = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    offsets = [offset for logprobs in shown if logprobs is not None for offset in logprobs["text_offset"]]
+    assert offsets == whole["text_offset"] == [0, 1, 1, 1, 1, 2, 3, 4, 5]
+
+
 def test_a_token_that_the_echo_does_not_show_moves_no_offset() -> None:
     """As the one with which many tokenizers begin every text."""
     pieces = SimpleNamespace(bytes_of={1: b"<s>", 2: b"ab", 3: b"c"}.get)
     service: Any = SimpleNamespace(text=SimpleNamespace(tokenizer=SimpleNamespace(pieces=pieces)))
     prepared = Prepared(Work(TokenIds.of([1, 2, 3]), SamplingParams()), "abc")
     scores = [None, wire.Chosen(2, -1.0, []), wire.Chosen(3, -1.0, [])]
-    assert _logprobs(service, scores, prepared, _begin(service, prepared))["text_offset"] == [0, 0, 2]
+    places = _Places(_begin(service, prepared))
+    assert _logprobs(service, scores, prepared, places)["text_offset"] == [0, 0, 2]
 
 
 def test_of_likely_tokens_that_read_alike_the_likeliest_is_shown() -> None:
@@ -286,7 +297,7 @@ def test_of_likely_tokens_that_read_alike_the_likeliest_is_shown() -> None:
     service: Any = SimpleNamespace(text=SimpleNamespace(tokenizer=SimpleNamespace(pieces=pieces)))
     prepared = Prepared(Work(TokenIds.of([1]), SamplingParams()), "")
     chosen: list[wire.Chosen | None] = [wire.Chosen(2, -0.5, [(2, -0.5), (1, -1.0), (3, -2.0)])]
-    assert _logprobs(service, chosen, prepared)["top_logprobs"] == [{"\ufffd": -0.5, "a": -1.0}]
+    assert _logprobs(service, chosen, prepared, _Places(0))["top_logprobs"] == [{"\ufffd": -0.5, "a": -1.0}]
 
 
 def test_a_completion_counts_its_tokens_in_every_chunk_on_request(scripted: RunningServer) -> None:

@@ -6,7 +6,17 @@ import json
 import re
 from typing import Any
 
-from monotape.server.requests.anthropic import InputMessage, InputTool, MessagesRequest, Thinking, to_chat
+import pytest
+
+from monotape.server.requests.anthropic import (
+    InputMessage,
+    InputTool,
+    MessagesRequest,
+    OutputFormat,
+    Thinking,
+    ToolChoice,
+    to_chat,
+)
 from server.running import RunningServer
 
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
@@ -75,6 +85,24 @@ def test_an_answer_that_the_client_has_begun_goes_on(scripted: RunningServer) ->
         assert not to_chat(
             MessagesRequest(max_tokens=1, messages=[InputMessage("assistant", content)])
         ).continue_final_message
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        {"tool_choice": ToolChoice("any")},
+        {"tool_choice": ToolChoice("tool", "f")},
+        {"output_format": OutputFormat("json_schema", {"type": "object"})},
+    ],
+)
+def test_a_call_or_an_object_that_must_come_is_not_the_rest_of_an_answer(whole: dict[str, Any]) -> None:
+    """gpt-oss wrote the call into the message that was begun, where nobody looks for one."""
+    begun = [InputMessage("user", "x"), InputMessage("assistant", "I look.")]
+    tools = [InputTool("f")]
+    assert not to_chat(
+        MessagesRequest(max_tokens=1, messages=begun, tools=tools, **whole)
+    ).continue_final_message
+    assert to_chat(MessagesRequest(max_tokens=1, messages=begun, tools=tools)).continue_final_message
 
 
 def test_a_stream_of_thoughts_text_and_a_call(scripted: RunningServer) -> None:

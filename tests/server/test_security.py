@@ -127,7 +127,9 @@ def test_local_hosts_are_served(scripted: RunningServer, host: str) -> None:
 
 
 def test_settings_name_hosts_and_origins_in_letters_of_any_size(locked: RunningServer) -> None:
-    for name, value in (("host", "Proxy.Example:8000"), ("origin", "https://other.example")):
+    for name, value in (
+        ("host", "Proxy.Example:8000"), ("origin", "https://other.example"), ("origin", "https://Other.Example"),
+    ):  # fmt: skip
         response = locked.get("/version", headers={"x-api-key": KEY, name: value})
         assert response.status_code == 200, response.text
 

@@ -68,6 +68,7 @@ CASES: list[tuple[ToolFormat, str, str, list[tuple[str, str]]]] = [
     (LLAMA3, '{"name": "Ada", "age"', '{"name": "Ada", "age"', []),
     (LLAMA3, 'I say {"name": "f"}', 'I say {"name": "f"}', []),
     (LLAMA3, "  ", "  ", []),
+    (MISTRAL, f'[TOOL_CALLS] [{ONE}, {{"name": "h"}}]', "", [("f", ARGUMENTS), ("h", "{}")]),
     (MISTRAL, f"[TOOL_CALLS] [{ONE}, {ONE}]", "", [("f", ARGUMENTS), ("f", ARGUMENTS)]),
     (MISTRAL, 'Well [TOOL_CALLS]f[ARGS]{"a": "{"}[TOOL_CALLS]g[CALL_ID]x1[ARGS]{}', "Well ",
      [("f", '{"a": "{"}'), ("g", "{}")]),

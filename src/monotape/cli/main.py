@@ -121,10 +121,15 @@ def entry() -> NoReturn:
 
 
 def _open_what_is_closed() -> None:
-    """A shell's `>&-` leaves Python no stream at all: what is written then goes nowhere."""
-    for name in ("stdout", "stderr"):
+    """A shell's `>&-` leaves Python no stream at all: what is written then goes nowhere, and there is nothing to read.
+
+    In their order: each gets its own number, the lowest that is free, and so child processes have it as well.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+            descriptor = os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
 
 
 def _let_go_of_output() -> None:

@@ -41,8 +41,10 @@ def main(options: argparse.Namespace) -> int:
     config = EngineConfig(model=options.model, backend="cuda", dtype=options.dtype, max_model_len=length)
     try:
         backend = load(config).backend
-    except BackendUnavailable as error:  # whose hint is the other backend, which is not recorded
-        raise BackendUnavailable(
+    except BackendUnavailable as error:
+        if "--backend" not in error.hint:  # what is missing can be installed
+            raise
+        raise BackendUnavailable(  # the hint is another backend, which is not recorded
             error.message,
             "Only a Hopper GPU's kernel is recorded; `monotape run --stats` tells any backend's speed.",
         ) from error

@@ -15,6 +15,8 @@ from monotape.errors import RequestError, UsageError, did_you_mean
 Message = Mapping[str, Any]
 
 _MAPPINGS = (dict, Mapping)  # the first is told ten times as fast
+#: At the end of a message that goes on, while the template writes it; the space shows whether the template trims.
+_HERE = "MONOTAPE_GOES_ON_HERE "
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -74,10 +76,10 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN) -> str:
         """The prompt."""
         source, context = self.question(messages, rendering)
-        return cut(self._process.render(source, context), context, rendering)
+        return cut(self._process.render(source, context), rendering)
 
     def question(self, messages: Sequence[Message], rendering: Rendering) -> tuple[str, dict[str, Any]]:
-        """The template, and the variables that it is given."""
+        """The template, and the variables that it is given. `cut` makes the prompt of what it writes."""
         source = rendering.chat_template or self.source
         if not source:
             raise RequestError(
@@ -91,8 +93,11 @@ class ChatTemplate:
                     f"chat_template_kwargs may not set {name!r}.", "Use the argument of chat() instead."
                 )
         check_ends(messages, rendering)
+        checked = [checked_message(message, index) for index, message in enumerate(messages)]
+        if rendering.continue_final_message and (begun := checked[-1].get("content")):
+            checked[-1]["content"] = begun + _HERE
         context = {
-            "messages": [checked_message(message, index) for index, message in enumerate(messages)],
+            "messages": checked,
             "tools": checked_tools(rendering.tools),
             "documents": None,
             "add_generation_prompt": rendering.add_generation_prompt,
@@ -188,16 +193,14 @@ def checked_tools(tools: object) -> list[Any] | None:
     return list(tools)
 
 
-def cut(text: str, context: Mapping[str, Any], rendering: Rendering) -> str:
+def cut(text: str, rendering: Rendering) -> str:
     """Where the last message is to go on, the prompt up to the end of its content."""
     if not rendering.continue_final_message:
         return text
-    content = context["messages"][-1].get("content") or ""
-    for final in (content, content.strip()):  # many templates strip what they write
-        position = text.rfind(final)
-        if final and position >= 0:
-            return text[: position + len(final)]
-    raise RequestError(
-        "The chat template does not write the last message's content as it is.",
-        "Switch continue_final_message off.",
-    )
+    prompt, here, rest = text.rpartition(_HERE.rstrip())
+    if not here:
+        raise RequestError(
+            "The chat template does not write the last message's content as it is.",
+            "Switch continue_final_message off.",
+        )
+    return prompt if rest.startswith(" ") else prompt.rstrip()

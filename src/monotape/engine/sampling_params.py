@@ -162,8 +162,14 @@ def _biases(biases: object) -> dict[int, float] | None:
         raise _refused("logit_bias", biases, f"a mapping from at most {MAX_BIASES} token ids to numbers")
     checked = {}
     for key, value in biases.items():
-        token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        token_id = _as_number(key)
         _integer("logit_bias", token_id, 0, MAX_TOKENS, note="a mapping; each key ")
         _number(f"logit_bias[{token_id}]", value, -100, 100)
         checked[token_id] = float(value)
     return checked
+
+
+def _as_number(key: Any) -> Any:
+    """A key as JSON has it. One with more digits than a token id is left as it is: of thousands Python makes none."""
+    digits = isinstance(key, str) and len(key) <= len(str(MAX_TOKENS)) and key.isascii() and key.isdigit()
+    return int(key) if digits else key

@@ -36,7 +36,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         width=fields.integer("hidden_size", 1, MAX_WIDTH),
         context=fields.optional_integer("max_position_embeddings", 1, MAX_WINDOW),
         notes=_notes(outer, fields),
-        heads=_heads(fields),
+        heads=family.heads(fields),
     )
 
 
@@ -53,12 +53,6 @@ def _known(name: str | None) -> str:
             f"It knows {', '.join(sorted(FAMILIES))}.",
         )
     return name
-
-
-def _heads(fields: ConfigFields) -> tuple[int, int] | None:
-    heads = fields.optional_integer("num_attention_heads", 1, 1 << 14)
-    kv_heads = fields.optional_integer("num_key_value_heads", 1, 1 << 14, heads)
-    return (heads, kv_heads) if heads and kv_heads else None
 
 
 def _layer(family: Family, fields: ConfigFields, number: int) -> Layer:

@@ -56,6 +56,7 @@ class Family:
     tied: bool = False  # where the file does not say
     layer_vectors: Callable[[ConfigFields], int] = lambda fields: 0  # further vectors of a layer
     model_vectors: Callable[[ConfigFields], int] = lambda fields: 0  # further vectors beside the head
+    heads: Callable[[ConfigFields], tuple[int, int] | None] = lambda fields: None  # as the engine reads them
 
 
 def window_by_type(pattern: int) -> Callable[[ConfigFields, int], Windows]:
@@ -244,15 +245,20 @@ def _as_run(family: runnable.Family) -> Family:
         kv_heads=family.kv_heads,
         head_dim=family.head_dim,
     )
+
+    def heads(fields: ConfigFields) -> tuple[int, int]:
+        found = read_heads(fields, family.kv_heads, family.head_dim)
+        return found.heads, found.kv_heads
+
     names = family.experts
     if names is None:
-        return Family(attention, _dense_block)
+        return Family(attention, _dense_block, heads=heads)
 
     def block(fields: ConfigFields, layer: int) -> FeedForward:
         fields.fixed(family.fixed, family.architecture)  # layers without experts, for one
         return chosen_experts(fields, names, biases="router" in family.biases)
 
-    return Family(attention, block)
+    return Family(attention, block, heads=heads)
 
 
 _DEEPSEEK_V3 = Family(lambda fields, layer: latent(fields), after_first(DEEPSEEK))

@@ -88,9 +88,7 @@ class ModelShape:
     width: int
     context: int | None  # the longest that the config allows
     notes: tuple[str, ...] = ()  # what is not counted, and why
-    heads: tuple[int, int] | None = (
-        None  # of queries and of KV, where the config has one number for all layers
-    )
+    heads: tuple[int, int] | None = None  # of queries and of KV, in a model that the engine runs
     kinds: tuple[tuple[Layer, int], ...] = field(
         init=False, repr=False
     )  # layers that are alike, and how many

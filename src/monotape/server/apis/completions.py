@@ -156,11 +156,11 @@ async def _choice(
     if request.max_tokens == 0:
         parts, chosen = parts[:1], []
     scores = done.prompt_scores or []
-    begin = _begin(service, prepared) if scores else 0
+    places = _Places(_begin(service, prepared) if scores else 0)
     return {
         "index": index,
         "text": "".join(parts),
-        "logprobs": _logprobs(service, [*scores, *chosen], prepared, begin)
+        "logprobs": _logprobs(service, [*scores, *chosen], prepared, places)
         if request.logprobs is not None
         else None,
         "finish_reason": "length" if request.max_tokens == 0 else finish_reason(done),
@@ -168,23 +168,33 @@ async def _choice(
     }
 
 
-def _logprobs(
-    service: Service, chosen: list[wire.Chosen | None], prepared: Prepared, offset: int = 0
-) -> dict[str, Any]:
-    """Completions' log-probabilities: four lists. The first token of an echoed prompt has none.
+class _Places:
+    """Where the tokens of a text stand in it, in characters, one after another; `begin` is the first one's.
 
-    A token that is a part of a character stands where the character does, and so adds no place of its own.
+    They are counted by the tokens, because text may be held back: a character's until its last token has come, and
+    what may become a stop string. A token that is a part of a character stands where the character does.
     """
-    characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __init__(self, begin: int) -> None:
+        self._next, self._characters = begin, codecs.getincrementaldecoder("utf-8")("replace")
+
+    def of(self, token: bytes) -> int:
+        place = max(0, self._next)
+        self._next += len(self._characters.decode(token))
+        return place
+
+
+def _logprobs(
+    service: Service, chosen: list[wire.Chosen | None], prepared: Prepared, places: _Places
+) -> dict[str, Any]:
+    """Completions' log-probabilities: four lists. The first token of an echoed prompt has none."""
     shown: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in chosen:
         token_id = prepared.work.prompt[0] if token is None else token.id
-        text = token_text(service, token_id)
-        shown["tokens"].append(text)
+        shown["tokens"].append(token_text(service, token_id))
         shown["token_logprobs"].append(None if token is None else token.logprob)
         shown["top_logprobs"].append(None if token is None else _likely(service, token))
-        shown["text_offset"].append(max(0, offset))
-        offset += len(characters.decode(token_bytes(service, token_id)))
+        shown["text_offset"].append(places.of(token_bytes(service, token_id)))
     return shown
 
 
@@ -226,18 +236,16 @@ async def _chunks(
     index: int,
     head: dict[str, Any],
 ) -> AsyncGenerator[bytes, None]:
-    tokens = offset = 0
+    tokens, places = 0, _Places(len(prepared.echoed))
     clock = prepared.work.clock
     options = request.stream_options
     continuous = bool(options and options.continuous_usage_stats)
     reading = Reading(prepared.work, head if request.return_progress else None)
 
-    def chunk(text: str, chosen: list[wire.Chosen | None], *, begin: int | None = None, **more: Any) -> bytes:
-        nonlocal offset
+    def chunk(text: str, chosen: list[wire.Chosen | None], at: _Places = places, **more: Any) -> bytes:
         logprobs = None
         if request.logprobs is not None and chosen:
-            logprobs = _logprobs(service, chosen, prepared, offset if begin is None else begin)
-        offset += len(text)
+            logprobs = _logprobs(service, chosen, prepared, at)
         if continuous:
             prompt = len(prepared.work.prompt)
             more["usage"] = {
@@ -258,7 +266,7 @@ async def _chunks(
                 yield chunk(
                     "" if silent else message.text,
                     scores,
-                    begin=_begin(service, prepared) if scores else None,  # the prompt was echoed first
+                    _Places(_begin(service, prepared)) if scores else places,  # the prompt was echoed first
                     choice=last,
                     metrics=clock.metrics(),
                     timings=clock.timings(),

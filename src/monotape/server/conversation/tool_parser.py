@@ -16,7 +16,8 @@ _NAMED = re.compile(r"([\w.\-]+)\s*(?:\[CALL_ID\]\s*[\w\-]+\s*)?\[ARGS\]\s*")
 class ToolParser:
     """One answer. A call that turns out not to be one is given back as text, nothing of it lost.
 
-    `offered` are the names of the functions: without a mark, an object with another name and no arguments is data.
+    `offered` are the names of the functions: an answer that begins, without a mark, with an object that has another
+    name and no arguments is data.
     """
 
     def __init__(self, style: ToolFormat, *, offered: Container[str], several: bool = True) -> None:
@@ -116,8 +117,8 @@ class ToolParser:
         return False
 
     def _may_be_data(self, scanner: CallScanner) -> bool:
-        marked = bool(self._marker.strip())
-        return not marked and scanner.empty_arguments and scanner.name not in self._offered
+        announced = self._marker.strip() or self.calls  # a mark announces all calls that follow
+        return not announced and scanner.empty_arguments and scanner.name not in self._offered
 
     def _find_object(self, ended: bool) -> bool:
         """Skips to the call's object. False: it is not there yet."""

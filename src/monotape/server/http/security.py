@@ -43,7 +43,7 @@ class Security:
         self._app, self._config, self._metrics, self._routes = app, config, metrics, routes
         self._key = None if config.api_key is None else config.api_key.encode()
         self._hosts = frozenset(name.lower() for name in (*_LOCAL_NAMES, config.host, *config.allowed_hosts))
-        # As browsers write them: in small letters, and without a path.
+        # Without a path, as browsers write them.
         self._origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +123,7 @@ class Security:
         raise ApiError(403, f"The Origin '{shown}' is not allowed here. {hint}", code="origin_not_allowed")
 
     def _allows(self, origin: bytes) -> bool:
-        return "*" in self._origins or origin.decode("latin-1") in self._origins
+        return "*" in self._origins or origin.decode("latin-1").lower() in self._origins
 
     def _check_key(self, headers: Headers, path: str) -> None:
         assert self._key is not None

@@ -89,7 +89,8 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
         tool_choice=_choice(choice),
         parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
         reasoning_effort="none" if request.thinking is None or request.thinking.type == "disabled" else None,
-        continue_final_message=_is_begun(messages[-1]),
+        # A call that must come, or an object, is whole: it is no rest of what was begun.
+        continue_final_message=_is_begun(messages[-1]) and _choice(choice) in (None, "auto", "none"),
     )
     if isinstance(request, MessagesRequest):
         _refuse(request)
@@ -98,7 +99,7 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
         chat.reasoning_effort = chat.reasoning_effort or config.effort
         wanted = config.format or request.output_format
         if wanted is not None:
-            chat.response_format = schema_format(wanted.schema)
+            chat.response_format, chat.continue_final_message = schema_format(wanted.schema), False
         chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
     return chat
 

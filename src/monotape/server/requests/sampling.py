@@ -29,12 +29,6 @@ def sampling_params(request: Sampled, defaults: Mapping[str, Any], **decided: An
         return SamplingParams(**{**defaults, **given, **decided})
     except RequestError as error:
         raise from_engine_error(error, _FIELDS) from None
-    except ValueError:  # Python reads no number of thousands of digits
-        raise bad_request(
-            "logit_bias has a key that is too long for a token id. Use ids of the vocabulary.",
-            "logit_bias",
-            "invalid_value",
-        ) from None
 
 
 def completions_of(request: Sampled) -> int:

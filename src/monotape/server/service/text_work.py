@@ -79,7 +79,7 @@ class TextWork:
         """The prompt of a chat: rendered, changed by `ended`, and cut into tokens."""
         began = time.monotonic_ns()
         source, context_of = self._chat.question(messages, rendering)
-        text = ended(cut(await self._channel.render(source, context_of), context_of, rendering))
+        text = ended(cut(await self._channel.render(source, context_of), rendering))
         rendered = time.monotonic_ns()
         encoder = self._required_encoder()
         self._check_length(len(text), context)
