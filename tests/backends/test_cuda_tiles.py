@@ -74,17 +74,43 @@ def test_e2m1_needs_masks_and_shifts_alone() -> None:
     )
 
 
-def test_integers_of_six_bits_lie_as_nibbles_and_pairs_of_bits() -> None:
+def bytes_of(words: np.ndarray) -> np.ndarray:
+    """The bytes of words as numbers, in the order of a group's values: 0, 2, 1, 3, 4, 6, 5, 7."""
+    return np.ascontiguousarray(words).view(np.uint8)[..., [0, 2, 1, 3, 4, 6, 5, 7]]
+
+
+def of_groups(even: list[np.ndarray], odd: list[np.ndarray], times: int) -> np.ndarray:
+    """[..., group, value] of words [..., pair]: two of an even group, and two of an odd one, whose codes are multiplied."""
+    pairs = [bytes_of(np.stack(words, axis=-1)) for words in (even, odd)]
+    assert not np.any(pairs[1] % times)
+    return np.stack([pairs[0], pairs[1] // times], axis=-2).reshape(*even[0].shape[:-1], 4, 8)
+
+
+def test_integers_of_five_bits_need_masks_and_shifts_alone() -> None:
+    codes = RNG.integers(0, 32, (2 * TILE_ROWS, 256)).astype(np.uint8)
+    scales = RNG.random((2 * TILE_ROWS, 8)).astype(np.float16)
+    tiles = packed(Format.Q5_0, Coded(codes, (scales,)))
+    w, high = words_of(tiles, 0, 4), words_of(tiles, 512, 1)
+    even_bit, odd_bit = np.array([4, 6, 2, 0], np.uint32), np.array([3, 5, 1, 7], np.uint32)  # of words 0 to 3
+    above, below = (high >> bit & np.uint32(0x01010101) for bit in (even_bit, odd_bit))
+    even = w & np.uint32(0x0F0F0F0F) | above << np.uint32(4)
+    odd = w & np.uint32(0xF0F0F0F0) | below << np.uint32(3)
+    seen = of_groups([even[..., 0::2], even[..., 1::2]], [odd[..., 0::2], odd[..., 1::2]], 8)
+    assert np.array_equal(seen, lanes_of(codes))
+
+
+def test_integers_of_six_bits_need_masks_and_shifts_alone() -> None:
     codes = RNG.integers(0, 64, (TILE_ROWS, 256)).astype(np.uint8)
     scales = RNG.integers(-128, 128, (TILE_ROWS, 16)).astype(np.int8)
     d = RNG.random((TILE_ROWS, 2)).astype(np.float16)
     tiles = packed(Format.Q6_K, Coded(codes, (scales,), (d,)))
-    nibbles, high = words_of(tiles, 0, 4), words_of(tiles, 512, 2)
-    pair = np.arange(4, dtype=np.uint32)
-    low = nibbles[..., None] >> (4 * pair) & np.uint32(0x000F000F)
-    at = 8 * (np.arange(4, dtype=np.uint32) % 2)[:, None] + 2 * pair
-    above = (np.repeat(high, 2, axis=-1)[..., None] >> at & np.uint32(0x00030003)) << np.uint32(4)
-    assert np.array_equal(bf16(low | above) * 2.0**133, lanes_of(codes).astype(np.float64))
+    w, third = words_of(tiles, 0, 4), words_of(tiles, 512, 2)
+    first, second = w[..., 0::2], w[..., 1::2]
+    last = first & np.uint32(0xC0C0C0C0)
+    last |= third >> np.uint32(2) & np.uint32(0x30303030) | second << np.uint32(2) & np.uint32(0x0C0C0C0C)
+    lower = np.uint32(0x3F3F3F3F)
+    seen = of_groups([first & lower, third & lower], [second & ~np.uint32(0x03030303), last], 4)
+    assert np.array_equal(seen, lanes_of(codes))
     strip = tiles[..., 768:832].view(np.int8).reshape(1, 2, TILE_ROWS, 4, 2)  # row, slot, half
     assert np.array_equal(
         strip.swapaxes(3, 4).reshape(2, TILE_ROWS, 8), scales.reshape(TILE_ROWS, 2, 8).swapaxes(0, 1)

@@ -26,7 +26,7 @@ def scale_name(stage: PlannedStage) -> str:
 
 
 #: Words of 32 bits that a lane has of a block.
-_CODE_WORDS = {"FourBits": 4, "Nibbles<1>": 5, "Nibbles<2>": 6, "Bytes": 8, "E4m3": 8, "E2m1": 4}
+_CODE_WORDS = {"FourBits": 4, "FiveBits": 5, "SixBits": 6, "Bytes": 8, "E4m3": 8, "E2m1": 4}
 _SCALE_WORDS = {
     "HalfScales": 1, "PairScales": 1, "KScales": 2, "SixBitScales": 2, "MixedKScales": 2, "WideScales": 4,
     "PowerScales": 1, "FloatScales": 1, "RowScales": 0,
@@ -36,7 +36,7 @@ _SCALE_WORDS = {
 def _groups(name: str, codes: str, scales: str) -> GpuFormat:
     """Codes with scales along k: types of kernels/formats/codes.h and scales.h."""
     words = _CODE_WORDS[codes] + _SCALE_WORDS[scales.split("<")[0]]
-    integers = codes in ("FourBits", "Bytes") and scales != "WideScales"
+    integers = codes not in ("E4m3", "E2m1")
     return GpuFormat(name, Format.BF16, f"StoredGroups<{codes}, {scales}>", words, "groups", integers)
 
 
@@ -56,10 +56,10 @@ GPU_FORMATS = {
     Format.MXFP4: _groups("mxfp4", "E2m1", "PowerScales"),
     Format.Q8: _groups("q8", "Bytes", "HalfScales<32, 128>"),
     Format.Q4_1: _groups("q4_1", "FourBits", "PairScales<32, false>"),
-    Format.Q5_0: _groups("q5_0", "Nibbles<1>", "HalfScales<32, 16>"),
+    Format.Q5_0: _groups("q5_0", "FiveBits", "HalfScales<32, 16>"),
     Format.Q4_K: _groups("q4_k", "FourBits", "KScales"),
-    Format.Q5_K: _groups("q5_k", "Nibbles<1>", "KScales"),
-    Format.Q6_K: _groups("q6_k", "Nibbles<2>", "SixBitScales"),
-    Format.K_MIXED: _groups("k_mixed", "Nibbles<2>", "MixedKScales"),
+    Format.Q5_K: _groups("q5_k", "FiveBits", "KScales"),
+    Format.Q6_K: _groups("q6_k", "SixBits", "SixBitScales"),
+    Format.K_MIXED: _groups("k_mixed", "SixBits", "MixedKScales"),
     Format.WIDE: _groups("wide", "Bytes", "WideScales"),
 }

@@ -58,30 +58,33 @@ def _pairs(lanes: Codes) -> NDArray[np.uint32]:
     return lanes.reshape(*lanes.shape[:-1], 4, 2).astype(np.uint32)
 
 
+def _even_and_odd(lanes: Codes) -> tuple[Codes, Codes]:
+    """Of groups 0 and 2, and of 1 and 3: [..., pair, byte]. Tensor cores multiply the bytes in this order."""
+    ordered = lanes[..., [0, 2, 1, 3, 4, 6, 5, 7]]
+    return ordered[..., 0::2, :], ordered[..., 1::2, :]
+
+
 def _four_bits(lanes: Codes) -> list[Bytes]:
     """Groups 0 and 1 in the lower and upper halves of eight bytes, then groups 2 and 3."""
-    groups = lanes[..., [0, 2, 1, 3, 4, 6, 5, 7]]
-    packed: Bytes = (groups[..., 0::2, :] & np.uint8(15)) | (groups[..., 1::2, :] << np.uint8(4))
-    return [packed]
-
-
-def _nibbles(lanes: Codes) -> list[Bytes]:
-    """Of a word's bytes, the values in their lower and upper halves: pairs n and n + 1 of each half of the word."""
-    packed: Bytes = (lanes[..., [0, 4, 1, 5]] & np.uint8(15)) | (lanes[..., [2, 6, 3, 7]] << np.uint8(4))
-    return [packed]
+    even, odd = _even_and_odd(lanes)
+    return [(even & np.uint8(15)) | odd << np.uint8(4)]
 
 
 def _five_bits(lanes: Codes) -> list[Bytes]:
-    group, pair, half = np.ogrid[:4, :4, :2]
-    high = (_pairs(lanes) >> np.uint32(4)) << (16 * half + 4 * group + pair).astype(np.uint32)
-    return [*_nibbles(lanes), _words(np.bitwise_or.reduce(high, axis=-3))]
+    even, odd = _even_and_odd(lanes)
+    of_even, of_odd = (np.array(bits, np.uint8)[:, None] for bits in ([4, 6, 2, 0], [3, 5, 1, 7]))
+    by_word = (*even.shape[:-2], 4, 4)  # [..., word, byte]
+    high = (even >> np.uint8(4)).reshape(by_word) << of_even | (odd & np.uint8(1)).reshape(by_word) << of_odd
+    return [(even & np.uint8(15)) | odd >> np.uint8(1) << np.uint8(4), np.bitwise_or.reduce(high, axis=-2)]
 
 
 def _six_bits(lanes: Codes) -> list[Bytes]:
-    group, pair, half = np.ogrid[:2, :4, :2]
-    by_word = (_pairs(lanes) >> np.uint32(4)).reshape(*lanes.shape[:-2], 2, 2, 4, 2)
-    high = by_word << (16 * half + 8 * group + 2 * pair).astype(np.uint32)
-    return [*_nibbles(lanes), _words(np.bitwise_or.reduce(high, axis=-3))]
+    even, odd = _even_and_odd(lanes)
+    last = odd[..., 4:]
+    first = even[..., :4] | last >> np.uint8(4) << np.uint8(6)
+    second = odd[..., :4] << np.uint8(2) | last & np.uint8(3)
+    third = even[..., 4:] | (last >> np.uint8(2) & np.uint8(3)) << np.uint8(6)
+    return [np.concatenate([first, second], axis=-1), third]
 
 
 def _in_halves(words: NDArray[Any]) -> list[Bytes]:

@@ -8,7 +8,7 @@
 //   read_extra(block, lane, out)
 //   operand(words, extra, group)   eight codes of the lane's row, values 8 * (lane % 4) onwards of a group, as four pairs of bf16
 //   kIntegers     whether codes are integers of at most eight bits that products of integers take: integers.h
-//   integer_operand(words, pair)   then: groups 2 pair and 2 pair + 1 as operands of such a product
+//   integer_operand(words, extra, pair)   then: groups 2 pair and 2 pair + 1 as operands of such a product
 //   kUpper        what the codes of the second of two groups are multiplied by there
 //
 // An integer's bits are those of a bf16 that is the integer times 2^-133: below 128 it is a subnormal number, and the next
@@ -19,6 +19,12 @@ namespace monotape {
 
 __device__ __forceinline__ uint32_t word_of(uint4 words, int group) {
   return group == 0 ? words.x : group == 1 ? words.y : group == 2 ? words.z : words.w;
+}
+
+// A group's codes as four pairs of bf16, from the operand of a product of integers, where codes of odd groups lie `upper` bits higher.
+__device__ __forceinline__ uint4 operand_of_bytes(uint4 two_groups, int group, int upper) {
+  const uint32_t first = group % 2 ? two_groups.y >> upper : two_groups.x, second = group % 2 ? two_groups.w >> upper : two_groups.z;
+  return make_uint4(first & 0x00ff00ffu, first >> 8 & 0x00ff00ffu, second & 0x00ff00ffu, second >> 8 & 0x00ff00ffu);
 }
 
 // Integers of four bits: words 2 p and 2 p + 1 of a lane have groups 2 p in their lower nibbles and 2 p + 1 in the upper ones.
@@ -33,40 +39,63 @@ struct FourBits {
     const uint32_t first = (group < 2 ? words->x : words->z) >> group % 2 * 4, second = (group < 2 ? words->y : words->w) >> group % 2 * 4;
     return make_uint4(first & 0x000f000fu, first >> 8 & 0x000f000fu, second & 0x000f000fu, second >> 8 & 0x000f000fu);
   }
-  static __device__ __forceinline__ uint4 integer_operand(const uint4* words, int pair) {
+  static __device__ __forceinline__ uint4 integer_operand(const uint4* words, const uint32_t*, int pair) {
     const uint32_t first = pair ? words->z : words->x, second = pair ? words->w : words->y;
     return make_uint4(first & 0x0f0f0f0fu, first & 0xf0f0f0f0u, second & 0x0f0f0f0fu, second & 0xf0f0f0f0u);
   }
 };
 
-// Integers of five or six bits. Their lower four are nibbles, a word of 32 bits a group: nibbles n and n + 4 are of values 2 n
-// and 2 n + 1 of the lane's eight. Further bits, `High` of each value, lie after all words, `High` words a lane: those of pair n
-// of a group follow each other, the second value's 16 bits above the first one's.
-template <int High>
-struct Nibbles {
-  static constexpr int kBytes = kTileRows * kBlockK * 2 + High * 4 * kBlockLanes, kVectors = 1, kExtra = High, kExponent = 133, kInputExponent = 96;
-  static constexpr int kGroupsInWord = 4 / High;  // of further bits
-  static constexpr bool kIntegers = false;
+// Integers of five bits. Bytes lie as those of four bits do, with the lower four bits of even groups and the upper four of odd ones.
+// After the words of all lanes each has one more, with the bit that is missing of each code: byte n has those of the n-th bytes.
+struct FiveBits {
+  static constexpr int kBytes = kTileRows * kBlockK * 2 + 4 * kBlockLanes, kVectors = 1, kExtra = 1, kExponent = 133, kInputExponent = 96;
+  static constexpr bool kIntegers = true;
+  static constexpr float kUpper = 8;
 
   static __device__ __forceinline__ void read_extra(const uint8_t* block, int lane, uint32_t* out) {
-    const uint32_t* high = reinterpret_cast<const uint32_t*>(block + kTileRows * kBlockK * 2) + lane * High;
-#pragma unroll
-    for (int i = 0; i < High; i++) out[i] = high[i];
+    out[0] = reinterpret_cast<const uint32_t*>(block + kTileRows * kBlockK * 2)[lane];
   }
-  // The further bits of a pair, above its nibbles.
-  static __device__ __forceinline__ uint32_t high_bits(const uint32_t* extra, int group, int pair) {
-    const uint32_t word = group < kGroupsInWord ? extra[0] : extra[High - 1];
-    const int at = group % kGroupsInWord * 4 * High + pair * High;
-    return (at <= 4 ? word << (4 - at) : word >> (at - 4)) & (High == 1 ? 0x00100010u : 0x00300030u);
+  // Where the bits of word n's bytes lie: of an even group, and of an odd one.
+  static __device__ __forceinline__ constexpr int even_bit(int n) { return n == 0 ? 4 : n == 1 ? 6 : n == 2 ? 2 : 0; }
+  static __device__ __forceinline__ constexpr int odd_bit(int n) { return n == 0 ? 3 : n == 1 ? 5 : n == 2 ? 1 : 7; }
+  static __device__ __forceinline__ uint32_t moved(uint32_t bits, int from, int to) {
+    return (from > to ? bits >> (from - to) : bits << (to - from)) & 0x01010101u << to;
+  }
+  // Four codes of an even group, and four of an odd one, times eight.
+  static __device__ __forceinline__ uint32_t even(uint32_t word, const uint32_t* extra, int n) {
+    return (word & 0x0f0f0f0fu) | moved(extra[0], even_bit(n), 4);
+  }
+  static __device__ __forceinline__ uint32_t odd(uint32_t word, const uint32_t* extra, int n) {
+    return (word & 0xf0f0f0f0u) | moved(extra[0], odd_bit(n), 3);
+  }
+  static __device__ __forceinline__ uint4 integer_operand(const uint4* words, const uint32_t* extra, int pair) {
+    const uint32_t first = pair ? words->z : words->x, second = pair ? words->w : words->y;
+    return make_uint4(even(first, extra, 2 * pair), odd(first, extra, 2 * pair), even(second, extra, 2 * pair + 1), odd(second, extra, 2 * pair + 1));
   }
   static __device__ __forceinline__ uint4 operand(const uint4* words, const uint32_t* extra, int group) {
-    const uint32_t eight = word_of(words[0], group);
-    uint32_t pair[4];
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-      pair[n] = (eight >> 4 * n & 0x000f000fu) | high_bits(extra, group, n);
-    }
-    return make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    return operand_of_bytes(integer_operand(words, extra, group / 2), group, 3);
+  }
+};
+
+// Integers of six bits. Of two groups a lane has 16 codes in three words, the third of them after the words of all lanes. Four
+// codes are the lower six bits of a word's bytes, or, of the odd group, the upper six: those of the even group in the first and the
+// third word, four of the odd one in the second. The last four have the six pairs of bits that are left.
+struct SixBits {
+  static constexpr int kBytes = kTileRows * kBlockK * 2 + 8 * kBlockLanes, kVectors = 1, kExtra = 2, kExponent = 133, kInputExponent = 96;
+  static constexpr bool kIntegers = true;
+  static constexpr float kUpper = 4;
+
+  static __device__ __forceinline__ void read_extra(const uint8_t* block, int lane, uint32_t* out) {
+    const uint2 third = reinterpret_cast<const uint2*>(block + kTileRows * kBlockK * 2)[lane];
+    out[0] = third.x, out[1] = third.y;
+  }
+  static __device__ __forceinline__ uint4 integer_operand(const uint4* words, const uint32_t* extra, int pair) {
+    const uint32_t first = pair ? words->z : words->x, second = pair ? words->w : words->y, third = extra[pair];
+    const uint32_t last = (first & 0xc0c0c0c0u) | (third >> 2 & 0x30303030u) | (second << 2 & 0x0c0c0c0cu);
+    return make_uint4(first & 0x3f3f3f3fu, second & 0xfcfcfcfcu, third & 0x3f3f3f3fu, last);
+  }
+  static __device__ __forceinline__ uint4 operand(const uint4* words, const uint32_t* extra, int group) {
+    return operand_of_bytes(integer_operand(words, extra, group / 2), group, 2);
   }
 };
 
@@ -89,7 +118,7 @@ struct Bytes : EightBits {
     const uint2 eight = eight_codes(words, group);
     return make_uint4(eight.x & 0x00ff00ffu, eight.x >> 8 & 0x00ff00ffu, eight.y & 0x00ff00ffu, eight.y >> 8 & 0x00ff00ffu);
   }
-  static __device__ __forceinline__ uint4 integer_operand(const uint4* words, int pair) {
+  static __device__ __forceinline__ uint4 integer_operand(const uint4* words, const uint32_t*, int pair) {
     return make_uint4(words[pair].x, words[pair].z, words[pair].y, words[pair].w);
   }
 };

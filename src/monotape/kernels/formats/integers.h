@@ -7,6 +7,10 @@
 // codes of the first group, rows 8-15 the same rows with codes of the second. Of a block's four groups, columns 2 s and 2 s + 1
 // are the high and the low bytes of group s, and zeros in the product of the two other groups. So lane 4 r + s ends with the sum
 // of row r and group s, in the first two of its four results, or in the last two where s is odd. It applies that group's scale.
+//
+// Where groups have 16 values, the two products of a block have sums of their own, and columns 2 s and 2 s + 1 are the bytes of
+// slot s of four: two halves of the first group, then two of the second, with zeros for the other half. Lane 4 r + s ends with the
+// sums of row r and slot s of either product, in the last two of four results where s is 2 or 3.
 #pragma once
 
 namespace monotape {
@@ -40,8 +44,9 @@ __device__ __forceinline__ uint4 integer_word(const float (&value)[8], float inv
   return make_uint4(high[0], high[1], low[0], low[1]);
 }
 
-__device__ __forceinline__ float sum_of_lane(const int (&sums)[4], int column) {
-  const int high = column % 2 ? sums[2] : sums[0], low = column % 2 ? sums[3] : sums[1];
+// `upper`: of the second group, rows 8-15.
+__device__ __forceinline__ float sum_of_lane(const int (&sums)[4], bool upper) {
+  const int high = upper ? sums[2] : sums[0], low = upper ? sums[3] : sums[1];
   return static_cast<float>(high * 256 + low);
 }
 

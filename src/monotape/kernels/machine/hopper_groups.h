@@ -17,7 +17,7 @@ struct GroupProducts {
   static constexpr bool kShifts = Scales::kShifts, kSides = false;
   static constexpr int kSub = 4;
   static constexpr int kHalves = Scales::kHalves, kInSum = kSub / kHalves;  // sums of a block, groups that add to one
-  static constexpr bool kInteger = Codes::kIntegers && kHalves == 1 && kRows == 1;
+  static constexpr bool kInteger = Codes::kIntegers && kRows == 1;
   static constexpr int kInputExponent = kInteger ? 0 : Codes::kInputExponent;
   static constexpr int kOutputExponent = kInteger ? 0 : Codes::kExponent - Codes::kInputExponent;
   static constexpr bool kSlots = Scales::kSlots;
@@ -53,25 +53,33 @@ struct GroupProducts {
     multiply_accumulate<false>(sums, kOne, kOne, kOne, kOne, x.x, x.y);
   }
   // The same of integers: two groups, whose sums are those of different lanes.
-  static __device__ __forceinline__ void multiply(int (&sums)[4], const uint4* words, int pair, uint2 x) {
-    const uint4 w = Codes::integer_operand(words, pair);
+  static __device__ __forceinline__ void multiply(int (&sums)[4], const uint4* words, const uint32_t* extra, int pair, uint2 x) {
+    const uint4 w = Codes::integer_operand(words, extra, pair);
     multiply_accumulate_bytes(sums, w.x, w.y, w.z, w.w, x.x, x.y);
   }
-  // `total` is the sum of the lane's group of inputs, times kMiddle where there is one; `scale` that of its inputs and codes.
-  static __device__ __forceinline__ float scaled(const int (&sums)[4], const uint32_t* extra, int column, float scale, float total) {
-    const Factors factors = Scales::factors(extra + Codes::kExtra, 0);
-    const float sum = sum_of_lane(sums, column);
+  // Whether the sums of a lane are of the second of two groups.
+  static __device__ __forceinline__ bool is_upper(int column) { return kHalves == 1 ? column % 2 : column / 2; }
+  // `total` is the sum of the lane's slot of inputs, times kMiddle where there is one; `scale` that of its inputs and codes.
+  static __device__ __forceinline__ float scaled(const int (&sums)[4], const uint32_t* extra, int half, int column, float scale, float total) {
+    const Factors factors = Scales::factors(extra + Codes::kExtra, half);
+    const float sum = sum_of_lane(sums, is_upper(column));
     if constexpr (Scales::kMiddle != 0) return factors.scale * (sum * scale - total);
     const float y = factors.scale * (sum * scale);
     return kShifts ? y + factors.shift * total : y;
   }
   static __device__ __forceinline__ float total_of(const int (&sums)[4], int column, float scale) {
-    return sum_of_lane(sums, column) * (Scales::kMiddle ? Scales::kMiddle * scale : scale);
+    return sum_of_lane(sums, is_upper(column)) * (Scales::kMiddle ? Scales::kMiddle * scale : scale);
   }
   // What a lane's sums are multiplied by, from what its inputs are.
   static __device__ __forceinline__ float lane_scale(float input_scale, int column) {
-    if constexpr (kInteger) return column % 2 ? input_scale * (1 / Codes::kUpper) : input_scale;
+    if constexpr (kInteger) return is_upper(column) ? input_scale * (1 / Codes::kUpper) : input_scale;
     return input_scale;
+  }
+  // Of integers in the product of a pair of groups: the group that the lane's column is of, and whether the lane's eight values of
+  // it take part. `row` is the column of the second operand.
+  static __device__ __forceinline__ int integer_group(int row, int pair) { return kHalves == 1 ? row / 2 : 2 * pair + row / 4; }
+  static __device__ __forceinline__ bool takes_integers(int row, int column, int pair) {
+    return kHalves == 1 ? row / 4 == pair : row / 2 % 2 == column / 2;
   }
 };
 

@@ -174,24 +174,31 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   // Codes that are integers: see formats/integers.h.
   template <bool Adds>
   __device__ __forceinline__ void multiply_integers(Weights& weights) {
-    int sums[kTogether][kAtOnce][4] = {}, totals[kAtOnce][4] = {};
+    int sums[kTogether][kAtOnce][kHalves][4] = {}, totals[kAtOnce][kHalves][4] = {};
 #pragma unroll
     for (int pair = 0; pair < 2; pair++)
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++) {
+        const int half = kHalves == 1 ? 0 : pair;
         const uint2 x = x_[i * kInputs + pair];
-        if constexpr (Adds) multiply_accumulate_bytes(totals[i], kOnes, kOnes, kOnes, kOnes, x.x, x.y);
+        if constexpr (Adds) multiply_accumulate_bytes(totals[i][half], kOnes, kOnes, kOnes, kOnes, x.x, x.y);
 #pragma unroll
-        for (int t = 0; t < kTogether; t++) Weight::multiply(sums[t][i], weights.block + (t * kAtOnce + i) * Weight::kVectors, pair, x);
+        for (int t = 0; t < kTogether; t++) {
+          const int at = t * kAtOnce + i;
+          Weight::multiply(sums[t][i][half], weights.block + at * Weight::kVectors, weights.extra_of(at * kExtra), pair, x);
+        }
       }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) {
-      if constexpr (Adds) totals_[i] = Weight::total_of(totals[i], c_.column(), this->scales_[i]);
-      const float scale = Weight::lane_scale(this->scales_[i], c_.column());
+    for (int i = 0; i < kAtOnce; i++)
 #pragma unroll
-      for (int t = 0; t < kTogether; t++)
-        add_block(t, i, Weight::scaled(sums[t][i], weights.extra_of((t * kAtOnce + i) * kExtra), c_.column(), scale, totals_[i]));
-    }
+      for (int half = 0; half < kHalves; half++) {
+        float& total = totals_[i * kHalves + half];
+        if constexpr (Adds) total = Weight::total_of(totals[i][half], c_.column(), this->scales_[i]);
+        const float scale = Weight::lane_scale(this->scales_[i], c_.column());
+#pragma unroll
+        for (int t = 0; t < kTogether; t++)
+          add_block(t, i, Weight::scaled(sums[t][i][half], weights.extra_of((t * kAtOnce + i) * kExtra), half, c_.column(), scale, total));
+      }
   }
   __device__ __forceinline__ float finished(int t) const {
     if constexpr (Weight::kGrouped) {
@@ -280,10 +287,13 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     for (int i = 0; i < kAtOnce; i++) {
       const bool real = there(at_.k, i);
       const int block = at_.k + i * kWarps + c_.warp();
-      const uint2 x = real ? reinterpret_cast<const uint2*>(c_.shared.x)[(block * 16 + c_.row() / 2 * 4 + c_.column()) * 2 + c_.row() % 2] : make_uint2(0, 0);
       this->scales_[i] = real ? c_.shared.input_scale[block] : 0;
 #pragma unroll
-      for (int pair = 0; pair < 2; pair++) x_[i * kInputs + pair] = c_.row() / 4 == pair ? x : make_uint2(0, 0);
+      for (int pair = 0; pair < 2; pair++) {
+        const int word = block * 16 + Weight::integer_group(c_.row(), pair) * 4 + c_.column();
+        const uint2 x = real ? reinterpret_cast<const uint2*>(c_.shared.x)[word * 2 + c_.row() % 2] : make_uint2(0, 0);
+        x_[i * kInputs + pair] = Weight::takes_integers(c_.row(), c_.column(), pair) ? x : make_uint2(0, 0);
+      }
     }
   }
   // What the lane's columns of a product are of: see formats/groups.h.

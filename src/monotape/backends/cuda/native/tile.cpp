@@ -4,37 +4,39 @@
 namespace monotape {
 namespace {
 
-// Eight codes of a lane and a group, as a word of nibbles: nibbles n and n + 4 are values 2 n and 2 n + 1.
-uint32_t nibbles(const uint8_t* eight) {
-  uint32_t word = 0;
-  for (int n = 0; n < 4; n++) {
-    word |= static_cast<uint32_t>(eight[2 * n] & 15) << 4 * n;
-    word |= static_cast<uint32_t>(eight[2 * n + 1] & 15) << (4 * n + 16);
-  }
-  return word;
-}
+// Tensor cores multiply eight values in this order.
+constexpr int kOrder[8] = {0, 2, 1, 3, 4, 6, 5, 7};
 
-// Eight codes of a lane and a group into one half of each of eight bytes: those of the group before, or after, have the other.
-void put_four_bits(const uint8_t* eight, uint8_t* out, int shift) {
-  constexpr int kOrder[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+// Eight codes of a lane and a group, which is odd if `upper`, into one half of each of eight bytes: those of the group before, or
+// after, have the other.
+void put_four_bits(const uint8_t* eight, uint8_t* out, bool upper) {
   for (int i = 0; i < 8; i++) {
-    const int code = (eight[kOrder[i]] & 15) << shift;
-    out[i] = static_cast<uint8_t>(shift ? out[i] | code : code);
+    const int code = eight[kOrder[i]] & 15;
+    out[i] = static_cast<uint8_t>(upper ? out[i] | code << 4 : code);
   }
 }
 
-// The bits above four of the same codes, `bits` of each.
-uint32_t high_bits(const uint8_t* eight, int bits) {
-  uint32_t word = 0;
-  for (int n = 0; n < 4; n++) {
-    word |= static_cast<uint32_t>(eight[2 * n] >> 4) << bits * n;
-    word |= static_cast<uint32_t>(eight[2 * n + 1] >> 4) << (bits * n + 16);
+// The same of five bits, of groups 2 pair and, if `upper`, 2 pair + 1. `high` are the bits that do not fit the halves.
+void put_five_bits(const uint8_t* eight, uint8_t* out, uint8_t* high, int pair, bool upper) {
+  constexpr int kEvenBit[4] = {4, 6, 2, 0}, kOddBit[4] = {3, 5, 1, 7};
+  for (int i = 0; i < 8; i++) {
+    const int code = eight[kOrder[i]], word = 2 * pair + i / 4;
+    out[i] = static_cast<uint8_t>(upper ? out[i] | code >> 1 << 4 : code & 15);
+    high[i % 4] = static_cast<uint8_t>(high[i % 4] | (upper ? (code & 1) << kOddBit[word] : code >> 4 << kEvenBit[word]));
   }
-  return word;
+}
+
+// Of six bits, codes of two groups: eight bytes, and four for the third word.
+void put_six_bits(const uint8_t* even, const uint8_t* odd, uint8_t* out, uint8_t* third) {
+  for (int i = 0; i < 4; i++) {
+    const int last = odd[kOrder[4 + i]];
+    out[i] = static_cast<uint8_t>(even[kOrder[i]] | last >> 4 << 6);
+    out[4 + i] = static_cast<uint8_t>(odd[kOrder[i]] << 2 | (last & 3));
+    third[i] = static_cast<uint8_t>(even[kOrder[4 + i]] | (last >> 2 & 3) << 6);
+  }
 }
 
 void put_bytes(const uint8_t* eight, uint8_t* out) {
-  constexpr int kOrder[8] = {0, 2, 1, 3, 4, 6, 5, 7};
   for (int i = 0; i < 8; i++) out[i] = eight[kOrder[i]];
 }
 
@@ -72,27 +74,25 @@ void put_word(uint32_t word, uint8_t* out) { std::memcpy(out, &word, 4); }
 }  // namespace
 
 void Tile::put_codes(int64_t block, uint8_t* out) {
-  const bool wide = shape.codes == CodeLayout::bytes || shape.codes == CodeLayout::e4m3;
   for (int row = 0; row < kTileRows; row++)
     for (int column = 0; column < 4; column++) {
       const int lane = 4 * row + column;
       const uint8_t* codes = this->codes(row) + block * kBlockK + 8 * column;
-      uint32_t high[2] = {};
+      uint8_t more[8] = {};  // what does not fit the lane's word of 16 bytes
       for (int group = 0; group < 4; group++) {
         const uint8_t* eight = codes + 32 * group;
-        if (shape.codes == CodeLayout::four_bits) {
-          put_four_bits(eight, out + lane * 16 + group / 2 * 8, group % 2 * 4);
-        } else if (wide) {
-          uint8_t* at = out + group / 2 * 512 + lane * 16 + group % 2 * 8;
-          shape.codes == CodeLayout::bytes ? put_bytes(eight, at) : put_e4m3(eight, at);
-        } else {
-          put_word(shape.codes == CodeLayout::e2m1 ? e2m1(eight) : nibbles(eight), out + lane * 16 + group * 4);
-          if (shape.codes == CodeLayout::five_bits) high[0] |= high_bits(eight, 1) << 4 * group;
-          if (shape.codes == CodeLayout::six_bits) high[group / 2] |= high_bits(eight, 2) << 8 * (group % 2);
-        }
+        const bool upper = group % 2;
+        uint8_t* of_pair = out + lane * 16 + group / 2 * 8;
+        uint8_t* of_bytes = out + group / 2 * 512 + lane * 16 + group % 2 * 8;
+        if (shape.codes == CodeLayout::four_bits) put_four_bits(eight, of_pair, upper);
+        if (shape.codes == CodeLayout::five_bits) put_five_bits(eight, of_pair, more, group / 2, upper);
+        if (shape.codes == CodeLayout::six_bits && upper) put_six_bits(eight - 32, eight, of_pair, more + group / 2 * 4);
+        if (shape.codes == CodeLayout::bytes) put_bytes(eight, of_bytes);
+        if (shape.codes == CodeLayout::e4m3) put_e4m3(eight, of_bytes);
+        if (shape.codes == CodeLayout::e2m1) put_word(e2m1(eight), out + lane * 16 + group * 4);
       }
-      if (shape.codes == CodeLayout::five_bits) put_word(high[0], out + 512 + 4 * lane);
-      if (shape.codes == CodeLayout::six_bits) std::memcpy(out + 512 + 8 * lane, high, 8);
+      if (shape.codes == CodeLayout::five_bits) std::memcpy(out + 512 + 4 * lane, more, 4);
+      if (shape.codes == CodeLayout::six_bits) std::memcpy(out + 512 + 8 * lane, more, 8);
     }
 }
 
