@@ -80,7 +80,7 @@ def bytes_of(words: np.ndarray) -> np.ndarray:
 
 
 def of_groups(even: list[np.ndarray], odd: list[np.ndarray], times: int) -> np.ndarray:
-    """[..., group, value] of words [..., pair]: two of an even group, and two of an odd one, whose codes are multiplied."""
+    """[..., group, value] of words [..., pair]: two of an even group, and two of an odd one with multiples of codes."""
     pairs = [bytes_of(np.stack(words, axis=-1)) for words in (even, odd)]
     assert not np.any(pairs[1] % times)
     return np.stack([pairs[0], pairs[1] // times], axis=-2).reshape(*even[0].shape[:-1], 4, 8)
@@ -91,8 +91,8 @@ def test_integers_of_five_bits_need_masks_and_shifts_alone() -> None:
     scales = RNG.random((2 * TILE_ROWS, 8)).astype(np.float16)
     tiles = packed(Format.Q5_0, Coded(codes, (scales,)))
     w, high = words_of(tiles, 0, 4), words_of(tiles, 512, 1)
-    even_bit, odd_bit = np.array([4, 6, 2, 0], np.uint32), np.array([3, 5, 1, 7], np.uint32)  # of words 0 to 3
-    above, below = (high >> bit & np.uint32(0x01010101) for bit in (even_bit, odd_bit))
+    bits = np.array([[4, 6, 2, 0], [3, 5, 1, 7]], np.uint32)  # of even groups and of odd ones, words 0 to 3
+    above, below = (high >> bit & np.uint32(0x01010101) for bit in bits)
     even = w & np.uint32(0x0F0F0F0F) | above << np.uint32(4)
     odd = w & np.uint32(0xF0F0F0F0) | below << np.uint32(3)
     seen = of_groups([even[..., 0::2], even[..., 1::2]], [odd[..., 0::2], odd[..., 1::2]], 8)

@@ -310,6 +310,17 @@ def test_a_completion_counts_its_tokens_in_every_chunk_on_request(scripted: Runn
     assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in chunks)
 
 
+def test_a_chat_counts_its_tokens_in_every_chunk_on_request(scripted: RunningServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    messages = [{"role": "user", "content": "rate=200 say:abc"}]
+    body = {"messages": messages, "stream": True, "stream_options": options, "temperature": 0}
+    *chunks, last, _ = events(scripted.post("/v1/chat/completions", body))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"]
+    assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in chunks)
+
+
 def test_a_request_id_is_echoed_or_made(scripted: RunningServer) -> None:
     assert scripted.get("/version", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     made = scripted.get("/version", headers={"x-request-id": "no spaces, please"}).headers["x-request-id"]

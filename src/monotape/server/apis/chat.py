@@ -146,20 +146,22 @@ class _ChatStream:
             "index": index, "delta": {}, "logprobs": None, "finish_reason": finish_reason(done, answer),
             "stop_reason": done.stop_reason,
         }  # fmt: skip
-        return sse(
-            {**self._head, "choices": [choice], "metrics": clock.metrics(), "timings": clock.timings()}
-        )
+        figures = {"metrics": clock.metrics(), "timings": clock.timings()}
+        return sse({**self._head, "choices": [choice], **self._usage_so_far(), **figures})
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        """Of the completion that runs, if every chunk is to have it."""
+        if not self._continuous:
+            return {}
+        prompt, completion = len(self._conversation.work.prompt), self._tokens
+        total = prompt + completion
+        return {"usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}}
 
     def _chunk(
         self, index: int, delta: dict[str, Any], piece: wire.Piece | None = None, **extra: Any
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **extra}
-        chunk = {**self._head, "choices": [choice]}
+        chunk = {**self._head, "choices": [choice], **self._usage_so_far()}
         if piece is not None and self._request.timings_per_token:
             chunk["timings"] = so_far(self._tokens, piece.decode_ns)
-        if self._continuous:
-            prompt = len(self._conversation.work.prompt)
-            chunk["usage"] = {
-                "prompt_tokens": prompt, "completion_tokens": self._tokens, "total_tokens": prompt + self._tokens
-            }  # fmt: skip
         return sse(chunk)

@@ -61,6 +61,11 @@ def form_of(service: Service, request: ChatRequest) -> Form:
     tools = tools_of(request, _format(service, template, harmony))
     if asked is not None and tools.forced is not None:
         raise bad_request(f"{asked.param} and a forced tool_choice exclude each other.", "tool_choice")
+    if tools.forced is not None and request.continue_final_message:
+        raise bad_request(
+            "continue_final_message and a forced tool_choice exclude each other: a call begins a message of its own.",
+            "tool_choice",
+        )
     return Form(template, tools, asked or tools.forced, harmony, native)
 
 
