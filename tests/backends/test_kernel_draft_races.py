@@ -44,6 +44,7 @@ class Race:
     prompt: int = 8
     tokens: int = 24
     rest: Line | None = None  # as in test_kernel_races.py
+    page: int | None = None  # blocks, where not the plan's own
 
 
 def orders(like: Schedule, *seeds: int) -> tuple[Schedule, ...]:
@@ -193,6 +194,13 @@ RACES = {
         Line("monotape.cu", "  if (!c.meet()) return false;  // thread 0 has written it\n"),
         orders(QUIET, 1, 2, 3),
     ),
+    # A tile of a long input takes several steps, and each step's words are taken off the exchange.
+    "a long input that has come in part": Race(
+        "direct",
+        Line("token/tiles.h", "    if (at_.tile == 0) await_ahead<Odd>(at_.k);\n"),
+        orders(QUIET, 1, 2, 3),
+        page=16,
+    ),
     # Where the next pass begins is known when its drafts have been judged.
     "a position that is not known": Race(
         "two workers",
@@ -225,7 +233,7 @@ RACES = {
 }  # fmt: skip
 
 
-EXPECTED: dict[tuple[str, str, int, int], Answer] = {}
+EXPECTED: dict[tuple[str, str, int, int, int | None], Answer] = {}
 
 
 @pytest.fixture(scope="module")
@@ -245,9 +253,9 @@ def request_of(race: Race) -> Job:
 
 def expected_of(race: Race, load: Load) -> Answer:
     """Computed once for all races with the same request."""
-    request = (race.setup, race.sampling, race.prompt, race.tokens)
+    request = (race.setup, race.sampling, race.prompt, race.tokens, race.page)
     if request not in EXPECTED:
-        EXPECTED[request] = answer(load(race.setup, rows=4), plain(request_of(race)))
+        EXPECTED[request] = answer(load(race.setup, race.page, 4), plain(request_of(race)))
     return EXPECTED[request]
 
 
@@ -269,7 +277,7 @@ def test_every_order_gives_the_same_tokens(
     expected = expected_of(race, load)
     if race.rest is not None:
         put(race.rest, tmp_path, monkeypatch)
-    backend = load(race.setup, rows=4)
+    backend = load(race.setup, race.page, 4)
     for order in race.orders:
         got = answer_in(order, backend, race, expected)
         assert got.told == expected.told and got.accepted > 0
@@ -284,7 +292,7 @@ def test_without_its_lines_an_order_goes_wrong(
     for line in (race.rest, race.line):
         if line is not None:
             put(line, tmp_path, monkeypatch)
-    backend = load(race.setup, rows=4)
+    backend = load(race.setup, race.page, 4)
     backend._params.deadline_ns = 20_000_000
     assert any(
         goes_wrong(order, backend, race, expected) for order in itertools.chain(race.orders, further(race))

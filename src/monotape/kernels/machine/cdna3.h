@@ -132,6 +132,10 @@ __device__ __forceinline__ T* uniform(T* p) {
   return (T*)(__builtin_bit_cast(__attribute__((address_space(1))) T*, same));  // no other cast changes the space
 }
 #define MONOTAPE_UNIFORM(value) uniform(value)
+template <class T>
+__device__ __forceinline__ T* kept_pointer(T* p) {
+  return p;
+}
 template <int Count>
 __device__ __forceinline__ void take_registers() {}
 template <int Count>

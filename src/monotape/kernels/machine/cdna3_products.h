@@ -47,9 +47,11 @@ __device__ __forceinline__ int first_input(unsigned lane, int sub) { return frag
 __device__ __forceinline__ int second_input(unsigned lane) { return fragment_column(lane); }
 __device__ __forceinline__ bool takes_input(unsigned lane) { return fragment_row(lane) / 4 == fragment_row(lane) % 2; }
 // A lane's word of the exchange is its input.
-__device__ __forceinline__ TokenInput load_input(const uint4* word, unsigned lane) { return takes_input(lane) ? load_word(word) : no_input(); }
+using InputPlace = const uint4*;
+constexpr int kPlacesInWord = 1;
+__device__ __forceinline__ InputPlace input_place(const uint4* word, unsigned) { return word; }
+__device__ __forceinline__ TokenInput load_input(InputPlace place, unsigned lane) { return takes_input(lane) ? load_word(place) : no_input(); }
 __device__ __forceinline__ bool input_came(TokenInput v) { return v.x != ~0u && v.y != ~0u && v.z != ~0u && v.w != ~0u; }
-__device__ __forceinline__ TokenInput ordered_input(TokenInput v, unsigned) { return v; }
 template <bool Float16>
 __device__ __forceinline__ void multiply_token(float* sums, const uint4& w, TokenInput x) {
   multiply_words<Float16>(sums, w, x);

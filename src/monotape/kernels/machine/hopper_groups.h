@@ -75,12 +75,6 @@ struct GroupProducts {
     if constexpr (kInteger) return is_upper(column) ? input_scale * (1 / Codes::kUpper) : input_scale;
     return input_scale;
   }
-  // Of integers in the product of a pair of groups: the group that the lane's column is of, and whether the lane's eight values of
-  // it take part. `row` is the column of the second operand.
-  static __device__ __forceinline__ int integer_group(int row, int pair) { return kHalves == 1 ? row / 2 : 2 * pair + row / 4; }
-  static __device__ __forceinline__ bool takes_integers(int row, int column, int pair) {
-    return kHalves == 1 ? row / 4 == pair : row / 2 % 2 == column / 2;
-  }
 };
 
 }  // namespace monotape

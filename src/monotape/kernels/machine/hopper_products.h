@@ -41,17 +41,12 @@ __device__ __forceinline__ int input_pass(unsigned lane) { return fragment_row(l
 __device__ __forceinline__ int first_input(unsigned lane, int) { return fragment_column(lane) * 2; }
 __device__ __forceinline__ int second_input(unsigned lane) { return fragment_row(lane) % 2; }
 __device__ __forceinline__ bool takes_input(unsigned) { return true; }
-// A lane's half of a word of the exchange, which says by itself whether it has come; then, with the lane that has the other
-// half, its input.
-__device__ __forceinline__ TokenInput load_input(const uint4* word, unsigned lane) {
-  return load_half(reinterpret_cast<const uint2*>(word) + second_input(lane));
-}
+// A lane's input, half of a word of the exchange that is in the order of products. It says by itself whether it has come.
+using InputPlace = const uint2*;
+constexpr int kPlacesInWord = 2;
+__device__ __forceinline__ InputPlace input_place(const uint4* word, unsigned lane) { return reinterpret_cast<const uint2*>(word) + second_input(lane); }
+__device__ __forceinline__ TokenInput load_input(InputPlace place, unsigned) { return load_half(place); }
 __device__ __forceinline__ bool input_came(TokenInput v) { return v.x != ~0u && v.y != ~0u; }
-__device__ __forceinline__ TokenInput ordered_input(TokenInput v, unsigned lane) {
-  const bool second = second_input(lane);
-  const uint32_t other = lane_across(second ? v.x : v.y, 4);
-  return second ? make_uint2(other, v.y) : make_uint2(v.x, other);
-}
 template <bool Float16>
 __device__ __forceinline__ void multiply_token(float* sums, const uint4& w, TokenInput x) {
   multiply_accumulate<Float16>(sums, w.x, w.y, w.z, w.w, x.x, x.y);

@@ -53,6 +53,13 @@ __host__ __device__ constexpr int row_blocks() {
   return most;
 }
 constexpr int kRowBlocks = row_blocks();
+// Longer inputs are read from the exchange as they are multiplied (TileProduct): their words are published in the order of products.
+__host__ __device__ constexpr bool is_direct(int rows, int blocks) { return rows > 1 && blocks > kMostRowBlocks; }
+__host__ __device__ constexpr bool is_read_directly(int rows, Buffer buffer) {
+  for (int i = 0; i < kMatrixStages; i++)
+    if (stage_row(i).reads == buffer && is_direct(rows, product(stage_row(i).product).blocks)) return true;
+  return false;
+}
 constexpr int kRowLogits = divide_up(kAllVocab, 8) * 8;  // values between the logits of one row and of the next
 constexpr int kMostRowBatch = 8;  // tiles of a row that a batch has threads for
 constexpr int kKeptTiles = kRows == 1 ? kBatchTiles : larger(kBatchTiles, kRows * kRowBatch);

@@ -57,7 +57,7 @@ __device__ __forceinline__ bool combine(Consumer& c, int layer, int position, in
     if (c.warp() == 0) {
       const int quad = smaller(c.lane(), kHeadDim / 4 - 1);  // all lanes: they shuffle
       const Quad all = combine_warps(c.shared, kWarps, 0, quad * 4);
-      publish_attended(c, layer, head, c.lane(), all, c.lane() < kHeadDim / 4, row);
+      publish_attended<Rows>(c, layer, head, c.lane(), all, c.lane() < kHeadDim / 4, row);
     }
     c.trace.end();
   }

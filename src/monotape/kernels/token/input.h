@@ -34,9 +34,6 @@ __host__ __device__ constexpr int norm_rounds() {
 }
 constexpr int kNormRounds = norm_rounds();
 static_assert(kNormRounds <= kRounds, "words of a normalised input that registers can hold");
-// In a pass of several rows, longer inputs than these are read as they are multiplied (TileProduct).
-__host__ __device__ constexpr bool is_direct(int rows, int blocks) { return rows > 1 && blocks > kMostRowBlocks; }
-
 // Groups of 32 values in a block of a stage's weights: a warp has all groups of its blocks.
 __device__ __forceinline__ unsigned groups_of(Stage stage) {
   return of_stage(stage, [](StageRow row) { return static_cast<unsigned>(format_of(row).sub); });

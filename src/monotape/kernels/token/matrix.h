@@ -79,8 +79,7 @@ template <int Rows>
 __device__ __forceinline__ void hear_directly(Consumer& c, Progress& progress, const Matrix& matrix, int count, float (&squares)[Rows]) {
 #pragma unroll
   for (int row = 0; row < Rows; row++) squares[row] = 0;
-  Patience patience(c.shared, c.lost, matrix.stage, matrix.layer);
-  hear_first<Rows>(c, progress, product_number(matrix.stage), count, patience);
+  hear_first<Rows>(c, progress, product_number(matrix.stage), count);
   c.set_pace(kWorking, step_of(c, matrix.stage, matrix.layer));
   warp_meets();
 }
@@ -107,7 +106,9 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, in
   c.pages.go_to(c, matrix.stage, matrix.layer);
   if constexpr (Rows > 1) {
     RowsInput& input = rows_input(progress);
-    input.first_row = matrix.input, input.stage = matrix.stage, input.layer = matrix.layer, input.rows = rows, input.words = matrix.words;
+    input.stage = matrix.stage, input.layer = matrix.layer, input.rows = rows, input.words = matrix.words;
+    const uint4* word = matrix.input + own_input_row(c.lane(), rows) * kRowWords + (c.warp() * kSide + c.side()) * 4 + c.column();
+    input.first = kept_pointer(input_place(word, c.lane()));
   }
   prepare_tiles<Rows>(c, progress, number, count);
   if (!chooses && !is_direct(Rows, matrix.blocks)) read_input<Rows>(c, matrix, rows, squares);

@@ -107,6 +107,7 @@ __device__ __forceinline__ void publish_logits(const Matrix& matrix, int tile, i
 }
 
 // The epilogue of a finished row. Whole warps: a word is gathered from eight lanes.
+template <int Rows>
 __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int row_of_pass, int tile, int row, float y, bool real) {
   const Stage stage = matrix.stage;
   if (stage == Stage::head) {
@@ -125,7 +126,8 @@ __device__ __forceinline__ void end_row(Consumer& c, const Matrix& matrix, int r
   if constexpr (kExperts > 0)
     if (is_dealt(stage) && real) y *= c.shared.chosen_weight[(c.span(stage).first + tile) / row_of(kFirstRouted).tiles];
   if (adds_to_residual(stage) && real) y = end_module(c, stage, matrix.layer, row_of_pass, tile * kTileRows + row, y);
-  const uint4 word = gather_word(y);
+  const bool direct = of_stage(stage, [](StageRow its) { return is_read_directly(Rows, its.writes); });
+  const uint4 word = direct ? input_order(gather_word(y)) : gather_word(y);
   if (row == 0 && real && !(paired && tile % 2) && matrix.output) store_word(matrix.output + row_of_pass * kRowWords + (paired ? tile / 2 : tile), word);
 }
 
@@ -155,7 +157,7 @@ __device__ __forceinline__ bool run_stage(Consumer& c, Stage stage, int layer) {
   if constexpr (kRanks > 1)
     if (adds_to_residual(stage)) look_early(c, c.shared.steps[module_of(stage, layer)]);
   const Matrix matrix = matrix_of<First>(c, stage, layer);
-  const auto ending = [&](int p, int tile, int row, float y, bool real) { end_row(c, matrix, p, tile, row, y, real); };
+  const auto ending = [&](int p, int tile, int row, float y, bool real) { end_row<Rows>(c, matrix, p, tile, row, y, real); };
   if (!run_matrix<Rows>(c, matrix, Rows == 1 ? 1 : c.shared.drafts.rows, ending)) return false;
   if (stage == kAttends) {
     const int here = c.shared.position;  // reloaded here to limit live registers

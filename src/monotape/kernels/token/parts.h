@@ -45,9 +45,11 @@ __device__ __forceinline__ uint2 packed(const Quad& all, float scale) {
   return make_uint2(pack_pair(all.value[0] * scale, all.value[1] * scale), pack_pair(all.value[2] * scale, all.value[3] * scale));
 }
 // Two neighbouring lanes' values of a head, finished, are a word.
-__device__ __forceinline__ void publish_attended(Consumer& c, int layer, int head, int quad, const Quad& all, bool real, int row = 0) {
+template <int Rows>
+__device__ __forceinline__ void publish_attended(Consumer& c, int layer, int head, int quad, const Quad& all, bool real, int row) {
   const uint2 half = packed(all, scale_of_head(c, layer, head, all));
-  const uint4 word = make_uint4(half.x, half.y, lane_above(half.x, 1), lane_above(half.y, 1));
+  const uint4 whole = make_uint4(half.x, half.y, lane_above(half.x, 1), lane_above(half.y, 1));
+  const uint4 word = is_read_directly(Rows, Buffer::attended) ? input_order(whole) : whole;
   if (real && quad % 2 == 0) publish<Buffer::attended>(*c.params.exchange, c.turn, row * kRowWords + head * kHeadWords + quad / 2, word);
 }
 
@@ -70,8 +72,9 @@ __device__ __forceinline__ void publish_whole(Consumer& c, int layer, const Shar
 
 // Four values of a head, of one row: a single split publishes the attended values themselves; several splits publish their
 // parts, for `combine`.
+template <int Rows>
 __device__ __forceinline__ void publish_result(Consumer& c, int layer, const Share& share, int row, int g, int quad, const Quad& all, bool real) {
-  if (share.splits == 1) return publish_attended(c, layer, share.kv_head * kGroup + g, quad, all, real, row);
+  if (share.splits == 1) return publish_attended<Rows>(c, layer, share.kv_head * kGroup + g, quad, all, real, row);
   if (real) publish_part(c, share, row, g, quad, all);
 }
 
@@ -83,7 +86,7 @@ __device__ __forceinline__ void publish_results(Consumer& c, int layer, const Sh
     const bool real = i < kGroup * kQuads;
     const int g = real ? i / kQuads : 0, quad = i % kQuads;
     const Quad all = combine_warps(c.shared, smaller(share.count, kWarps), g, quad * 4);
-    publish_result(c, layer, share, 0, g, quad, all, real);
+    publish_result<1>(c, layer, share, 0, g, quad, all, real);
   }
 }
 // The same by the warp that alone has a part. A lane has whole words, so that none shuffles, and loads all that it has before it
@@ -115,7 +118,7 @@ __device__ __forceinline__ void publish_rows(Consumer& c, int layer, const Share
     const bool real = i < rows * kEach;
     const int row = real ? i / kEach : 0, g = real ? i % kEach / kQuads : 0, quad = i % kQuads;
     const Quad all = combine_warps(c.shared, chains, g, quad * 4, row * chains);
-    publish_result(c, layer, share, group + row, g, quad, all, real);
+    publish_result<kRows>(c, layer, share, group + row, g, quad, all, real);
   }
 }
 

@@ -55,11 +55,13 @@ __host__ __device__ constexpr int most_inputs_ahead() {
 constexpr int kStepsAhead = most_inputs_ahead() > 8 ? 1 : 2;
 struct RowsInput {
   TokenInput ahead[kStepsAhead][most_inputs_ahead()];
-  const uint4* first_row;  // its input
+  InputPlace first;  // the lane's first, of its row
   Stage stage;        // which reads it, for the report of a wait
   int layer, rows, words;
 };
 struct OneRowInput {};
+// The row of the pass whose input a lane takes. Columns of a product without a row have copies of the first one's.
+__device__ __forceinline__ int own_input_row(unsigned lane, int rows) { return input_pass(lane) < rows ? input_pass(lane) : 0; }
 template <class Progress>
 __device__ __forceinline__ RowsInput& rows_input(Progress& progress) {
   return progress;

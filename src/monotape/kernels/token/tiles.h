@@ -37,10 +37,10 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static constexpr bool kDirect = is_direct(Rows, product(Number).blocks);
 
   // The first words of an input that is not in shared memory.
-  __device__ __forceinline__ void hear_first(Patience& patience) {
+  __device__ __forceinline__ void hear_first() {
     load_ahead<0>(0);
     if constexpr (kStepsAhead > 1) load_ahead<1>(kPages > 1 ? kRun : 0);
-    await_ahead<0>(0, patience);
+    await_ahead<0>(0);
   }
 
   // The tiles from the next one on, up to `end`; `meanwhile` is called once loads are in flight.
@@ -230,69 +230,90 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         }
     }
   }
-  // Words of the exchange: those of this step have been asked for before. A tile needs all of its input, so all of it
-  // has been polled before anything that depends on it is published; tiles after the first read it again.
+  // Words of the exchange, in the order of products as they are published there: those of this step have been asked for before. A
+  // tile needs all of its input, so all of it has come before anything that depends on it is published. Tiles after the first
+  // read it again, and wait for nothing.
   template <bool Odd>
   __device__ __forceinline__ void take_ahead() {
     static_assert(!Weight::kGrouped, "inputs of 16 bits, as they are in the exchange");
-    RowsInput& input = rows_input(at_);
-    Patience patience(c_.shared, c_.lost, input.stage, input.layer);
-    await_ahead<Odd>(at_.k, patience);
+    static_assert(kPages >= kStepsAhead, "what is asked for ahead of the next tile has come for this one");
+    TokenInput(&ahead)[most_inputs_ahead()] = rows_input(at_).ahead[Odd % kStepsAhead];
+    if (at_.tile == 0) await_ahead<Odd>(at_.k);
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) {
-      const TokenInput x = ordered_input(input.ahead[Odd % kStepsAhead][i], c_.lane());
-      x_[i] = in_input(at_.k + i * kWarps * kSide) ? x : no_input();
-    }
+    for (int i = 0; i < kAtOnce; i++) x_[i] = has_word(at_.k, i) ? ahead[i] : no_input();
     const int next = at_.k + kStepsAhead % kPages * kRun;
     load_ahead<Odd>(next < kPages * kRun ? next : next - kPages * kRun);
   }
   template <bool Odd>
   __device__ __forceinline__ void load_ahead(int k) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; i++) rows_input(at_).ahead[Odd % kStepsAhead][i] = load_input(word_at(k + i * kWarps * kSide), c_.lane());
+    for (int i = 0; i < kAtOnce; i++) rows_input(at_).ahead[Odd % kStepsAhead][i] = load_input(place_of(k, i), c_.lane());
   }
   template <bool Odd>
-  __device__ __forceinline__ void await_ahead(int k, Patience& patience) {
-    for (;;) {
-      int missing = -1;
+  __device__ __forceinline__ bool all_came() {
+    bool came = true;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++) came &= input_came(rows_input(at_).ahead[Odd % kStepsAhead][i]);
+    return came;
+  }
+  template <bool Odd>
+  __device__ __forceinline__ void await_ahead(int k) {
+    RowsInput& input = rows_input(at_);
+    Patience patience(c_.shared, c_.lost, input.stage, input.layer);
+#pragma unroll 1
+    while (!all_came<Odd>() && patience.more(k)) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++) {
-        TokenInput& mine = rows_input(at_).ahead[Odd % kStepsAhead][i];
-        if (!input_came(mine)) missing = k + i * kWarps * kSide, mine = load_input(word_at(missing), c_.lane());
+        TokenInput& mine = input.ahead[Odd % kStepsAhead][i];
+        if (!input_came(mine)) mine = load_input(place_of(k, i), c_.lane());
       }
-      if (missing < 0 || !patience.more(missing)) break;
     }
     warp_meets();
   }
-  __device__ __forceinline__ bool in_input(int k) const {  // the last block may be padded
-    return word_of(k) < rows_input(at_).words;
+  // Whether the warp's i-th block from k on has a word of this lane: not past the input's end.
+  __device__ __forceinline__ bool has_word(int k, int i) const {
+    constexpr bool kPadded = [] {  // the last block of some input
+      for (int s = 0; s < kMatrixStages; s++)
+        if (stage_row(s).product == Number && stage_row(s).k % kBlockK) return true;
+      return false;
+    }();
+    if constexpr (!kPadded) return there(k, i);
+    return word_of(k + i * kWarps * kSide) < rows_input(at_).words;
   }
-  // The row of the pass whose values are this lane's column of a product. Columns without a row have copies of the first.
+  // Where the lane's input of that block is, or its first one where it has none, because loads behind branches would wait for each
+  // other. Places of a step lie at fixed distances.
+  __device__ __forceinline__ InputPlace place_of(int k, int i) const {
+    const InputPlace first = rows_input(at_).first, step = first + k * 4 * kPlacesInWord;
+    return has_word(k, i) ? step + i * kWarps * kSide * 4 * kPlacesInWord : first;
+  }
+  __device__ __forceinline__ int word_of(int k) const { return (k + c_.warp() * kSide + c_.side()) * 4 + c_.column(); }
+  // The row of the pass whose values are this lane's column of a product.
   __device__ __forceinline__ int own_row() const {
     if constexpr (Rows == 1) return 0;
-    return input_pass(c_.lane()) < rows() ? input_pass(c_.lane()) : 0;
+    else return own_input_row(c_.lane(), rows());
   }
   __device__ __forceinline__ int rows() const {
     if constexpr (Rows == 1) return 1;
     else return rows_input(at_).rows;
   }
-  // The lane's word of block k of the input; past its end another one, because loads behind branches would wait for each other.
-  __device__ __forceinline__ const uint4* word_at(int k) const {
-    return rows_input(at_).first_row + own_row() * kRowWords + (in_input(k) ? word_of(k) : 0);
-  }
-  __device__ __forceinline__ int word_of(int k) const { return (k + c_.warp() * kSide + c_.side()) * 4 + c_.column(); }
-  // A lane's column is one byte of the integers of one group, and takes part in one of a block's two products.
+  // A lane's column is one byte of the integers of one group, or of half of one. It takes part in one of a block's two products, or,
+  // where groups have halves, in both.
   __device__ __forceinline__ void read_integers() {
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++) {
       const bool real = there(at_.k, i);
       const int block = at_.k + i * kWarps + c_.warp();
-      this->scales_[i] = real ? c_.shared.input_scale[block] : 0;
+      if constexpr (kHalves == 1) {
+        const uint2 x = real ? reinterpret_cast<const uint2*>(c_.shared.x)[(block * 16 + c_.row() / 2 * 4 + c_.column()) * 2 + c_.row() % 2] : make_uint2(0, 0);
+        this->scales_[i] = real ? c_.shared.input_scale[block] : 0;
 #pragma unroll
-      for (int pair = 0; pair < 2; pair++) {
-        const int word = block * 16 + Weight::integer_group(c_.row(), pair) * 4 + c_.column();
-        const uint2 x = real ? reinterpret_cast<const uint2*>(c_.shared.x)[word * 2 + c_.row() % 2] : make_uint2(0, 0);
-        x_[i * kInputs + pair] = Weight::takes_integers(c_.row(), c_.column(), pair) ? x : make_uint2(0, 0);
+        for (int pair = 0; pair < 2; pair++) x_[i * kInputs + pair] = c_.row() / 4 == pair ? x : make_uint2(0, 0);
+      } else {
+        const bool mine = real && c_.row() / 2 % 2 == c_.column() / 2;
+        const uint2* x = reinterpret_cast<const uint2*>(c_.shared.x) + (block * 16 + c_.row() / 4 * 4 + c_.column()) * 2 + c_.row() % 2;
+        this->scales_[i] = real ? c_.shared.input_scale[block] : 0;
+#pragma unroll
+        for (int pair = 0; pair < 2; pair++) x_[i * kInputs + pair] = mine ? x[pair * 16] : make_uint2(0, 0);
       }
     }
   }
@@ -349,10 +370,10 @@ __device__ __forceinline__ void multiply_tiles(Consumer& c, Progress& progress, 
 }
 // The first words of an input that stays in the exchange.
 template <int Rows, int Number = kProducts - 1>
-__device__ __forceinline__ void hear_first(Consumer& c, Progress& progress, int number, int count, Patience& patience) {
+__device__ __forceinline__ void hear_first(Consumer& c, Progress& progress, int number, int count) {
   if constexpr (TileProduct<Number, Rows>::kDirect)
-    if (number == Number) return TileProduct<Number, Rows>(c, progress, count).hear_first(patience);
-  if constexpr (Number > 0) hear_first<Rows, Number - 1>(c, progress, number, count, patience);
+    if (number == Number) return TileProduct<Number, Rows>(c, progress, count).hear_first();
+  if constexpr (Number > 0) hear_first<Rows, Number - 1>(c, progress, number, count);
 }
 
 }  // namespace monotape
