@@ -90,7 +90,8 @@ struct SixBits {
     out[0] = third.x, out[1] = third.y;
   }
   static __device__ __forceinline__ uint4 integer_operand(const uint4* words, const uint32_t* extra, int pair) {
-    const uint32_t first = pair ? words->z : words->x, second = pair ? words->w : words->y, third = extra[pair];
+    const uint32_t first = pair ? words->z : words->x, second = pair ? words->w : words->y;
+    const uint32_t third = pair ? extra[1] : extra[0];  // a chosen word of an array would not be a register
     const uint32_t last = (first & 0xc0c0c0c0u) | (third >> 2 & 0x30303030u) | (second << 2 & 0x0c0c0c0cu);
     return make_uint4(first & 0x3f3f3f3fu, second & 0xfcfcfcfcu, third & 0x3f3f3f3fu, last);
   }

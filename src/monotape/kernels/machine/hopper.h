@@ -118,7 +118,8 @@ __device__ __forceinline__ int opaque(int value) {
 // A value that all lanes of a warp share, which other machines keep in registers for such values. A macro, because even a
 // function that returns its argument changes the machine code.
 #define MONOTAPE_UNIFORM(value) (value)
-// A pointer that stays in registers: otherwise the compiler makes it anew for each load, from its parts.
+// A pointer that stays in registers: the compiler cannot see through the empty statement, and otherwise makes the pointer anew
+// for each load, from its parts.
 template <class T>
 __device__ __forceinline__ T* kept_pointer(T* p) {
   asm volatile("" : "+l"(p));

@@ -60,6 +60,7 @@ __host__ __device__ constexpr bool is_read_directly(int rows, Buffer buffer) {
     if (stage_row(i).reads == buffer && is_direct(rows, product(stage_row(i).product).blocks)) return true;
   return false;
 }
+static_assert(!is_read_directly(kRows, Buffer::residual) && !is_read_directly(kRows, Buffer::final_residual), "the embedding's words have their own order");
 constexpr int kRowLogits = divide_up(kAllVocab, 8) * 8;  // values between the logits of one row and of the next
 constexpr int kMostRowBatch = 8;  // tiles of a row that a batch has threads for
 constexpr int kKeptTiles = kRows == 1 ? kBatchTiles : larger(kBatchTiles, kRows * kRowBatch);

@@ -107,8 +107,10 @@ __device__ __forceinline__ bool run_matrix(Consumer& c, const Matrix& matrix, in
   if constexpr (Rows > 1) {
     RowsInput& input = rows_input(progress);
     input.stage = matrix.stage, input.layer = matrix.layer, input.rows = rows, input.words = matrix.words;
-    const uint4* word = matrix.input + own_input_row(c.lane(), rows) * kRowWords + (c.warp() * kSide + c.side()) * 4 + c.column();
-    input.first = kept_pointer(input_place(word, c.lane()));
+    if (is_direct(Rows, matrix.blocks)) {
+      const uint4* word = matrix.input + own_input_row(c.lane(), rows) * kRowWords + (c.warp() * kSide + c.side()) * 4 + c.column();
+      input.first = kept_pointer(input_place(word, c.lane()));
+    }
   }
   prepare_tiles<Rows>(c, progress, number, count);
   if (!chooses && !is_direct(Rows, matrix.blocks)) read_input<Rows>(c, matrix, rows, squares);

@@ -39,7 +39,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   // The first words of an input that is not in shared memory.
   __device__ __forceinline__ void hear_first() {
     load_ahead<0>(0);
-    if constexpr (kStepsAhead > 1) load_ahead<1>(kPages > 1 ? kRun : 0);
+    if constexpr (kStepsAhead > 1) load_ahead<1>(kRun);
     await_ahead<0>(0);
   }
 
@@ -232,7 +232,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   }
   // Words of the exchange, in the order of products as they are published there: those of this step have been asked for before. A
   // tile needs all of its input, so all of it has come before anything that depends on it is published. Tiles after the first
-  // read it again, and wait for nothing.
+  // read it again, and wait for nothing: a lane loads what it has seen before, and the words are reset after the stage.
   template <bool Odd>
   __device__ __forceinline__ void take_ahead() {
     static_assert(!Weight::kGrouped, "inputs of 16 bits, as they are in the exchange");
