@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,11 @@ if find_spec("xdist"):
         pytest_xdist_make_scheduler,
         pytest_xdist_setupnodes,
     )
+
+# A shell starts what runs in its background with interrupts ignored, and children inherit that. Tests interrupt some
+# of them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
