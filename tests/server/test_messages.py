@@ -96,7 +96,7 @@ def test_an_answer_that_the_client_has_begun_goes_on(scripted: RunningServer) ->
     ],
 )
 def test_a_call_or_an_object_that_must_come_is_not_the_rest_of_an_answer(whole: dict[str, Any]) -> None:
-    """gpt-oss wrote the call into the message that was begun, where nobody looks for one."""
+    """gpt-oss wrote the call into the message that was begun, where the parser takes it for text."""
     begun = [InputMessage("user", "x"), InputMessage("assistant", "I look.")]
     tools = [InputTool("f")]
     assert not to_chat(
