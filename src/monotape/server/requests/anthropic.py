@@ -105,7 +105,7 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
 
 
 def _is_begun(last: dict[str, Any]) -> bool:
-    """Whether the client has written the beginning of the answer: what comes is the rest of it."""
+    """Whether the last message is the beginning of the answer, written by the client: the model continues it."""
     return last["role"] == "assistant" and bool(last["content"].strip()) and "tool_calls" not in last
 
 
