@@ -121,7 +121,7 @@ def entry() -> NoReturn:
 
 
 def _open_what_is_closed() -> None:
-    """A shell's `>&-` leaves Python no stream at all. Each missing one becomes /dev/null: no input, and output is dropped.
+    """A shell's `>&-` leaves Python no stream at all. Each missing one becomes /dev/null: no input, no output.
 
     In their order: each gets its own number, the lowest that is free, and so child processes have it as well.
     """
