@@ -118,9 +118,21 @@ def test_integers_of_six_bits_need_masks_and_shifts_alone() -> None:
     assert np.array_equal(np.ascontiguousarray(tiles[..., 832:]).view(np.float16)[0], d.T)
 
 
+def test_integers_of_four_bits_share_bytes() -> None:
+    """A product takes words as they lie: the first and the third of groups 0 and 1, the others of groups 2 and 3."""
+    codes = RNG.integers(0, 16, (2 * TILE_ROWS, 256)).astype(np.uint8)
+    scales = RNG.random((2 * TILE_ROWS, 8)).astype(np.float16)
+    w = words_of(packed(Format.INT4_G32, Coded(codes, (scales,))), 0, 4)
+    even, odd = w & np.uint32(0x0F0F0F0F), w & np.uint32(0xF0F0F0F0)
+    seen = of_groups([even[..., :2], even[..., 2:]], [odd[..., :2], odd[..., 2:]], 16)
+    assert np.array_equal(seen, lanes_of(codes))
+
+
 def test_bytes_are_pairs_by_a_mask() -> None:
     codes = RNG.integers(0, 256, (TILE_ROWS, 128)).astype(np.uint8)
     words = in_halves(packed(Format.INT8, Coded(codes)))
+    shape = words.shape
+    words = words.reshape(*shape[:-2], 2, 2, 2).swapaxes(-1, -2).reshape(shape)  # words of two groups take turns
     pairs = np.stack([words & np.uint32(0x00FF00FF), words >> np.uint32(8) & np.uint32(0x00FF00FF)], axis=-1)
     assert np.array_equal(
         bf16(pairs.reshape(*words.shape[:-1], 4)) * 2.0**133, lanes_of(codes).astype(np.float64)

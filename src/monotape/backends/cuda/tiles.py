@@ -65,9 +65,14 @@ def _even_and_odd(lanes: Codes) -> tuple[Codes, Codes]:
 
 
 def _four_bits(lanes: Codes) -> list[Bytes]:
-    """Groups 0 and 1 in the lower and upper halves of eight bytes, then groups 2 and 3."""
+    """Four bytes with groups 0 and 1 in their lower and upper halves, four with groups 2 and 3, and so on in turns."""
     even, odd = _even_and_odd(lanes)
-    return [(even & np.uint8(15)) | odd << np.uint8(4)]
+    return [_in_turns((even & np.uint8(15)) | odd << np.uint8(4))]
+
+
+def _in_turns(groups: Codes) -> Codes:
+    """[..., group, byte]: the first four bytes of all groups, then the others."""
+    return groups.reshape(*groups.shape[:-1], 2, 4).swapaxes(-3, -2)
 
 
 def _five_bits(lanes: Codes) -> list[Bytes]:
@@ -93,7 +98,9 @@ def _in_halves(words: NDArray[Any]) -> list[Bytes]:
 
 
 def _bytes(lanes: Codes) -> list[Bytes]:
-    return _in_halves(lanes[..., [0, 2, 1, 3, 4, 6, 5, 7]])
+    """Of two groups four bytes each, in turns."""
+    ordered = lanes[..., [0, 2, 1, 3, 4, 6, 5, 7]]
+    return [_in_turns(half) for half in (ordered[..., :2, :], ordered[..., 2:, :])]
 
 
 def _e4m3(lanes: Codes) -> list[Bytes]:

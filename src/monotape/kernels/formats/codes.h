@@ -8,8 +8,9 @@
 //   read_extra(block, lane, out)
 //   operand(words, extra, group)   eight codes of the lane's row, values 8 * (lane % 4) onwards of a group, as four pairs of bf16
 //   kIntegers     whether codes are integers of at most eight bits that products of integers take: integers.h
-//   integer_operand(words, extra, pair)   then: groups 2 pair and 2 pair + 1 as operands of such a product
-//   kUpper        what the codes of the second of two groups are multiplied by there
+//   integer_operand(words, extra, number)   then: the operand of the first or the second of a block's two such products
+//   kUpper        what the codes of odd groups are multiplied by there
+//   kWholeBytes   whether the first product takes whole bytes, with the codes of two groups: integers.h
 //
 // An integer's bits are those of a bf16 that is the integer times 2^-133: below 128 it is a subnormal number, and the next
 // 128 have the first exponent, in the same steps. So a mask and a shift make an operand, and nothing is rounded.
@@ -27,29 +28,31 @@ __device__ __forceinline__ uint4 operand_of_bytes(uint4 two_groups, int group, i
   return make_uint4(first & 0x00ff00ffu, first >> 8 & 0x00ff00ffu, second & 0x00ff00ffu, second >> 8 & 0x00ff00ffu);
 }
 
-// Integers of four bits: words 2 p and 2 p + 1 of a lane have groups 2 p in their lower nibbles and 2 p + 1 in the upper ones.
-// Bytes 0, 2, 1 and 3 of the first word are the first four of the lane's eight values, those of the second the others.
+// Integers of four bits: words 0 and 2 of a lane have group 0 in their lower nibbles and group 1 in the upper ones, words 1 and 3
+// groups 2 and 3. Bytes 0, 2, 1 and 3 of a group's first word are the first four of the lane's eight values, those of its second
+// the others.
 struct FourBits {
   static constexpr int kBytes = kTileRows * kBlockK * 2, kVectors = 1, kExtra = 0, kExponent = 133, kInputExponent = 96;
-  static constexpr bool kIntegers = true;
-  static constexpr float kUpper = 16;
+  static constexpr bool kIntegers = true, kWholeBytes = true;
+  static constexpr float kUpper = 16, kMost = 15;
 
   static __device__ __forceinline__ void read_extra(const uint8_t*, int, uint32_t*) {}
   static __device__ __forceinline__ uint4 operand(const uint4* words, const uint32_t*, int group) {
-    const uint32_t first = (group < 2 ? words->x : words->z) >> group % 2 * 4, second = (group < 2 ? words->y : words->w) >> group % 2 * 4;
+    const uint32_t first = (group < 2 ? words->x : words->y) >> group % 2 * 4, second = (group < 2 ? words->z : words->w) >> group % 2 * 4;
     return make_uint4(first & 0x000f000fu, first >> 8 & 0x000f000fu, second & 0x000f000fu, second >> 8 & 0x000f000fu);
   }
-  static __device__ __forceinline__ uint4 integer_operand(const uint4* words, const uint32_t*, int pair) {
-    const uint32_t first = pair ? words->z : words->x, second = pair ? words->w : words->y;
-    return make_uint4(first & 0x0f0f0f0fu, first & 0xf0f0f0f0u, second & 0x0f0f0f0fu, second & 0xf0f0f0f0u);
+  // The words as they are, then what their lower nibbles lack to 15.
+  static __device__ __forceinline__ uint4 integer_operand(const uint4* words, const uint32_t*, int number) {
+    if (number == 0) return *words;
+    return make_uint4(~words->x & 0x0f0f0f0fu, ~words->y & 0x0f0f0f0fu, ~words->z & 0x0f0f0f0fu, ~words->w & 0x0f0f0f0fu);
   }
 };
 
-// Integers of five bits. Bytes lie as those of four bits do, with the lower four bits of even groups and the upper four of odd ones.
+// Integers of five bits. Words 2 p and 2 p + 1 of a lane have groups 2 p and 2 p + 1, bytes as those of four bits, with the lower four bits of even groups and the upper four of odd ones.
 // After the words of all lanes each has one more, with the bit that is missing of each code: byte n has those of the n-th bytes.
 struct FiveBits {
   static constexpr int kBytes = kTileRows * kBlockK * 2 + 4 * kBlockLanes, kVectors = 1, kExtra = 1, kExponent = 133, kInputExponent = 96;
-  static constexpr bool kIntegers = true;
+  static constexpr bool kIntegers = true, kWholeBytes = false;
   static constexpr float kUpper = 8;
 
   static __device__ __forceinline__ void read_extra(const uint8_t* block, int lane, uint32_t* out) {
@@ -82,7 +85,7 @@ struct FiveBits {
 // third word, four of the odd one in the second. The last four have the six pairs of bits that are left.
 struct SixBits {
   static constexpr int kBytes = kTileRows * kBlockK * 2 + 8 * kBlockLanes, kVectors = 1, kExtra = 2, kExponent = 133, kInputExponent = 96;
-  static constexpr bool kIntegers = true;
+  static constexpr bool kIntegers = true, kWholeBytes = false;
   static constexpr float kUpper = 4;
 
   static __device__ __forceinline__ void read_extra(const uint8_t* block, int lane, uint32_t* out) {
@@ -104,24 +107,20 @@ struct SixBits {
 struct EightBits {
   static constexpr int kBytes = 2 * kTileRows * kBlockK * 2, kVectors = 2, kExtra = 0;
   static __device__ __forceinline__ void read_extra(const uint8_t*, int, uint32_t*) {}
-  static __device__ __forceinline__ uint2 eight_codes(const uint4* words, int group) {
-    const uint4 two = group < 2 ? words[0] : words[1];
-    return group % 2 ? make_uint2(two.z, two.w) : make_uint2(two.x, two.y);
-  }
 };
 
-// Integers of eight bits: bytes 0 and 2 of a word are a pair, bytes 1 and 3 the next.
+// Integers of eight bits: bytes 0 and 2 of a word are a pair, bytes 1 and 3 the next. Words of two groups take turns, as a product
+// takes them.
 struct Bytes : EightBits {
   static constexpr int kExponent = 133, kInputExponent = 96;
-  static constexpr bool kIntegers = true;
+  static constexpr bool kIntegers = true, kWholeBytes = false;
   static constexpr float kUpper = 1;
   static __device__ __forceinline__ uint4 operand(const uint4* words, const uint32_t*, int group) {
-    const uint2 eight = eight_codes(words, group);
-    return make_uint4(eight.x & 0x00ff00ffu, eight.x >> 8 & 0x00ff00ffu, eight.y & 0x00ff00ffu, eight.y >> 8 & 0x00ff00ffu);
+    const uint4 two = group < 2 ? words[0] : words[1];
+    const uint32_t first = group % 2 ? two.y : two.x, second = group % 2 ? two.w : two.z;
+    return make_uint4(first & 0x00ff00ffu, first >> 8 & 0x00ff00ffu, second & 0x00ff00ffu, second >> 8 & 0x00ff00ffu);
   }
-  static __device__ __forceinline__ uint4 integer_operand(const uint4* words, const uint32_t*, int pair) {
-    return make_uint4(words[pair].x, words[pair].z, words[pair].y, words[pair].w);
-  }
+  static __device__ __forceinline__ uint4 integer_operand(const uint4* words, const uint32_t*, int pair) { return words[pair]; }
 };
 
 // e4m3: a value's exponent and mantissa, put at bits 10 to 4 of a bf16 with the sign at bit 15, are the value times 2^-120,
@@ -138,7 +137,8 @@ struct E4m3 : EightBits {
     return make_uint4(first(eight.x), second(eight.x), first(eight.y), second(eight.y));
   }
   static __device__ __forceinline__ uint4 operand(const uint4* words, const uint32_t*, int group) {
-    return operand(eight_codes(words, group));
+    const uint4 two = group < 2 ? words[0] : words[1];
+    return operand(group % 2 ? make_uint2(two.z, two.w) : make_uint2(two.x, two.y));
   }
 };
 

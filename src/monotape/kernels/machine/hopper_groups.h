@@ -52,28 +52,52 @@ struct GroupProducts {
   static __device__ __forceinline__ void add_total(float (&sums)[4], uint2 x) {
     multiply_accumulate<false>(sums, kOne, kOne, kOne, kOne, x.x, x.y);
   }
-  // The same of integers: two groups, whose sums are those of different lanes.
-  static __device__ __forceinline__ void multiply(int (&sums)[4], const uint4* words, const uint32_t* extra, int pair, uint2 x) {
-    const uint4 w = Codes::integer_operand(words, extra, pair);
+  // The same of integers: one of the two products of a block, whose sums are those of different lanes.
+  static __device__ __forceinline__ void multiply(int (&sums)[4], const uint4* words, const uint32_t* extra, int number, uint2 x) {
+    static_assert(!Codes::kWholeBytes || (kHalves == 1 && kShifts), "sums of whole bytes are shifted");
+    const uint4 w = Codes::integer_operand(words, extra, number);
     multiply_accumulate_bytes(sums, w.x, w.y, w.z, w.w, x.x, x.y);
   }
-  // Whether the sums of a lane are of the second of two groups.
-  static __device__ __forceinline__ bool is_upper(int column) { return kHalves == 1 ? column % 2 : column / 2; }
-  // `total` is the sum of the lane's slot of inputs, times kMiddle where there is one; `scale` that of its inputs and codes.
-  static __device__ __forceinline__ float scaled(const int (&sums)[4], const uint32_t* extra, int half, int column, float scale, float total) {
+  // Whether the lane's column of a product has activations, where groups have 32 values.
+  static __device__ __forceinline__ bool takes_part(int row, int number) {
+    return Codes::kWholeBytes ? number == 1 || row / 2 % 2 : row / 4 == number;
+  }
+  // Adds the product's activations: once, where it takes those of all slots.
+  static __device__ __forceinline__ void add_total(int (&sums)[4], int number, uint2 x) {
+    constexpr uint32_t kOnes = 0x01010101u;
+    if (!Codes::kWholeBytes || number == 1) multiply_accumulate_bytes(sums, kOnes, kOnes, kOnes, kOnes, x.x, x.y);
+  }
+  // Whether the sums of a lane are in rows 8-15 of a product.
+  static __device__ __forceinline__ bool is_upper(int column) { return kHalves == 1 && !Codes::kWholeBytes ? column % 2 : column / 2; }
+  // Adds a block's sum to a row's. `total` is that of the lane's slot of inputs, and `scale` that of its inputs and codes. Each term is
+  // added for itself, by an instruction that multiplies too.
+  static __device__ __forceinline__ void add_scaled(float& to, const int (&sums)[4], const uint32_t* extra, int half, int column, float scale, float total) {
     const Factors factors = Scales::factors(extra + Codes::kExtra, half);
     const float sum = sum_of_lane(sums, is_upper(column));
-    if constexpr (Scales::kMiddle != 0) return factors.scale * (sum * scale - total);
-    const float y = factors.scale * (sum * scale);
-    return kShifts ? y + factors.shift * total : y;
+    if constexpr (Scales::kMiddle != 0) {
+      to += factors.scale * (sum * scale - total);
+    } else {
+      to += factors.scale * (Codes::kWholeBytes ? sum * scale + missing(column) * total : sum * scale);
+      if constexpr (kShifts) to += factors.shift * total;
+    }
   }
+  // Times the code of the value 0, where it is the same for all groups.
   static __device__ __forceinline__ float total_of(const int (&sums)[4], int column, float scale) {
-    return sum_of_lane(sums, is_upper(column)) * (Scales::kMiddle ? Scales::kMiddle * scale : scale);
+    const float middle = Codes::kWholeBytes ? Scales::kMiddle - missing(column) : Scales::kMiddle;
+    return sum_of_lane(sums, is_upper(column)) * (Scales::kMiddle ? middle * scale : scale);
   }
   // What a lane's sums are multiplied by, from what its inputs are.
   static __device__ __forceinline__ float lane_scale(float input_scale, int column) {
-    if constexpr (kInteger) return is_upper(column) ? input_scale * (1 / Codes::kUpper) : input_scale;
-    return input_scale;
+    if constexpr (!kInteger) return input_scale;
+    if constexpr (Codes::kWholeBytes) return input_scale * (column % 2 ? 1 / Codes::kUpper : -1);
+    return is_upper(column) ? input_scale * (1 / Codes::kUpper) : input_scale;
+  }
+
+ private:
+  // Of whole bytes: the total that a lane's scaled sum lacks, so many times.
+  static __device__ __forceinline__ float missing(int column) {
+    if constexpr (Codes::kWholeBytes) return column % 2 ? -Codes::kMost / Codes::kUpper : Codes::kMost;
+    return 0;
   }
 };
 

@@ -68,7 +68,6 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
   static constexpr int kHalves = Weight::kHalves, kInputs = Weight::kInputs;
   static_assert(Rows == 1 || !Weight::kGrouped || !Weight::kSlots, "the columns of a product are slots of groups, not rows");
   static constexpr int kChains = kTogether == 1 ? 4 : 2;  // independent chains of a tile's products
-  static constexpr uint32_t kOnes = 0x01010101u;
   static constexpr bool kFetchesFirst = kShortOfRegisters;
   static constexpr bool kScalesBlocks = kAddsExperts && kScalesExperts;  // their rows have scales, one of each expert
 
@@ -181,7 +180,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
       for (int i = 0; i < kAtOnce; i++) {
         const int half = kHalves == 1 ? 0 : pair;
         const uint2 x = x_[i * kInputs + pair];
-        if constexpr (Adds) multiply_accumulate_bytes(totals[i][half], kOnes, kOnes, kOnes, kOnes, x.x, x.y);
+        if constexpr (Adds) Weight::add_total(totals[i][half], pair, x);
 #pragma unroll
         for (int t = 0; t < kTogether; t++) {
           const int at = t * kAtOnce + i;
@@ -196,8 +195,16 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         if constexpr (Adds) total = Weight::total_of(totals[i][half], c_.column(), this->scales_[i]);
         const float scale = Weight::lane_scale(this->scales_[i], c_.column());
 #pragma unroll
-        for (int t = 0; t < kTogether; t++)
-          add_block(t, i, Weight::scaled(sums[t][i][half], weights.extra_of((t * kAtOnce + i) * kExtra), half, c_.column(), scale, total));
+        for (int t = 0; t < kTogether; t++) {
+          const uint32_t* extra = weights.extra_of((t * kAtOnce + i) * kExtra);
+          if constexpr (!kScalesBlocks) {
+            Weight::add_scaled(sums_[t][0][0], sums[t][i][half], extra, half, c_.column(), scale, total);
+          } else {
+            float sum = 0;
+            Weight::add_scaled(sum, sums[t][i][half], extra, half, c_.column(), scale, total);
+            add_block(t, i, sum);
+          }
+        }
       }
   }
   __device__ __forceinline__ float finished(int t) const {
@@ -296,8 +303,8 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
     if constexpr (Rows == 1) return 1;
     else return rows_input(at_).rows;
   }
-  // A lane's column is one byte of the integers of one group, or of half of one. It takes part in one of a block's two products, or,
-  // where groups have halves, in both.
+  // A lane's column is one byte of the integers of one group, or of half of one. It takes part in one of a block's two products or in both:
+  // see formats/integers.h.
   __device__ __forceinline__ void read_integers() {
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++) {
@@ -307,7 +314,7 @@ class TileProduct : InputScales<Stored<product(Number).format>::kInteger ? divid
         const uint2 x = real ? reinterpret_cast<const uint2*>(c_.shared.x)[(block * 16 + c_.row() / 2 * 4 + c_.column()) * 2 + c_.row() % 2] : make_uint2(0, 0);
         this->scales_[i] = real ? c_.shared.input_scale[block] : 0;
 #pragma unroll
-        for (int pair = 0; pair < 2; pair++) x_[i * kInputs + pair] = c_.row() / 4 == pair ? x : make_uint2(0, 0);
+        for (int pair = 0; pair < 2; pair++) x_[i * kInputs + pair] = Weight::takes_part(c_.row(), pair) ? x : make_uint2(0, 0);
       } else {
         const bool mine = real && c_.row() / 2 % 2 == c_.column() / 2;
         const uint2* x = reinterpret_cast<const uint2*>(c_.shared.x) + (block * 16 + c_.row() / 4 * 4 + c_.column()) * 2 + c_.row() % 2;

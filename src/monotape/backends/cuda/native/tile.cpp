@@ -7,12 +7,16 @@ namespace {
 // Tensor cores multiply eight values in this order.
 constexpr int kOrder[8] = {0, 2, 1, 3, 4, 6, 5, 7};
 
+// The place of byte i of eight: four of one group, or pair of groups, and four of the other take turns.
+constexpr int in_turns(int i) { return i / 4 * 8 + i % 4; }
+
 // Eight codes of a lane and a group, which is odd if `upper`, into one half of each of eight bytes: those of the group before, or
 // after, have the other.
 void put_four_bits(const uint8_t* eight, uint8_t* out, bool upper) {
   for (int i = 0; i < 8; i++) {
     const int code = eight[kOrder[i]] & 15;
-    out[i] = static_cast<uint8_t>(upper ? out[i] | code << 4 : code);
+    uint8_t& byte = out[in_turns(i)];
+    byte = static_cast<uint8_t>(upper ? byte | code << 4 : code);
   }
 }
 
@@ -37,7 +41,7 @@ void put_six_bits(const uint8_t* even, const uint8_t* odd, uint8_t* out, uint8_t
 }
 
 void put_bytes(const uint8_t* eight, uint8_t* out) {
-  for (int i = 0; i < 8; i++) out[i] = eight[kOrder[i]];
+  for (int i = 0; i < 8; i++) out[in_turns(i)] = eight[kOrder[i]];
 }
 
 // Two codes in 16 bits: kernels/formats/codes.h says where their bits lie.
@@ -83,12 +87,12 @@ void Tile::put_codes(int64_t block, uint8_t* out) {
         const uint8_t* eight = codes + 32 * group;
         const bool upper = group % 2;
         uint8_t* of_pair = out + lane * 16 + group / 2 * 8;
-        uint8_t* of_bytes = out + group / 2 * 512 + lane * 16 + group % 2 * 8;
-        if (shape.codes == CodeLayout::four_bits) put_four_bits(eight, of_pair, upper);
+        uint8_t* of_half = out + group / 2 * 512 + lane * 16;
+        if (shape.codes == CodeLayout::four_bits) put_four_bits(eight, out + lane * 16 + group / 2 * 4, upper);
         if (shape.codes == CodeLayout::five_bits) put_five_bits(eight, of_pair, more, group / 2, upper);
         if (shape.codes == CodeLayout::six_bits && upper) put_six_bits(eight - 32, eight, of_pair, more + group / 2 * 4);
-        if (shape.codes == CodeLayout::bytes) put_bytes(eight, of_bytes);
-        if (shape.codes == CodeLayout::e4m3) put_e4m3(eight, of_bytes);
+        if (shape.codes == CodeLayout::bytes) put_bytes(eight, of_half + group % 2 * 4);
+        if (shape.codes == CodeLayout::e4m3) put_e4m3(eight, of_half + group % 2 * 8);
         if (shape.codes == CodeLayout::e2m1) put_word(e2m1(eight), out + lane * 16 + group * 4);
       }
       if (shape.codes == CodeLayout::five_bits) std::memcpy(out + 512 + 4 * lane, more, 4);
