@@ -132,7 +132,9 @@ def test_bytes_are_pairs_by_a_mask() -> None:
     codes = RNG.integers(0, 256, (TILE_ROWS, 128)).astype(np.uint8)
     words = in_halves(packed(Format.INT8, Coded(codes)))
     shape = words.shape
-    words = words.reshape(*shape[:-2], 2, 2, 2).swapaxes(-1, -2).reshape(shape)  # words of two groups take turns
+    words = (
+        words.reshape(*shape[:-2], 2, 2, 2).swapaxes(-1, -2).reshape(shape)
+    )  # words of two groups take turns
     pairs = np.stack([words & np.uint32(0x00FF00FF), words >> np.uint32(8) & np.uint32(0x00FF00FF)], axis=-1)
     assert np.array_equal(
         bf16(pairs.reshape(*words.shape[:-1], 4)) * 2.0**133, lanes_of(codes).astype(np.float64)
