@@ -37,3 +37,14 @@ def test_a_folder_that_cannot_be_written_is_not_taken_for_a_missing_compiler(
     with pytest.raises(BackendUnavailable, match="cannot be written into") as caught:
         bridge._build(tmp_path / "file" / "native")
     assert "Not a directory" in caught.value.message and "MONOTAPE_CACHE" in caught.value.hint
+
+
+def test_a_compiler_that_cannot_be_started_is_not_taken_for_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_bytes(b"\x7fELF, but no more")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(bridge, "find_compiler", lambda _preferred: [str(compiler)])
+    with pytest.raises(bridge.BuildError, match=r"c\+\+ cannot be started: Exec format error"):
+        bridge._build(tmp_path / "native")

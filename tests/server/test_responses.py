@@ -96,6 +96,16 @@ def test_an_item_that_was_cut_off_is_incomplete(scripted: RunningServer, tool: d
     assert [event["item"] for event in found if event["type"] == "response.output_item.done"] == output
 
 
+@pytest.mark.parametrize(("limit", "status"), [(50, "incomplete"), (52, "completed"), (58, "completed")])
+def test_a_call_whose_arguments_are_whole_may_be_made_where_the_limit_cuts_what_follows(
+    scripted: RunningServer, limit: int, status: str
+) -> None:
+    call = json.dumps({"name": "shell", "arguments": {"input": "x"}})
+    found = events(scripted, input=f"say:<tool_call>{call}</tool_call>", tools=TOOLS, max_output_tokens=limit)
+    assert found[-1]["type"] == "response.incomplete"  # with 58 tokens within the closing mark
+    assert [item["status"] for item in found[-1]["response"]["output"]] == [status]
+
+
 def test_the_call_of_a_tool_is_echoed_with_the_settings(scripted: RunningServer) -> None:
     body = {
         "input": "say:hi",

@@ -50,6 +50,8 @@ CASES: list[tuple[ToolFormat, str, str, list[tuple[str, str]]]] = [
     (HERMES, f"Sure.\n<tool_call>\n{ONE}\n</tool_call>", "Sure.\n", [("f", ARGUMENTS)]),
     (HERMES, f"<tool_call>{ONE}</tool_call>\n<tool_call>{ONE}</tool_call>", "", [("f", ARGUMENTS), ("f", ARGUMENTS)]),
     (HERMES, f"<tool_call>{ONE}</tool_call> done", " done", [("f", ARGUMENTS)]),
+    (HERMES, f"<tool_call>{ONE}\n</tool_ca", "", [("f", ARGUMENTS)]),  # cut off within the mark
+    (HERMES, f"<tool_call>{ONE}\n</tool_x", "</tool_x", [("f", ARGUMENTS)]),
     (HERMES, '<tool_call>{"arguments": {"x": 1}, "name": "late"}</tool_call>', "", [("late", '{"x": 1}')]),
     (HERMES, '<tool_call>{"name": "text", "arguments": "{\\"q\\": 1}"}</tool_call>', "", [("text", '{"q": 1}')]),
     (HERMES, '<tool_call>{"name": "none"}</tool_call>', "", [("none", "{}")]),

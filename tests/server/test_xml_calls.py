@@ -47,6 +47,8 @@ CASES: list[tuple[str, str, list[tuple[str, Any]]]] = [
     ("<function=f>\n<parameter=count>\n4\n</parameter>\n</function>\n</tool_call>", "", [("f", {"count": 4})]),
     (call(("count", "4")).replace("</function>\n", ""), "", [("f", {"count": 4})]),
     ("<tool_call>\n<function=f>\n<parameter=count>\n4\n</parameter>\n", "", [("f", {"count": 4})]),
+    (call(("count", "4")).removesuffix("call>"), "", [("f", {"count": 4})]),  # cut off within the tag
+    ("<tool_call>\n<function=f>\n<parameter=count>\n4\n</parameter>\n</func", "", [("f", {"count": 4})]),
     (f"{call(('count', '4'))} And now?", " And now?", [("f", {"count": 4})]),
     ("<tool_call>\nno call\n</tool_call>", "<tool_call>\nno call\n</tool_call>", []),
     ("the tag <function=", "the tag <function=", []),

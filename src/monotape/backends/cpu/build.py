@@ -114,7 +114,10 @@ def link_order(files: Iterable[Path], machine: str) -> list[Path]:
 
 
 def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"{command[0]} cannot be started: {error.strerror}") from error
     if result.returncode:
         first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
         raise BuildError(f"{command[0]} failed: {first}")

@@ -18,7 +18,7 @@ from monotape.server.engine import wire
 from monotape.server.http.endpoint import Stream
 from monotape.server.http.replies import sse
 from monotape.server.requests.responses import ResponsesRequest, to_chat
-from monotape.server.requests.responses_tools import custom_names, namespaces, text_in
+from monotape.server.requests.responses_tools import custom_names, is_whole, namespaces, text_in
 from monotape.server.service.clock import Clock
 from monotape.server.service.service import Service
 
@@ -95,8 +95,10 @@ class _Response:
         return self._done is not None and self._done.finish_reason == "length"
 
     def _ended(self, block: Block) -> str:
-        """The status of an item that nothing is added to: a call that was cut off must not be made."""
-        return "incomplete" if self._cut and block is self._blocks.all[-1] else "completed"
+        """The status of an item that nothing is added to: a call must not be made that was cut off in its arguments."""
+        if not self._cut or block is not self._blocks.all[-1]:
+            return "completed"
+        return "completed" if block.kind == "call" and is_whole(block.text) else "incomplete"
 
     def _usage(self, stats: wire.Stats) -> dict[str, Any]:
         return {

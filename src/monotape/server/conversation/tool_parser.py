@@ -164,8 +164,10 @@ class ToolParser:
         if self._style.ends and stripped.startswith(self._style.ends):
             self._buffer, self._mode = stripped[len(self._style.ends) :], "text"
             return True
-        if self._style.ends and self._style.ends.startswith(stripped) and not ended:
-            return False
+        if self._style.ends and self._style.ends.startswith(stripped):
+            if not ended:
+                return False
+            stripped = ""  # the answer was cut off within the mark
         if stripped[:1] == "{" and self._style.separators:
             self._buffer = stripped
             return self._begin("", 0)

@@ -51,7 +51,8 @@ class XmlCallParser:
             self._say(events, self._held + self._buffer)
         elif self._mode == "parameters":  # only tags are missing
             self._close(events)
-            self._say(events, self._buffer)
+            if not any(tag.startswith(self._buffer.lstrip()) for tag in _AFTER):
+                self._say(events, self._buffer)
         return events
 
     def _run(self, *, ended: bool) -> list[Event]:
@@ -127,8 +128,10 @@ class XmlCallParser:
 
     def _in_closing(self, events: list[Event], ended: bool) -> bool:
         rest = self._buffer.lstrip()
-        if _CLOSE.startswith(rest) and rest != _CLOSE and not ended:
-            return False
+        if _CLOSE.startswith(rest) and rest != _CLOSE:
+            if not ended:
+                return False
+            rest = ""  # the answer was cut off within the tag
         self._buffer = rest.removeprefix(_CLOSE)
         self._mode = "text"
         return True
@@ -156,7 +159,7 @@ class XmlCallParser:
             return False
         after = self._buffer[at + len(_END_OF_VALUE) :].lstrip()
         if not after.startswith(_AFTER):
-            if any(tag.startswith(after) for tag in _AFTER) and not (ended and after):
+            if any(tag.startswith(after) for tag in _AFTER):
                 if not ended:
                     kept = at - 1 if self._buffer[:at].endswith("\n") else at
                     self._part(events, self._take(max(0, kept)))

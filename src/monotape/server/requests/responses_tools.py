@@ -61,6 +61,14 @@ def text_in(arguments: str) -> str:
     return found if isinstance(found, str) else arguments
 
 
+def is_whole(arguments: str) -> bool:
+    """Whether a call's arguments have come to their end. The answer may have been cut off after them."""
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def text_arguments(text: Any) -> str:
     """The arguments that a custom call had for the model."""
     return json.dumps({"input": text if isinstance(text, str) else ""}, ensure_ascii=False)
