@@ -40,7 +40,7 @@ def words_of(tiles: np.ndarray, start: int, each: int) -> np.ndarray:
 
 
 def in_halves(tiles: np.ndarray) -> np.ndarray:
-    """Eight bits a value, two groups after another: [..., group, word]"""
+    """Eight bits a value, two groups after another: [..., group, word] where a group has neighbouring words."""
     both = [words_of(tiles, start, 4).reshape(*tiles.shape[:2], TILE_ROWS, 4, 2, 2) for start in (0, 512)]
     return np.concatenate(both, axis=-2)
 

@@ -26,12 +26,14 @@ ONE = '{"name": "f", "arguments": {"a": "}\\" {", "b": [1, {"c": null}]}}'
 ARGUMENTS = '{"a": "}\\" {", "b": [1, {"c": null}]}'
 
 
-def parsed(style: ToolFormat, text: str, step: int, **more: Any) -> tuple[str, list[tuple[str, str]]]:
+def parsed(
+    style: ToolFormat, text: str, step: int, *, cut: bool = False, **more: Any
+) -> tuple[str, list[tuple[str, str]]]:
     """The text and the calls of an answer that comes `step` characters at a time."""
     parser, events = ToolParser(style, offered=("f", "g"), **more), list[Event]()
     for start in range(0, len(text), step):
         events += parser.feed(text[start : start + step])
-    events += parser.end()
+    events += parser.end(cut=cut)
     content, names, arguments = "", list[str](), list[str]()
     for event in events:
         if isinstance(event, CallBegins):
@@ -50,7 +52,6 @@ CASES: list[tuple[ToolFormat, str, str, list[tuple[str, str]]]] = [
     (HERMES, f"Sure.\n<tool_call>\n{ONE}\n</tool_call>", "Sure.\n", [("f", ARGUMENTS)]),
     (HERMES, f"<tool_call>{ONE}</tool_call>\n<tool_call>{ONE}</tool_call>", "", [("f", ARGUMENTS), ("f", ARGUMENTS)]),
     (HERMES, f"<tool_call>{ONE}</tool_call> done", " done", [("f", ARGUMENTS)]),
-    (HERMES, f"<tool_call>{ONE}\n</tool_ca", "", [("f", ARGUMENTS)]),  # cut off within the mark
     (HERMES, f"<tool_call>{ONE}\n</tool_x", "</tool_x", [("f", ARGUMENTS)]),
     (HERMES, '<tool_call>{"arguments": {"x": 1}, "name": "late"}</tool_call>', "", [("late", '{"x": 1}')]),
     (HERMES, '<tool_call>{"name": "text", "arguments": "{\\"q\\": 1}"}</tool_call>', "", [("text", '{"q": 1}')]),
@@ -84,6 +85,13 @@ def test_calls_are_found_however_the_text_is_cut(
     style: ToolFormat, text: str, content: str, calls: list[tuple[str, str]], step: int
 ) -> None:
     assert parsed(style, text, step) == (content, calls)
+
+
+@pytest.mark.parametrize("mark", ["\n</tool_ca", "</tool_call>\n<tool_ca"])
+def test_the_beginning_of_a_mark_is_none_of_the_text_where_the_answer_reached_its_limit(mark: str) -> None:
+    assert parsed(HERMES, f"<tool_call>{ONE}{mark}", 3, cut=True) == ("", [("f", ARGUMENTS)])
+    said, _ = parsed(HERMES, f"<tool_call>{ONE}{mark}", 3)
+    assert said.strip() in mark and said.endswith("tool_ca")
 
 
 def test_text_goes_out_as_soon_as_it_cannot_be_a_call() -> None:

@@ -47,8 +47,6 @@ CASES: list[tuple[str, str, list[tuple[str, Any]]]] = [
     ("<function=f>\n<parameter=count>\n4\n</parameter>\n</function>\n</tool_call>", "", [("f", {"count": 4})]),
     (call(("count", "4")).replace("</function>\n", ""), "", [("f", {"count": 4})]),
     ("<tool_call>\n<function=f>\n<parameter=count>\n4\n</parameter>\n", "", [("f", {"count": 4})]),
-    (call(("count", "4")).removesuffix("call>"), "", [("f", {"count": 4})]),  # cut off within the tag
-    ("<tool_call>\n<function=f>\n<parameter=count>\n4\n</parameter>\n</func", "", [("f", {"count": 4})]),
     (f"{call(('count', '4'))} And now?", " And now?", [("f", {"count": 4})]),
     ("<tool_call>\nno call\n</tool_call>", "<tool_call>\nno call\n</tool_call>", []),
     ("the tag <function=", "the tag <function=", []),
@@ -63,11 +61,33 @@ CASES: list[tuple[str, str, list[tuple[str, Any]]]] = [
 ]  # fmt: skip
 
 
-def read(parts: list[str], **more: Any) -> tuple[str, list[tuple[str, str]]]:
+def read(parts: list[str], *, cut: bool = False, **more: Any) -> tuple[str, list[tuple[str, str]]]:
     parser = XmlCallParser(SCHEMAS, **more)
     events = [event for part in parts for event in parser.feed(part)]
-    _, said, calls = summed([*events, *parser.end()])
+    _, said, calls = summed([*events, *parser.end(cut=cut)])
     return said, calls
+
+
+@pytest.mark.parametrize(
+    "text", [call(("text", "a </parameter> <b"), ("count", "4")), call(("yes", "true"), name="bare")]
+)
+def test_the_arguments_of_a_call_end_where_the_function_does(text: str) -> None:
+    """An answer that reached its limit may lack parameters, so nothing closes its arguments but the tag."""
+    ends = text.index("</function>") + len("</function>")
+    whole = read([text])[1]
+    for at in range(len(text) + 1):
+        said, calls = read([text[:at]], cut=True)
+        if at >= ends:
+            assert (said, calls) == ("", whole)
+        elif calls:
+            assert said == "" and not calls[0][1].endswith("}")
+
+
+def test_the_beginning_of_a_tag_is_text_where_the_answer_ended_by_itself() -> None:
+    one = call(("count", "4"))
+    assert read([f"{one} </tool"])[0] == read([f"{one} </tool"], cut=True)[0] == " </tool"
+    assert read([one.removesuffix("call>")])[0] == "</tool_"
+    assert read([f"{one}\n<tool_ca"])[0] == "\n<tool_ca" and read([f"{one}\n<tool_ca"], cut=True)[0] == ""
 
 
 @pytest.mark.parametrize(("text", "said", "calls"), CASES)

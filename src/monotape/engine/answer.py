@@ -104,7 +104,9 @@ class Parser(Protocol):
     """Finds calls in what is said; harmony's finds thoughts too."""
 
     def feed(self, text: str) -> list[Event]: ...
-    def end(self) -> list[Event]: ...
+    def end(self, *, cut: bool = False) -> list[Event]:
+        """What is left. `cut`: the limit of tokens has come, so a call may lack its end, and a mark all but its beginning."""
+        ...
 
 
 @dataclass(slots=True)
@@ -120,13 +122,13 @@ class Answer:
     def feed(self, text: str) -> list[Event]:
         return self._keep(self._parse(self.splitter.feed(text) if self.splitter else [Say("content", text)]))
 
-    def end(self, text: str) -> list[Event]:
-        """With the last of the text."""
+    def end(self, text: str, *, cut: bool = False) -> list[Event]:
+        """With the last of the text. `cut`: the limit of tokens has come."""
         events = self._parse(self.splitter.feed(text) if self.splitter else [Say("content", text)])
         if self.splitter is not None:
             events += self._parse(self.splitter.end())
         if self.parser is not None:
-            events += self.parser.end()
+            events += self.parser.end(cut=cut)
         return self._keep(events)
 
     def _parse(self, said: list[Say]) -> list[Event]:

@@ -98,7 +98,7 @@ def _in_halves(words: NDArray[Any]) -> list[Bytes]:
 
 
 def _bytes(lanes: Codes) -> list[Bytes]:
-    """Of two groups four bytes each, in turns."""
+    """Groups 0 and 1 of all lanes, then 2 and 3; of the two groups four bytes each, in turns."""
     ordered = lanes[..., [0, 2, 1, 3, 4, 6, 5, 7]]
     return [_in_turns(half) for half in (ordered[..., :2, :], ordered[..., 2:, :])]
 

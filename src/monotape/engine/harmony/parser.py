@@ -85,7 +85,7 @@ class HarmonyParser:
             pass
         return events
 
-    def end(self) -> list[Event]:
+    def end(self, *, cut: bool = False) -> list[Event]:
         """With what was held back: a header without a message is text."""
         events: list[Event] = []
         while self._step(events, ended=True):

@@ -11,6 +11,7 @@
 //   integer_operand(words, extra, number)   then: the operand of the first or the second of a block's two such products
 //   kUpper        what the codes of odd groups are multiplied by there
 //   kWholeBytes   whether the first product takes whole bytes, with the codes of two groups: integers.h
+//   kMost         the largest code, then
 //
 // An integer's bits are those of a bf16 that is the integer times 2^-133: below 128 it is a subnormal number, and the next
 // 128 have the first exponent, in the same steps. So a mask and a shift make an operand, and nothing is rounded.
@@ -48,8 +49,8 @@ struct FourBits {
   }
 };
 
-// Integers of five bits. Words 2 p and 2 p + 1 of a lane have groups 2 p and 2 p + 1, bytes as those of four bits, with the lower four bits of even groups and the upper four of odd ones.
-// After the words of all lanes each has one more, with the bit that is missing of each code: byte n has those of the n-th bytes.
+// Integers of five bits. Words 2 p and 2 p + 1 of a lane have groups 2 p and 2 p + 1 in bytes like those of four bits, with the lower
+// four bits of even groups and the upper four of odd ones. After the words of all lanes each has one more, with the bit that is missing of each code: byte n has those of the n-th bytes.
 struct FiveBits {
   static constexpr int kBytes = kTileRows * kBlockK * 2 + 4 * kBlockLanes, kVectors = 1, kExtra = 1, kExponent = 133, kInputExponent = 96;
   static constexpr bool kIntegers = true, kWholeBytes = false;

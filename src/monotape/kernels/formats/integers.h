@@ -8,11 +8,12 @@
 // are the high and the low bytes of group s, and zeros in the product of the two other groups. So lane 4 r + s ends with the sum
 // of row r and group s, in the first two of its four results, or in the last two where s is odd. It applies that group's scale.
 //
-// Codes of four bits lie in bytes, two groups in each, and masks would cost more than the products. So the first product takes
-// whole bytes, 16 b + a, and the second 15 - a: rows 0-7 those of groups 0 and 1, rows 8-15 those of groups 2 and 3. The second
-// multiplies the activations x of all groups, the first those of odd ones, and their sums add up. Lane 4 r + s has 15 X - A of an
-// even group and 16 B + 15 X of an odd one, where X is the sum of x, A that of a x and B that of b x; X is subtracted with
-// the group's shift, which these formats have anyway.
+// Codes of four bits lie in bytes, a of an even group and b of the odd one after it, and masks would cost more than the products. So
+// the first product takes whole bytes, 16 b + a, and the second 15 - a: rows 0-7 those of groups 0 and 1, rows 8-15 those of
+// groups 2 and 3, so lanes whose s is 2 or 3 take the last two of four results. The second product multiplies the activations x of all
+// groups; the first multiplies only those of odd groups, and the columns of even ones are zero there. Their sums add up: lane 4 r + s
+// has 15 X - A of an even group and 16 B + 15 X of an odd one, where X is the sum of x, A that of a x and B that of b x. The multiple
+// of X is subtracted with the group's shift, which these formats have anyway.
 //
 // Where groups have 16 values, the two products of a block have sums of their own, and columns 2 s and 2 s + 1 are the bytes of
 // slot s of four: two halves of the first group, then two of the second, with zeros for the other half. Lane 4 r + s ends with the

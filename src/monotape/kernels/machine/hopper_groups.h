@@ -70,7 +70,7 @@ struct GroupProducts {
   // Whether the sums of a lane are in rows 8-15 of a product.
   static __device__ __forceinline__ bool is_upper(int column) { return kHalves == 1 && !Codes::kWholeBytes ? column % 2 : column / 2; }
   // Adds a block's sum to a row's. `total` is that of the lane's slot of inputs, and `scale` that of its inputs and codes. Each term is
-  // added for itself, by an instruction that multiplies too.
+  // added separately, so that the compiler can use a fused multiply-add.
   static __device__ __forceinline__ void add_scaled(float& to, const int (&sums)[4], const uint32_t* extra, int half, int column, float scale, float total) {
     const Factors factors = Scales::factors(extra + Codes::kExtra, half);
     const float sum = sum_of_lane(sums, is_upper(column));
@@ -81,7 +81,8 @@ struct GroupProducts {
       if constexpr (kShifts) to += factors.shift * total;
     }
   }
-  // Times the code of the value 0, where it is the same for all groups.
+  // Times what is subtracted of the slot's total, where it is the same for all groups: the code of the value 0, and for whole bytes
+  // less what the lane's sum lacks.
   static __device__ __forceinline__ float total_of(const int (&sums)[4], int column, float scale) {
     const float middle = Codes::kWholeBytes ? Scales::kMiddle - missing(column) : Scales::kMiddle;
     return sum_of_lane(sums, is_upper(column)) * (Scales::kMiddle ? middle * scale : scale);
@@ -94,7 +95,7 @@ struct GroupProducts {
   }
 
  private:
-  // Of whole bytes: the total that a lane's scaled sum lacks, so many times.
+  // Of whole bytes: how many times the total must be added to a lane's scaled sum.
   static __device__ __forceinline__ float missing(int column) {
     if constexpr (Codes::kWholeBytes) return column % 2 ? -Codes::kMost / Codes::kUpper : Codes::kMost;
     return 0;

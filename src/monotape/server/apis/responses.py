@@ -96,9 +96,10 @@ class _Response:
 
     def _ended(self, block: Block) -> str:
         """The status of an item that nothing is added to: a call must not be made that was cut off in its arguments."""
-        if not self._cut or block is not self._blocks.all[-1]:
+        if not self._cut:
             return "completed"
-        return "completed" if block.kind == "call" and is_whole(block.text) else "incomplete"
+        whole = is_whole(block.text) if block.kind == "call" else block is not self._blocks.all[-1]
+        return "completed" if whole else "incomplete"
 
     def _usage(self, stats: wire.Stats) -> dict[str, Any]:
         return {

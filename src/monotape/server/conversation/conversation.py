@@ -63,8 +63,10 @@ class Conversation:
                 answer = self.style.new_answer()
                 async with self.service.complete(self.work, index) as messages:
                     async for message in messages:
-                        ended = isinstance(message, wire.Done)
-                        events = answer.end(message.text) if ended else answer.feed(message.text)
+                        if isinstance(message, wire.Done):
+                            events = answer.end(message.text, cut=message.finish_reason == "length")
+                        else:
+                            events = answer.feed(message.text)
                         yield Part(index, message, events, answer)
 
 

@@ -29,6 +29,7 @@ class ToolParser:
         self._announced = self._named = False
         self._said = False  # any text that is not white space
         self._space = ""  # after a call
+        self._cut = False  # at the limit of tokens: what may be the beginning of a mark is one
         self.calls = 0
 
     def feed(self, text: str) -> list[Event]:
@@ -38,8 +39,9 @@ class ToolParser:
             pass
         return events
 
-    def end(self) -> list[Event]:
+    def end(self, *, cut: bool = False) -> list[Event]:
         """What is left when the answer has ended."""
+        self._cut = cut
         events: list[Event] = []
         while getattr(self, f"_in_{self._mode}")(events, True):
             pass
@@ -57,7 +59,7 @@ class ToolParser:
             at, mark = min(found)
             self._say(events, self._buffer[:at])
             return self._begin(mark, at + len(mark))
-        kept = 0 if ended else self._possible_begin()
+        kept = 0 if ended and not (self._cut and self.calls) else self._possible_begin()
         said, self._buffer = (
             self._buffer[: len(self._buffer) - kept],
             self._buffer[len(self._buffer) - kept :],
@@ -167,7 +169,8 @@ class ToolParser:
         if self._style.ends and self._style.ends.startswith(stripped):
             if not ended:
                 return False
-            stripped = ""  # the answer was cut off within the mark
+            if self._cut:
+                stripped = ""
         if stripped[:1] == "{" and self._style.separators:
             self._buffer = stripped
             return self._begin("", 0)

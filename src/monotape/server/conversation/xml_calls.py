@@ -37,22 +37,23 @@ class XmlCallParser:
         self._space = ""  # after a call
         self._types: frozenset[str] = frozenset()  # JSON types of the parameter that is being read
         self._name, self._keys = "", 0
+        self._cut = False  # at the limit of tokens: what may be the beginning of a tag is one
         self.calls = 0
 
     def feed(self, text: str) -> list[Event]:
         self._buffer += text
         return self._run(ended=False)
 
-    def end(self) -> list[Event]:
+    def end(self, *, cut: bool = False) -> list[Event]:
+        self._cut = cut
         events = self._run(ended=True)
         if self._mode == "value":  # the answer ended inside a value: the part that came is passed on
             self._arguments(events, self._buffer if self._streams else self._held + self._buffer, cut=True)
         elif self._mode == "call":
             self._say(events, self._held + self._buffer)
-        elif self._mode == "parameters":  # only tags are missing
+        elif self._mode == "parameters" and not cut:  # only tags are missing; else parameters may be
             self._close(events)
-            if not any(tag.startswith(self._buffer.lstrip()) for tag in _AFTER):
-                self._say(events, self._buffer)
+            self._say(events, self._buffer)
         return events
 
     def _run(self, *, ended: bool) -> list[Event]:
@@ -71,7 +72,8 @@ class XmlCallParser:
             self._say(events, self._take(min(found)))
             self._mode, self._held = "call", ""
             return True
-        kept = 0 if ended else max(_beginning(self._buffer, mark) for mark in (_OPEN, "<function="))
+        begins = not ended or (self._cut and self.calls)
+        kept = max(_beginning(self._buffer, mark) for mark in (_OPEN, "<function=")) if begins else 0
         self._say(events, self._take(len(self._buffer) - kept))
         return False
 
@@ -131,7 +133,8 @@ class XmlCallParser:
         if _CLOSE.startswith(rest) and rest != _CLOSE:
             if not ended:
                 return False
-            rest = ""  # the answer was cut off within the tag
+            if self._cut:
+                rest = ""
         self._buffer = rest.removeprefix(_CLOSE)
         self._mode = "text"
         return True
@@ -159,7 +162,7 @@ class XmlCallParser:
             return False
         after = self._buffer[at + len(_END_OF_VALUE) :].lstrip()
         if not after.startswith(_AFTER):
-            if any(tag.startswith(after) for tag in _AFTER):
+            if any(tag.startswith(after) for tag in _AFTER) and (self._cut or not (ended and after)):
                 if not ended:
                     kept = at - 1 if self._buffer[:at].endswith("\n") else at
                     self._part(events, self._take(max(0, kept)))
