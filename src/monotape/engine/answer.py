@@ -105,7 +105,7 @@ class Parser(Protocol):
 
     def feed(self, text: str) -> list[Event]: ...
     def end(self, *, cut: bool = False) -> list[Event]:
-        """What is left. `cut`: the limit of tokens has come, so a call may lack its end, and a mark all but its beginning."""
+        """What is left. `cut`: the limit of tokens has come, so a call or a mark may lack its end."""
         ...
 
 
