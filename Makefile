@@ -62,7 +62,7 @@ test-hip: $(VENV)/.dev clang ## for an MI300X, which this has never run on: a se
 test-minimums: $(BIN)/python ## the server's smoke test with the oldest versions that pyproject.toml allows
 	$(PYTHON) -m venv --clear $(VENV)/minimums
 	$(BIN)/python .ci/minimums.py serve > $(VENV)/minimums/constraints.txt
-	$(VENV)/minimums/bin/python -m pip install --quiet --constraint $(VENV)/minimums/constraints.txt \
+	PATH="$(CURDIR)/tests/compilers:$$PATH" $(VENV)/minimums/bin/python -m pip install --quiet --constraint $(VENV)/minimums/constraints.txt \
 	  ".[serve]" "pytest==8" "httpx==0.27"
 	$(VENV)/minimums/bin/python -m pytest -W default tests/server/test_smoke.py
 
