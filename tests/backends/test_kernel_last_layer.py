@@ -15,8 +15,8 @@ from backends.host_setups import (
     CONTEXT,
     VOCAB,
     Load,
+    checkpoints,
     loading_from,
-    make_checkpoints,
     on_machines,
 )
 from backends.quantised_rows import encoded_run
@@ -59,7 +59,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoints(tmp_path_factory.mktemp("last_layer"))
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture
