@@ -22,6 +22,8 @@ export HF_HOME := $(CURDIR)/$(VENV)/huggingface
 DEMO_ENV += -u HF_HOME
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Hundreds of processes of the tests would each compile the package's modules anew, and pytest those of the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-wide test-fast test-part test-gpu test-hip test-minimums browser clang wheel check format golden figures api-docs screenshots bench-cpu bench-stored llamacpp bench-gpu humaneval clean
