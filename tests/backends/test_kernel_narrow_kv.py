@@ -22,7 +22,7 @@ from monotape.plan.formats import Format
 from monotape.plan.gpu import UNIT_POSITIONS
 from monotape.weights.rounding import fp8_heads
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_soon")]
 
 TOKENS = tuple(np.random.default_rng(5).integers(3, VOCAB, 80).tolist())
 SCHEDULES = (
@@ -133,7 +133,9 @@ def test_what_is_kept_is_read_as_the_reference_reads_it(
     assert distance(seen[0], continued(want, before, ahead, more)) < far
 
 
-@pytest.mark.parametrize("setup", ["two workers", "splits", "large head"])
+@pytest.mark.parametrize(
+    "setup", ["two workers", pytest.param("splits", marks=pytest.mark.wide), "large head"]
+)
 def test_drafts_change_no_token(load: Load, setup: str) -> None:
     """Rows of a pass store and read their keys and values as tokens one by one do."""
     drafts_change_nothing(load(setup, rows=4, kv=Format.FP8), Job(TOKENS[:22], 0, 24, logprobs=2))
