@@ -23,7 +23,7 @@ UNUSED_S = 86_400  # an object that nothing has asked for so long is removed
 
 def enter() -> None:
     """From here on, of this process and of those that it starts."""
-    if compiler() is not None:
+    if compiler() is not None and shutil.which("python3"):  # what compilers/c++ starts
         os.environ["PATH"] = os.pathsep.join([str(FOLDER), *other_folders()])
 
 
