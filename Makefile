@@ -22,6 +22,8 @@ export HF_HOME := $(CURDIR)/$(VENV)/huggingface
 DEMO_ENV += -u HF_HOME
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Hundreds of processes of the tests would each compile the package's modules anew, and pytest those of the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-wide test-fast test-part test-gpu test-hip test-minimums browser clang wheel check format golden figures api-docs screenshots bench-cpu bench-stored llamacpp bench-gpu humaneval clean
@@ -62,7 +64,7 @@ test-hip: $(VENV)/.dev clang ## for an MI300X, which this has never run on: a se
 test-minimums: $(BIN)/python ## the server's smoke test with the oldest versions that pyproject.toml allows
 	$(PYTHON) -m venv --clear $(VENV)/minimums
 	$(BIN)/python .ci/minimums.py serve > $(VENV)/minimums/constraints.txt
-	$(VENV)/minimums/bin/python -m pip install --quiet --constraint $(VENV)/minimums/constraints.txt \
+	PATH="$(CURDIR)/tests/compilers:$$PATH" $(VENV)/minimums/bin/python -m pip install --quiet --constraint $(VENV)/minimums/constraints.txt \
 	  ".[serve]" "pytest==8" "httpx==0.27"
 	$(VENV)/minimums/bin/python -m pytest -W default tests/server/test_smoke.py
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import compile_once
 from families import BY_NAME, make_checkpoint
 
 # The oldest packages are tested without these two.
@@ -28,6 +29,9 @@ if find_spec("xdist"):
 # of them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+compile_once.enter()
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ UNUSED_S = 86_400  # a library that no test has loaded for so long is removed
 #: Headers in machine/ that hold instructions; those of SOURCES take their place.
 ONLY_HARDWARE = ("hopper", "hopper_memory", "hopper_products", "cdna3", "cdna3_types")
 FLAGS = (
-    "-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare",
+    "-std=c++17", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare",
     "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",  # checked jumps do not know of other stacks
 )  # fmt: skip
 
@@ -104,6 +104,7 @@ class HostKernel:
     """
 
     schedule = Schedule()  # of the launches to come, of all kernels
+    optimised = "-O1"  # of the libraries to come: the compiler's flag
     steps = 0  # of the latest launch
     crossings = 0  # likewise: words that were loaded from where all dies see them
     beside: ClassVar[Future[None] | None] = None
@@ -178,7 +179,7 @@ def build(header: str, kernel: str = "monotape.cu") -> bytes:
     files = {name: re.sub(r"\bvolatile int\b", "host::Watched", text) for name, text in files.items()}
     assert not any("volatile" in text for text in files.values())
     files |= {path.name: path.read_text() for path in SOURCES.iterdir()} | {"plan.h": header}
-    flags = (*FLAGS, *machine_flags(gpu), f'-DMONOTAPE_KERNEL="{kernel}"')
+    flags = (HostKernel.optimised, *FLAGS, *machine_flags(gpu), f'-DMONOTAPE_KERNEL="{kernel}"')
     key = hashlib.sha256(repr((sorted(files.items()), flags, compiler)).encode()).hexdigest()[:24]
     library = LIBRARIES / f"{key}.so"
     LIBRARIES.mkdir(parents=True, exist_ok=True)

@@ -94,10 +94,12 @@ Logits = NDArray[np.float32]
 Load = Callable[..., CudaBackend]  # a setup, and what is to be different from it
 
 
-def make_checkpoints(folder: Path) -> Path:
-    """The folder, with a checkpoint of each of CASES."""
-    for name, case in CASES.items():
-        make_checkpoint(case, folder / name)
+def checkpoints(factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of each of CASES: the same for all files, because making them takes a second."""
+    folder = factory.getbasetemp() / "host-setups"
+    if not folder.exists():
+        for name, case in CASES.items():
+            make_checkpoint(case, folder / name)
     return folder
 
 

@@ -192,14 +192,14 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Late]:
         yield opened
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(**DELAYS)
 def test_words_that_come_late_never_change_a_bit(late: Late, longest_ns: int, seed: int) -> None:
     check_late_words(late, longest_ns, seed)
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(**DELAYS)
 def test_words_that_come_late_never_change_a_bit_in_many_schedules(
     late: Late, longest_ns: int, seed: int

@@ -22,7 +22,7 @@ from monotape.compiler.gpu import Tuning, gpu_plan
 from monotape.models.registry import spec_from_config
 from monotape.weights.open import open_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_soon")]
 
 CONTEXT = 96  # of which a prompt and its tokens take all
 LONG = {"max_position_embeddings": CONTEXT}

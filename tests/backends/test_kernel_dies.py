@@ -22,8 +22,8 @@ from backends.host_setups import (
     VOCAB,
     Load,
     Logits,
+    checkpoints,
     loading_from,
-    make_checkpoints,
 )
 from backends.source_edits import Line, put
 from monotape.backends.cuda.backend import CudaBackend
@@ -101,7 +101,7 @@ COUNTED = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoints(tmp_path_factory.mktemp("dies"))
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture

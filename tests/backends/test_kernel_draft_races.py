@@ -16,7 +16,7 @@ import pytest
 
 from backends.host_drafts import SAMPLINGS, Answer, answer, plain, predicting
 from backends.host_kernel import HostKernel, MachineFault, Schedule
-from backends.host_setups import CONTEXT, VOCAB, Load, loading_from, make_checkpoints
+from backends.host_setups import CONTEXT, VOCAB, Load, checkpoints, loading_from
 from backends.source_edits import Line, late_parts, late_reader, late_sums, late_writer, put
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.protocol import Job
@@ -238,7 +238,7 @@ EXPECTED: dict[tuple[str, str, int, int, int | None], Answer] = {}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoints(tmp_path_factory.mktemp("draft races"))
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture

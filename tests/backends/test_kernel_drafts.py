@@ -14,7 +14,7 @@ from backends.host_drafts import SAMPLINGS, Answer, answer, choices_of, plain, p
 from backends.host_kernel import HostKernel, Schedule
 from backends.host_masks import SAMPLINGS as MASKED_SAMPLINGS
 from backends.host_masks import Masks, random_bits, run_masked
-from backends.host_setups import CONTEXT, VOCAB, Load, loading_from, make_checkpoints
+from backends.host_setups import CONTEXT, VOCAB, Load, checkpoints, loading_from
 from backends.source_edits import Line, put
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.protocol import Job, Sampling
@@ -41,7 +41,7 @@ long, wide = pytest.mark.long, pytest.mark.wide
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoints(tmp_path_factory.mktemp("drafts"))
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture

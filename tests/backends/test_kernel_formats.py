@@ -23,6 +23,8 @@ from monotape.plan.gpu_formats import GPU_FORMATS
 from monotape.weights.open import open_checkpoint
 from monotape.weights.tapes import source_of, tensor_name
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 STAGES = ("qkv", "output", "gate_up", "down", "head")
 #: Each kernel has a format a stage, so that few kernels are compiled. The embedding is the last format's.
 SETUPS = {

@@ -11,7 +11,7 @@ import pytest
 from backends.cpu_cases import ids
 from backends.host_kernel import HostKernel, MachineFault, Schedule
 from backends.host_masks import SAMPLINGS, Masks, TornTable, check, random_bits, run_masked
-from backends.host_setups import VOCAB, Load, loading_from, make_checkpoints
+from backends.host_setups import VOCAB, Load, checkpoints, loading_from
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.cuda.masks import MaskTable, MaskWriter, Verdict, masks_for
 from monotape.backends.protocol import Job
@@ -55,7 +55,7 @@ def run_from(number: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoints(tmp_path_factory.mktemp("hints"))
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from backends import host_ranks
 from backends.cpu_cases import ids
 from backends.host_kernel import HostKernel, Schedule
 from backends.host_masks import SAMPLINGS, Masks, TornTable, check, random_bits, run_masked
-from backends.host_setups import VOCAB, Load, loading_from, make_checkpoints, on_machines
+from backends.host_setups import VOCAB, Load, checkpoints, loading_from, on_machines
 from backends.source_edits import Line, put
 from monotape.backends.protocol import Job
 from monotape.engine.constraint import unpacked
@@ -31,7 +31,7 @@ LATE = 500_000  # steps; a token takes a fifth of them
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoints(tmp_path_factory.mktemp("masks"))
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from backends.cpu_cases import distance, reference
 from backends.host_drafts import answer, plain, predicting
 from backends.host_kernel import HostKernel, Schedule
-from backends.host_setups import CONTEXT, SETUPS, TOLERANCE, VOCAB, Load, loading_from, make_checkpoints
+from backends.host_setups import CONTEXT, SETUPS, TOLERANCE, VOCAB, Load, checkpoints, loading_from
 from backends.narrow_kv import continued, stored
 from monotape.backends.cuda.backend import CudaBackend
 from monotape.backends.protocol import Job
@@ -21,7 +22,7 @@ from monotape.plan.formats import Format
 from monotape.plan.gpu import UNIT_POSITIONS
 from monotape.weights.rounding import fp8_heads
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_soon")]
 
 TOKENS = tuple(np.random.default_rng(5).integers(3, VOCAB, 80).tolist())
 SCHEDULES = (
@@ -29,17 +30,28 @@ SCHEDULES = (
     Schedule(seed=2, stalls_per_million=40, stall_steps=100_000, delay_steps=3000, favour_steps=200_000),
 )
 FAR = {Format.BF16: TOLERANCE, Format.F16: TOLERANCE / 4}  # of the logits' norm
+IN_F16 = ("two workers",)  # of the setups; wide tests show the other format with the others too
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoints(tmp_path_factory.mktemp("narrow"))
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture
 def load(place: Path) -> Iterator[Load]:
     with loading_from(place) as load:
         yield load
+
+
+def in_formats(*cases: tuple[Any, ...]) -> list[Any]:
+    """Every case, whose first value is its setup, in bf16 and in fp16."""
+    shown = [(case, fmt) for case in cases for fmt in FAR]
+    wide = [fmt is Format.F16 and case[0] not in IN_F16 for case, fmt in shown]
+    return [
+        pytest.param(*case, fmt, marks=[pytest.mark.wide] if more else [])
+        for (case, fmt), more in zip(shown, wide, strict=True)
+    ]
 
 
 def scaled(place: Path, case: str, key: float, value: float) -> str:
@@ -59,16 +71,15 @@ def scaled(place: Path, case: str, key: float, value: float) -> str:
     return name
 
 
-@pytest.mark.parametrize("fmt", FAR)
 @pytest.mark.parametrize("chunk", [None, 0], ids=["rows", "token by token"])
 @pytest.mark.parametrize(
-    ("setup", "key", "value"),
-    [
+    ("setup", "key", "value", "fmt"),
+    in_formats(
         ("two workers", 1.0, 1.0),
         ("odd heads", 1.0, 1.0),
         ("large head", 40.0, 1e-4),
         ("two workers", 1e-7, 200.0),
-    ],
+    ),
 )
 def test_the_first_layer_is_stored_as_the_reference_rounds_it(
     load: Load, place: Path, monkeypatch: pytest.MonkeyPatch, fmt: Format, chunk: int | None, setup: str,
@@ -89,18 +100,17 @@ def test_the_first_layer_is_stored_as_the_reference_rounds_it(
         assert np.abs(wide).max() > 0
 
 
-@pytest.mark.parametrize("fmt", FAR)
 @pytest.mark.parametrize("chunk", [None, 0], ids=["rows", "token by token"])
 @pytest.mark.parametrize(
-    ("setup", "ahead", "count"),
-    [
+    ("setup", "ahead", "count", "fmt"),
+    in_formats(
         ("two workers", 61, 3),
         ("odd heads", 62, 4),
         ("splits", 70, 5),
         ("large head", 76, 3),
         ("window", 75, 3),
         ("experts", 40, 3),
-    ],
+    ),
 )
 def test_what_is_kept_is_read_as_the_reference_reads_it(
     load: Load, place: Path, fmt: Format, chunk: int | None, setup: str, ahead: int, count: int
@@ -123,7 +133,9 @@ def test_what_is_kept_is_read_as_the_reference_reads_it(
     assert distance(seen[0], continued(want, before, ahead, more)) < far
 
 
-@pytest.mark.parametrize("setup", ["two workers", "splits", "large head"])
+@pytest.mark.parametrize(
+    "setup", ["two workers", pytest.param("splits", marks=pytest.mark.wide), "large head"]
+)
 def test_drafts_change_no_token(load: Load, setup: str) -> None:
     """Rows of a pass store and read their keys and values as tokens one by one do."""
     drafts_change_nothing(load(setup, rows=4, kv=Format.FP8), Job(TOKENS[:22], 0, 24, logprobs=2))

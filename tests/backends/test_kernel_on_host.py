@@ -20,8 +20,8 @@ from backends.host_setups import (
     TOLERANCE,
     VOCAB,
     Load,
+    checkpoints,
     loading_from,
-    make_checkpoints,
     on_machines,
 )
 from monotape.backends.cuda.backend import CudaBackend
@@ -52,7 +52,7 @@ TOKENS = tuple(np.random.default_rng(5).integers(3, VOCAB, 80).tolist())
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoints(tmp_path_factory.mktemp("host"))
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture

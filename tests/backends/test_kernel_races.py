@@ -24,8 +24,8 @@ from backends.host_setups import (
     VOCAB,
     Load,
     Logits,
+    checkpoints,
     loading_from,
-    make_checkpoints,
     on_machines,
 )
 from backends.source_edits import Line, late_sums, put
@@ -165,7 +165,7 @@ RACES = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoints(tmp_path_factory.mktemp("races"))
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture

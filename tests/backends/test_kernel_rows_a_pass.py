@@ -22,7 +22,7 @@ from monotape.plan.gpu import GpuRank
 from monotape.plan.gpu_machines import WORD_VALUES
 from monotape.weights.open import open_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_soon")]
 
 SETUPS = {  # a case, its workers and blocks of a page
     "narrow": ("narrow", 2, None),

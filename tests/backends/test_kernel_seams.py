@@ -30,7 +30,7 @@ from monotape.plan.formats import Format
 from monotape.plan.gpu import GpuPlan
 from monotape.weights.open import open_checkpoint
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("compiled_soon")]
 
 NARROW = {**SMALL, "hidden_size": 20, "head_dim": 16, "num_attention_heads": 4}
 TOKENS = np.random.default_rng(11).integers(3, VOCAB, 100).tolist()

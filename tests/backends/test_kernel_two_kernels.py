@@ -13,7 +13,7 @@ import pytest
 
 from backends.host_drafts import SAMPLINGS, Answer, choices_of, plain, predicting
 from backends.host_kernel import NeverCompiled, host_gpu
-from backends.host_setups import CONTEXT, DEADLINE_NS, SETUPS, VOCAB, make_checkpoints
+from backends.host_setups import CONTEXT, DEADLINE_NS, SETUPS, VOCAB, checkpoints
 from measuring import await_drafts
 from monotape.backends.cuda import drafting
 from monotape.backends.cuda.backend import CudaBackend
@@ -59,7 +59,7 @@ class Failed(NeverCompiled):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoints(tmp_path_factory.mktemp("two kernels"))
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from server.small_models import safetensors_folder
 #: Deployments in the order in which they follow each other on one Ray.
 DEPLOYMENTS = ("small", "smollm2", "scripted", "changing")
 KEY = "a-key-of-these-tests"
+#: The one cluster of these tests, while it runs.
+RUNNING: list[Cluster] = []
 
 
 @pytest.hookimpl(trylast=True)
@@ -42,20 +44,33 @@ def _deployment(item: pytest.Item) -> int:
     return max((DEPLOYMENTS.index(name) + 1 for name in names if name in DEPLOYMENTS), default=0)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Ends Ray after the last of these tests: it takes a share of a core even when idle.
+
+    Fixtures of this folder would keep it until the process ends, because a folder without __init__.py is no package.
+    """
+    if RUNNING and (nextitem is None or nextitem.path.parent != Path(__file__).parent):
+        RUNNING.pop().end()
+
+
 @pytest.fixture(scope="package", autouse=True)
 def token() -> Iterator[None]:
     """A token of these tests' own: Ray admits to a cluster only who has the token it was started with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # Ray's processes would give way to all others, and those of the other tests leave no core idle.
+        patch.setenv("RAY_worker_niceness", "0")
         yield
 
 
-@pytest.fixture(scope="package")
-def cluster(token: None) -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    made.end()
+@pytest.fixture
+def cluster(token: None) -> Cluster:
+    """The one that runs."""
+    if not RUNNING:
+        RUNNING.append(Cluster())
+    return RUNNING[0]
 
 
 @pytest.fixture(scope="package")

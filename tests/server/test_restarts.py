@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -51,27 +50,28 @@ def test_causes_that_cannot_pass_end_it() -> None:
 
 
 def test_causes_that_pass_are_waited_for(tmp_path: Path) -> None:
-    """All of them at a time, since a server spends seconds on waiting."""
-    causes = ("away", "full", "memory", "disk", "killed")
-    with ThreadPoolExecutor(len(causes)) as pool:
-        list(pool.map(lambda why: wait_out(tmp_path / why, why), causes))
-
-
-def wait_out(gate: Path, why: str) -> None:
-    """A server whose engine cannot be loaded again for this reason, as long as the gate is there."""
+    """One server after every one of them: it begins anew each time that its engine was there."""
+    gate = tmp_path / "gate"
     with scripted_server(engine={"model": str(gate)}) as server:
         server.wait()
-        gate.write_text(why)
-        kill_engine(server)
-        until(lambda: server.metric("monotape_engine_restarts") >= 3)  # two tries have failed
-        health = server.get("/health")
-        assert health.status_code == 503 and health.json()["error"]["code"] == "engine_unavailable"
-        assert int(health.headers["retry-after"]) >= 1
-        assert str(gate.parent) not in health.text
-        gate.unlink()
-        until(lambda: server.get("/health").status_code == 200)
-        assert server.say("say:back") == "back"
-        assert server.process.poll() is None
+        for why in ("away", "full", "memory", "disk", "killed"):
+            wait_out(server, gate, why)
+
+
+def wait_out(server: RunningServer, gate: Path, why: str) -> None:
+    """The engine cannot be loaded again for this reason, as long as the gate is there."""
+    before = server.metric("monotape_engine_restarts")
+    gate.write_text(why)
+    kill_engine(server)
+    until(lambda: server.metric("monotape_engine_restarts") >= before + 3)  # two tries have failed
+    health = server.get("/health")
+    assert health.status_code == 503 and health.json()["error"]["code"] == "engine_unavailable"
+    assert int(health.headers["retry-after"]) >= 1
+    assert str(gate.parent) not in health.text
+    gate.unlink()
+    until(lambda: server.get("/health").status_code == 200)
+    assert server.say("say:back") == "back"
+    assert server.process.poll() is None
 
 
 @pytest.mark.parametrize(
