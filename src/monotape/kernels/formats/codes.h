@@ -50,7 +50,8 @@ struct FourBits {
 };
 
 // Integers of five bits. Words 2 p and 2 p + 1 of a lane have groups 2 p and 2 p + 1 in bytes like those of four bits, with the lower
-// four bits of even groups and the upper four of odd ones. After the words of all lanes each has one more, with the bit that is missing of each code: byte n has those of the n-th bytes.
+// four bits of even groups and the upper four of odd ones. After the words of all lanes each has one more, with the bit that is
+// missing of each code: byte n has those of the n-th bytes.
 struct FiveBits {
   static constexpr int kBytes = kTileRows * kBlockK * 2 + 4 * kBlockLanes, kVectors = 1, kExtra = 1, kExponent = 133, kInputExponent = 96;
   static constexpr bool kIntegers = true, kWholeBytes = false;
